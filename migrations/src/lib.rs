@@ -1,0 +1,39 @@
+//! The cold store's schema, step by step. Times are milliseconds since the Unix epoch, UTC.
+
+use sea_orm_migration::prelude::*;
+use sea_orm_migration::sea_orm::DbBackend;
+
+mod m20261121_000001_timers;
+
+/// All steps, oldest first.
+#[derive(Debug)]
+pub struct Migrator;
+
+#[async_trait::async_trait]
+impl MigratorTrait for Migrator {
+    fn migrations() -> Vec<Box<dyn MigrationTrait>> {
+        vec![Box::new(m20261121_000001_timers::Migration)]
+    }
+}
+
+/// Runs statements one by one, in the variant of the connected database.
+async fn run(manager: &SchemaManager<'_>, postgres: &str, sqlite: &str) -> Result<(), DbErr> {
+    let db = manager.get_connection();
+    let script = match manager.get_database_backend() {
+        DbBackend::Postgres => postgres,
+        DbBackend::Sqlite => sqlite,
+        other => {
+            return Err(DbErr::Custom(format!(
+                "{other:?} is not a cold store of Mainspring"
+            )));
+        }
+    };
+    for statement in script
+        .split(";\n")
+        .map(str::trim)
+        .filter(|statement| !statement.is_empty())
+    {
+        db.execute_unprepared(statement).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,102 @@
+//! Who may call, and how often. Without keys the server is open, and the settings keep it on loopback.
+
+use std::num::NonZeroU32;
+
+use axum::http::{HeaderMap, StatusCode, header};
+use governor::clock::Clock;
+use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
+use secrecy::ExposeSecret;
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+
+use super::problem::Problem;
+use crate::config::Server;
+
+/// Which key a call came with; its place in the settings, 0 when the server is open.
+#[derive(Debug, Clone, Copy)]
+pub struct Caller(usize);
+
+/// The keys, as hashes, and what each has left.
+pub struct Auth {
+    keys: Vec<[u8; 32]>,
+    limits: Vec<DefaultDirectRateLimiter>,
+}
+
+impl Auth {
+    /// Keys and limits from the settings.
+    pub fn new(server: &Server) -> Self {
+        let keys: Vec<[u8; 32]> = server
+            .api_keys
+            .iter()
+            .map(|key| Sha256::digest(key.expose_secret().as_bytes()).into())
+            .collect();
+        let limits = NonZeroU32::new(server.rate_per_second)
+            .map(|rate| {
+                (0..keys.len().max(1))
+                    .map(|_| RateLimiter::direct(Quota::per_second(rate)))
+                    .collect()
+            })
+            .unwrap_or_default();
+        Self { keys, limits }
+    }
+
+    /// Checks `Authorization: Bearer`. Hashes of equal length are compared in constant time, all of them.
+    pub fn check(&self, headers: &HeaderMap) -> Result<Caller, Problem> {
+        if self.keys.is_empty() {
+            return Ok(Caller(0));
+        }
+        let given = headers
+            .get(header::AUTHORIZATION)
+            .and_then(|value| value.to_str().ok())
+            .and_then(|value| {
+                value
+                    .strip_prefix("Bearer ")
+                    .or_else(|| value.strip_prefix("bearer "))
+            });
+        let Some(given) = given else {
+            let detail = "this server wants `Authorization: Bearer <key>`";
+            return Err(Problem::new(StatusCode::UNAUTHORIZED, "no_key", detail));
+        };
+        let given: [u8; 32] = Sha256::digest(given.trim().as_bytes()).into();
+        let mut found = None;
+        for (place, key) in self.keys.iter().enumerate() {
+            if bool::from(key.ct_eq(&given)) {
+                found = Some(Caller(place));
+            }
+        }
+        found.ok_or_else(|| {
+            Problem::new(
+                StatusCode::UNAUTHORIZED,
+                "unknown_key",
+                "this key is not known here",
+            )
+        })
+    }
+
+    /// Charges `timers` calls to the caller; 429 when its quota of this second is spent.
+    pub fn charge(&self, caller: &Caller, timers: usize) -> Result<(), Problem> {
+        let (Some(limit), Ok(timers)) = (self.limits.get(caller.0), u32::try_from(timers)) else {
+            return Ok(());
+        };
+        let Some(timers) = NonZeroU32::new(timers) else {
+            return Ok(());
+        };
+        let spent = |seconds: u32| {
+            let detail = "this key has used up its calls of this second (`server.rate_per_second`)";
+            Err(Problem::new(StatusCode::TOO_MANY_REQUESTS, "rate_exceeded", detail).retry_after(seconds))
+        };
+        match limit.check_n(timers) {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(not_until)) => {
+                let wait = not_until.wait_time_from(governor::clock::DefaultClock::default().now());
+                spent(u32::try_from(wait.as_secs()).unwrap_or(60).saturating_add(1))
+            }
+            // More in one call than a whole second allows: it can never pass.
+            Err(_) => Err(Problem::new(
+                StatusCode::TOO_MANY_REQUESTS,
+                "rate_exceeded",
+                "one call holds more timers than `server.rate_per_second` allows in a second; send smaller batches",
+            )),
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! Errors as `application/problem+json` (RFC 9457), with a stable code and a pointer to each culprit.
+
+use axum::Json;
+use axum::body::Body;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+
+use crate::cold::Error as ColdError;
+use crate::intake::NotTaken;
+
+/// One thing that is wrong in a request.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, utoipa::ToSchema)]
+pub struct FieldError {
+    /// JSON pointer into the body, or `?name` for a query parameter.
+    pub pointer: String,
+    /// Stable word for programs.
+    pub code: &'static str,
+    /// What is wrong and what would be right.
+    pub detail: String,
+}
+
+impl FieldError {
+    /// An error at `pointer`.
+    pub fn new(pointer: impl Into<String>, code: &'static str, detail: impl Into<String>) -> Self {
+        Self {
+            pointer: pointer.into(),
+            code,
+            detail: detail.into(),
+        }
+    }
+}
+
+/// An error answer.
+#[derive(Debug, Clone, Serialize, utoipa::ToSchema)]
+pub struct Problem {
+    /// `urn:mainspring:problem:<code>`.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// The status in words.
+    pub title: &'static str,
+    /// The HTTP status.
+    pub status: u16,
+    /// What happened and what to do.
+    pub detail: String,
+    /// Stable word for programs.
+    pub code: &'static str,
+    /// What is wrong where, if it is about the request's content.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub errors: Vec<FieldError>,
+    /// The `x-request-id` of this answer.
+    pub request_id: String,
+    #[serde(skip)]
+    retry_after: Option<u32>,
+}
+
+impl Problem {
+    /// A problem with this status and code.
+    pub fn new(status: StatusCode, code: &'static str, detail: impl Into<String>) -> Self {
+        Self {
+            kind: format!("urn:mainspring:problem:{code}"),
+            title: status.canonical_reason().unwrap_or("Error"),
+            status: status.as_u16(),
+            detail: detail.into(),
+            code,
+            errors: Vec::new(),
+            request_id: String::new(),
+            retry_after: None,
+        }
+    }
+
+    /// Asks the caller to come back after this many seconds.
+    #[must_use]
+    pub fn retry_after(mut self, seconds: u32) -> Self {
+        self.retry_after = Some(seconds);
+        self
+    }
+
+    /// 422, or 413 when what is wrong is a size.
+    pub fn invalid(errors: Vec<FieldError>) -> Self {
+        let too_large = errors.iter().any(|error| error.code == "too_large");
+        let (status, code) = if too_large {
+            (StatusCode::PAYLOAD_TOO_LARGE, "too_large")
+        } else {
+            (StatusCode::UNPROCESSABLE_ENTITY, "invalid")
+        };
+        let detail = match errors.as_slice() {
+            [one] => format!("{}: {}", one.pointer, one.detail),
+            many => format!("{} fields are not valid; see errors", many.len()),
+        };
+        Self {
+            errors,
+            ..Self::new(status, code, detail)
+        }
+    }
+
+    /// 404 for a timer.
+    pub fn no_timer(id: &str) -> Self {
+        let shown: String = id.chars().take(128).collect();
+        Self::new(
+            StatusCode::NOT_FOUND,
+            "not_found",
+            format!("there is no timer `{shown}`, live or within history"),
+        )
+    }
+
+    /// 503: the store has not answered since the start.
+    pub fn starting() -> Self {
+        Self::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "starting",
+            "the cold store has not answered yet; the service goes on trying",
+        )
+        .retry_after(1)
+    }
+}
+
+impl From<ColdError> for Problem {
+    fn from(why: ColdError) -> Self {
+        if why.is_data() {
+            tracing::warn!(%why, "a value passed the checks and the database refused it");
+            return Self::invalid(vec![FieldError::new(
+                "",
+                "refused",
+                "the database cannot hold a value of this request",
+            )]);
+        }
+        // The store's own words go to the log; they may hold addresses and names.
+        tracing::debug!(%why, "answered 503");
+        let detail = match &why {
+            ColdError::Full | ColdError::Busy => why.to_string(),
+            ColdError::ReadOnly(_) => "the cold store cannot be written".to_owned(),
+            ColdError::Ambiguous(_) => {
+                "the cold store broke off during the commit: whether this was kept is not known; repeat the call, \
+                 with the same id or Idempotency-Key"
+                    .to_owned()
+            }
+            _ => "the cold store cannot commit now".to_owned(),
+        };
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "store_unavailable", detail).retry_after(1)
+    }
+}
+
+impl From<NotTaken> for Problem {
+    fn from(why: NotTaken) -> Self {
+        let (code, detail) = match why {
+            NotTaken::Full => (
+                "overloaded",
+                "more is waiting to be committed than the store keeps up with",
+            ),
+            NotTaken::Stopping => ("stopping", "this node is stopping"),
+        };
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, code, detail).retry_after(1)
+    }
+}
+
+impl IntoResponse for Problem {
+    /// Carried as an extension; [`finish`] writes it with the request's id.
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let mut response = status.into_response();
+        response.extensions_mut().insert(self);
+        response
+    }
+}
+
+/// Gives every error answer the same shape, whichever layer it came from.
+pub fn finish(mut response: Response, request_id: &str) -> Response {
+    let status = response.status();
+    let problem = response.extensions_mut().remove::<Problem>();
+    if status.is_client_error() || status.is_server_error() {
+        let ours = response
+            .headers()
+            .get(header::CONTENT_TYPE)
+            .is_some_and(|kind| kind == "application/json");
+        if problem.is_some() || !ours {
+            let mut problem = problem.unwrap_or_else(|| generic(status));
+            problem.request_id = request_id.to_owned();
+            let retry_after = problem.retry_after;
+            let (mut parts, _) = response.into_parts();
+            let json = Json(problem).into_response();
+            parts.headers.remove(header::CONTENT_LENGTH);
+            parts.headers.insert(
+                header::CONTENT_TYPE,
+                HeaderValue::from_static("application/problem+json"),
+            );
+            if let Some(seconds) = retry_after {
+                parts
+                    .headers
+                    .insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+            }
+            response = Response::from_parts(parts, Body::new(json.into_body()));
+        }
+    }
+    if let Ok(id) = HeaderValue::from_str(request_id) {
+        response.headers_mut().insert("x-request-id", id);
+    }
+    response
+}
+
+fn generic(status: StatusCode) -> Problem {
+    match status {
+        StatusCode::NOT_FOUND => {
+            Problem::new(status, "not_found", "there is nothing at this path; see /docs")
+        }
+        StatusCode::METHOD_NOT_ALLOWED => Problem::new(
+            status,
+            "method_not_allowed",
+            "this path does not know that method; see /docs",
+        ),
+        StatusCode::REQUEST_TIMEOUT => Problem::new(
+            status,
+            "timeout",
+            "the request did not arrive, or was not answered, in time",
+        ),
+        _ => Problem::new(
+            status,
+            "error",
+            status.canonical_reason().unwrap_or("the request failed"),
+        ),
+    }
+}

@@ -1,0 +1,602 @@
+//! A timer as a caller writes it, and the way to a checked [`NewTimer`].
+//!
+//! Everything that is wrong is told at once, each with its JSON pointer.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use serde_json::value::RawValue;
+use uuid::Uuid;
+
+use super::problem::FieldError;
+use crate::cold::NewTimer;
+use crate::dispatch::guard::Guard;
+use crate::model::id::{TimerId, Uid, digest16};
+use crate::model::policy::{Late, Policies, Retry, Then};
+use crate::model::target::{Target, Webhook};
+use crate::model::time::{Span, UnixMs};
+
+/// The largest payload, in bytes of JSON.
+pub const MAX_DATA: usize = 64 * 1024;
+const MAX_OWNER: usize = 256;
+const MAX_LABELS: usize = 16;
+
+/// A timer in a request.
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = Timer)]
+pub struct RawTimer {
+    /// The caller's own id; in a PUT the same as in the path, or left out.
+    pub id: Option<String>,
+    /// When to fire: RFC 3339 with an offset. A time in the past fires at once.
+    #[schema(example = "2026-12-01T09:00:00+08:00")]
+    pub fire_at: Option<String>,
+    /// When to fire, from now: an ISO 8601 duration without months or years.
+    #[schema(example = "PT48H")]
+    pub delay: Option<String>,
+    /// When to fire: wall time, together with `zone`.
+    #[schema(example = "2026-12-01T09:00:00")]
+    pub local: Option<String>,
+    /// The IANA time zone of `local`.
+    #[schema(example = "Asia/Shanghai")]
+    pub zone: Option<String>,
+    /// Whom the timer is about; default the id.
+    pub owner: Option<String>,
+    /// Where it goes.
+    #[schema(value_type = TargetIn)]
+    pub target: Option<Box<RawValue>>,
+    /// The payload, any JSON up to 64 KiB.
+    #[schema(value_type = Object)]
+    pub data: Option<Box<RawValue>>,
+    /// At most 16 texts by name.
+    pub labels: Option<BTreeMap<String, String>>,
+    /// `second` (default) or `minute`: due is rounded up to the whole minute.
+    pub precision: Option<Precision>,
+    /// What happens when it is found late.
+    pub late: Option<LateIn>,
+    /// How failed attempts are repeated.
+    pub retry: Option<RetryIn>,
+    #[schema(ignore)]
+    #[serde(default)]
+    priority: Option<Value>,
+    #[schema(ignore)]
+    #[serde(default)]
+    spread: Option<Value>,
+    #[schema(ignore)]
+    #[serde(default)]
+    merge: Option<Value>,
+    #[schema(ignore)]
+    #[serde(default)]
+    dispatch: Option<Value>,
+}
+
+/// `precision`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// Fires at its due time.
+    Second,
+    /// Due is rounded up to the whole minute.
+    Minute,
+}
+
+/// Where a timer goes: exactly one kind.
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TargetIn {
+    /// An HTTP receiver.
+    pub webhook: Option<WebhookIn>,
+    #[schema(ignore)]
+    destination: Option<Value>,
+    #[schema(ignore)]
+    queue: Option<Value>,
+}
+
+/// An HTTP receiver.
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct WebhookIn {
+    /// `http` or `https`.
+    pub url: String,
+    /// Signs deliveries as Standard Webhooks asks: `whsec_` and base64. Never shown again.
+    pub secret: Option<String>,
+    /// At most 16 static headers.
+    #[serde(default)]
+    pub headers: BTreeMap<String, String>,
+}
+
+/// `late`.
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LateIn {
+    /// How far past due still counts as in time.
+    #[schema(example = "P1D")]
+    pub grace: String,
+    /// `deliver` (default) or `expire`.
+    #[serde(default)]
+    #[schema(value_type = Option<String>)]
+    pub then: Then,
+}
+
+/// `retry`; what is left out has its default (8, PT1S, PT1H).
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RetryIn {
+    /// Attempts in all, 1 to 100.
+    pub attempts: Option<u32>,
+    /// The wait after the first failure; doubles with each further one.
+    pub first: Option<String>,
+    /// The longest wait.
+    pub cap: Option<String>,
+}
+
+/// How a timer of a request gets its primary key.
+#[derive(Debug, Clone)]
+pub enum Naming {
+    /// `PUT`: the id of the path.
+    Path(TimerId),
+    /// A batch item: its own `id`, or none.
+    Own,
+    /// `POST` with an idempotency key.
+    Key(Uid),
+    /// `POST` without one.
+    Server,
+}
+
+/// What parsing needs to know beside the request.
+pub struct Context<'a> {
+    /// The store's time.
+    pub now: UnixMs,
+    /// The namespace of ids.
+    pub namespace: &'a str,
+    /// Which addresses are delivered to.
+    pub guard: &'a Guard,
+    /// A fresh server-made uid.
+    pub fresh: Uuid,
+}
+
+/// Why a body is no timer.
+#[derive(Debug)]
+pub enum Bad {
+    /// Not JSON.
+    Syntax(String),
+    /// JSON, and not valid.
+    Fields(Vec<FieldError>),
+}
+
+/// Reads JSON into `T`; what is not JSON and what does not fit are told apart.
+pub fn read<'de, T: Deserialize<'de>>(text: &'de [u8], at: &str) -> Result<T, Bad> {
+    let mut json = serde_json::Deserializer::from_slice(text);
+    let value = serde_path_to_error::deserialize(&mut json).map_err(|why| {
+        let pointer = format!("{at}{}", pointer_of(why.path()));
+        let inner = why.into_inner();
+        match inner.classify() {
+            serde_json::error::Category::Data => {
+                let text = inner.to_string();
+                let detail = text
+                    .rsplit_once(" at line ")
+                    .map_or(text.as_str(), |(detail, _)| detail)
+                    .to_owned();
+                let code = if detail.starts_with("unknown field") {
+                    "unknown_field"
+                } else {
+                    "wrong_type"
+                };
+                Bad::Fields(vec![FieldError::new(pointer, code, detail)])
+            }
+            _ => Bad::Syntax(format!("the body is not JSON: {inner}")),
+        }
+    })?;
+    json.end()
+        .map_err(|why| Bad::Syntax(format!("the body is not one JSON value: {why}")))?;
+    Ok(value)
+}
+
+fn pointer_of(path: &serde_path_to_error::Path) -> String {
+    use serde_path_to_error::Segment;
+    path.iter()
+        .map(|segment| match segment {
+            Segment::Seq { index } => format!("/{index}"),
+            Segment::Map { key } => format!("/{}", escaped(key)),
+            Segment::Enum { variant } => format!("/{variant}"),
+            Segment::Unknown => String::new(),
+        })
+        .collect()
+}
+
+fn escaped(key: &str) -> String {
+    key.replace('~', "~0").replace('/', "~1")
+}
+
+/// Reads and checks one timer. `again` comes from the query.
+pub fn timer(text: &[u8], naming: Naming, again: bool, context: &Context<'_>) -> Result<NewTimer, Bad> {
+    let raw: RawTimer = read(text, "")?;
+    let mut errors = Vec::new();
+    let (id, uid, caller_id) = name(&raw, naming, context, &mut errors);
+    for (field, given) in [
+        ("priority", &raw.priority),
+        ("spread", &raw.spread),
+        ("merge", &raw.merge),
+        ("dispatch", &raw.dispatch),
+    ] {
+        if given.is_some() {
+            errors.push(not_yet(&format!("/{field}")));
+        }
+    }
+    let minute = raw.precision == Some(Precision::Minute);
+    let due_at = due(
+        &raw.fire_at,
+        &raw.delay,
+        &raw.local,
+        &raw.zone,
+        context.now,
+        &mut errors,
+    );
+    let due_at = due_at.map(|at| if minute { at.ceil_minute() } else { at });
+    if let Some(owner) = &raw.owner {
+        check_text(owner, 1, MAX_OWNER, "/owner", &mut errors);
+    }
+    let target = target(raw.target.as_deref(), context.guard, &mut errors);
+    check_data(raw.data.as_deref(), &mut errors);
+    let labels = labels(raw.labels.as_ref(), &mut errors);
+    let policies = Policies {
+        retry: retry(raw.retry.as_ref(), &mut errors),
+        late: late(raw.late, &mut errors),
+    };
+    let hash = request_hash(text, &mut errors);
+    let (Some(due_at), Some(target), true) = (due_at, target, errors.is_empty()) else {
+        return Err(Bad::Fields(errors));
+    };
+    Ok(NewTimer {
+        uid,
+        id,
+        caller_id,
+        again,
+        owner: raw.owner,
+        due_at,
+        minute,
+        target,
+        data: raw.data.map(|data| data.get().as_bytes().to_vec()),
+        labels,
+        policies,
+        request_hash: hash,
+        created_at: context.now,
+    })
+}
+
+fn name(
+    raw: &RawTimer,
+    naming: Naming,
+    context: &Context<'_>,
+    errors: &mut Vec<FieldError>,
+) -> (TimerId, Uid, bool) {
+    let fresh = Uid(context.fresh);
+    match naming {
+        Naming::Path(id) => {
+            if raw.id.as_deref().is_some_and(|own| own != id.as_str()) {
+                errors.push(FieldError::new(
+                    "/id",
+                    "mismatch",
+                    "differs from the id in the path; leave it out",
+                ));
+            }
+            let uid = id.uid(context.namespace);
+            (id, uid, true)
+        }
+        Naming::Own => match raw.id.as_deref().map(TimerId::parse) {
+            None => (TimerId::of_server(fresh), fresh, false),
+            Some(Ok(id)) => {
+                if id.server_uid().is_some() {
+                    errors.push(FieldError::new(
+                        "/id",
+                        "reserved",
+                        "ids of the form tmr_… are made by the service",
+                    ));
+                }
+                let uid = id.uid(context.namespace);
+                (id, uid, true)
+            }
+            Some(Err(why)) => {
+                errors.push(FieldError::new("/id", "bad_id", why.to_string()));
+                (TimerId::of_server(fresh), fresh, false)
+            }
+        },
+        Naming::Key(uid) => {
+            no_id(raw, errors);
+            (TimerId::of_server(uid), uid, true)
+        }
+        Naming::Server => {
+            no_id(raw, errors);
+            (TimerId::of_server(fresh), fresh, false)
+        }
+    }
+}
+
+fn no_id(raw: &RawTimer, errors: &mut Vec<FieldError>) {
+    if raw.id.is_some() {
+        errors.push(FieldError::new(
+            "/id",
+            "not_here",
+            "POST makes the id itself; to choose one, PUT /v1/timers/{id}",
+        ));
+    }
+}
+
+fn not_yet(pointer: &str) -> FieldError {
+    FieldError::new(
+        pointer,
+        "not_supported",
+        "not supported by this version; leave it out",
+    )
+}
+
+/// The due time from whichever form was given.
+pub fn due(
+    fire_at: &Option<String>,
+    delay: &Option<String>,
+    local: &Option<String>,
+    zone: &Option<String>,
+    now: UnixMs,
+    errors: &mut Vec<FieldError>,
+) -> Option<UnixMs> {
+    let given: Vec<&str> = [("fire_at", fire_at), ("delay", delay), ("local", local)]
+        .into_iter()
+        .filter(|(_, value)| value.is_some())
+        .map(|(name, _)| name)
+        .collect();
+    if given.len() != 1 {
+        let detail = match given.len() {
+            0 => "give one of `fire_at`, `delay`, or `local` with `zone`".to_owned(),
+            _ => format!("give one of them, not {}", given.join(" and ")),
+        };
+        errors.push(FieldError::new(
+            if given.is_empty() { "" } else { "/fire_at" },
+            "when",
+            detail,
+        ));
+        return None;
+    }
+    if zone.is_some() && local.is_none() {
+        errors.push(FieldError::new("/zone", "when", "`zone` goes with `local`"));
+        return None;
+    }
+    let (pointer, read) = match (fire_at, delay, local, zone) {
+        (Some(at), ..) => ("/fire_at", UnixMs::parse_rfc3339(at)),
+        (_, Some(delay), ..) => (
+            "/delay",
+            Span::parse(delay).and_then(|span| now.plus(span.get()).bounded()),
+        ),
+        (_, _, Some(local), Some(zone)) => ("/local", UnixMs::from_local(local, zone)),
+        _ => {
+            errors.push(FieldError::new(
+                "/zone",
+                "when",
+                "`local` needs `zone`, an IANA time zone",
+            ));
+            return None;
+        }
+    };
+    match read {
+        Ok(at) => Some(at),
+        Err(why) => {
+            let zone = matches!(why, crate::model::time::Error::Zone(_));
+            errors.push(FieldError::new(
+                if zone { "/zone" } else { pointer },
+                "bad_time",
+                why.to_string(),
+            ));
+            None
+        }
+    }
+}
+
+fn target(raw: Option<&RawValue>, guard: &Guard, errors: &mut Vec<FieldError>) -> Option<Target> {
+    let Some(raw) = raw else {
+        errors.push(FieldError::new(
+            "/target",
+            "missing",
+            "say where it goes: {\"webhook\":{\"url\":\"https://…\"}}",
+        ));
+        return None;
+    };
+    let given: TargetIn = match read(raw.get().as_bytes(), "/target") {
+        Ok(given) => given,
+        Err(Bad::Fields(found)) => {
+            errors.extend(found);
+            return None;
+        }
+        Err(Bad::Syntax(why)) => {
+            errors.push(FieldError::new("/target", "wrong_type", why));
+            return None;
+        }
+    };
+    for (kind, value) in [("destination", &given.destination), ("queue", &given.queue)] {
+        if value.is_some() {
+            errors.push(not_yet(&format!("/target/{kind}")));
+            return None;
+        }
+    }
+    let Some(hook) = given.webhook else {
+        errors.push(FieldError::new(
+            "/target",
+            "missing",
+            "give exactly one kind of target, such as webhook",
+        ));
+        return None;
+    };
+    match Webhook::new(&hook.url, hook.secret, hook.headers) {
+        Ok(hook) => match guard.check_url(&hook.url) {
+            Ok(()) => Some(Target::Webhook(hook)),
+            Err(why) => {
+                errors.push(FieldError::new(
+                    "/target/webhook/url",
+                    "address_refused",
+                    why.to_string(),
+                ));
+                None
+            }
+        },
+        Err(why) => {
+            errors.push(FieldError::new(
+                format!("/target/webhook{}", why.pointer),
+                "bad_webhook",
+                why.detail,
+            ));
+            None
+        }
+    }
+}
+
+/// Checks the size of a payload.
+pub fn check_data(data: Option<&RawValue>, errors: &mut Vec<FieldError>) {
+    let size = data.map_or(0, |data| data.get().len());
+    if size > MAX_DATA {
+        errors.push(FieldError::new(
+            "/data",
+            "too_large",
+            format!("{size} bytes; at most {MAX_DATA}"),
+        ));
+    }
+}
+
+fn check_text(text: &str, least: usize, most: usize, pointer: &str, errors: &mut Vec<FieldError>) {
+    if !(least..=most).contains(&text.len()) {
+        errors.push(FieldError::new(
+            pointer,
+            "length",
+            format!("{least} to {most} bytes"),
+        ));
+    } else if text.chars().any(char::is_control) {
+        errors.push(FieldError::new(
+            pointer,
+            "control_character",
+            "control characters are not allowed here",
+        ));
+    }
+}
+
+/// Checks labels and writes them as sorted JSON; `None` for none.
+pub fn labels(given: Option<&BTreeMap<String, String>>, errors: &mut Vec<FieldError>) -> Option<String> {
+    let labels = given.filter(|labels| !labels.is_empty())?;
+    if labels.len() > MAX_LABELS {
+        errors.push(FieldError::new(
+            "/labels",
+            "too_many",
+            format!("{}; at most {MAX_LABELS}", labels.len()),
+        ));
+    }
+    for (name, value) in labels.iter().take(MAX_LABELS) {
+        let pointer = format!("/labels/{}", escaped(name));
+        let allowed = |b: u8| b.is_ascii_alphanumeric() || b"._-/".contains(&b);
+        if !(1..=64).contains(&name.len()) || !name.bytes().all(allowed) {
+            errors.push(FieldError::new(
+                &pointer,
+                "bad_label",
+                "a label's name is 1 to 64 of A-Z a-z 0-9 . _ - /",
+            ));
+        }
+        check_text(value, 0, 256, &pointer, errors);
+    }
+    serde_json::to_string(labels).ok()
+}
+
+fn retry(given: Option<&RetryIn>, errors: &mut Vec<FieldError>) -> Option<Retry> {
+    let given = given?;
+    let mut retry = Retry::default();
+    if let Some(attempts) = given.attempts {
+        if !(1..=100).contains(&attempts) {
+            errors.push(FieldError::new("/retry/attempts", "range", "from 1 to 100"));
+        }
+        retry.attempts = attempts;
+    }
+    let mut span =
+        |text: &Option<String>, pointer: &str, default: Span| match text.as_deref().map(Span::parse) {
+            None => default,
+            Some(Ok(span)) => span,
+            Some(Err(why)) => {
+                errors.push(FieldError::new(pointer, "bad_duration", why.to_string()));
+                default
+            }
+        };
+    retry.first = span(&given.first, "/retry/first", retry.first);
+    retry.cap = span(&given.cap, "/retry/cap", retry.cap.max(retry.first));
+    if retry.first > retry.cap {
+        errors.push(FieldError::new("/retry/first", "range", "longer than `cap`"));
+    }
+    if retry.first.get().as_millis() < 10 {
+        errors.push(FieldError::new("/retry/first", "range", "at least PT0.01S"));
+    }
+    if retry.cap.get().as_secs() > 7 * 86_400 {
+        errors.push(FieldError::new("/retry/cap", "range", "at most P7D"));
+    }
+    Some(retry)
+}
+
+fn late(given: Option<LateIn>, errors: &mut Vec<FieldError>) -> Option<Late> {
+    let given = given?;
+    match Span::parse(&given.grace) {
+        Ok(grace) => Some(Late {
+            grace,
+            then: given.then,
+        }),
+        Err(why) => {
+            errors.push(FieldError::new("/late/grace", "bad_duration", why.to_string()));
+            None
+        }
+    }
+}
+
+/// The hash that tells whether two requests are the same: over canonical JSON (sorted keys, no spaces),
+/// without `id`, which names the timer and is not its content.
+fn request_hash(text: &[u8], errors: &mut Vec<FieldError>) -> [u8; 16] {
+    match serde_json::from_slice::<Value>(text) {
+        Ok(mut value) => {
+            if let Value::Object(fields) = &mut value {
+                fields.remove("id");
+            }
+            let mut canonical = String::with_capacity(text.len());
+            write_canonical(&value, &mut canonical);
+            digest16(&[b"request", canonical.as_bytes()])
+        }
+        Err(why) => {
+            // It was read once already; what is left is nesting deeper than a parser should follow.
+            errors.push(FieldError::new(
+                "/data",
+                "too_deep",
+                format!("cannot be compared: {why}"),
+            ));
+            [0; 16]
+        }
+    }
+}
+
+fn write_canonical(value: &Value, out: &mut String) {
+    match value {
+        Value::Object(fields) => {
+            let mut names: Vec<_> = fields.iter().collect();
+            names.sort_by_key(|(name, _)| *name);
+            out.push('{');
+            for (place, (name, value)) in names.into_iter().enumerate() {
+                if place > 0 {
+                    out.push(',');
+                }
+                out.push_str(&Value::from(name.as_str()).to_string());
+                out.push(':');
+                write_canonical(value, out);
+            }
+            out.push('}');
+        }
+        Value::Array(items) => {
+            out.push('[');
+            for (place, item) in items.iter().enumerate() {
+                if place > 0 {
+                    out.push(',');
+                }
+                write_canonical(item, out);
+            }
+            out.push(']');
+        }
+        plain => out.push_str(&plain.to_string()),
+    }
+}

@@ -1,0 +1,395 @@
+//! Wiring: what starts in which order, what watches over it, and how it stops.
+//!
+//! Start: listen → cold store (tried until it answers) → name and shards → sweep, dispatch, housekeeping →
+//! ready. Stop: intake → sweep → dispatch drains → results are recorded → shards are given up → pools.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use anyhow::Context;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::api;
+use crate::clock::{Clock, SystemClock};
+use crate::cold::{
+    Applied, Change, ColdStore, Error, Identity, MAX_APPLY_BATCH, MAX_REGISTER_BATCH, NewTimer, Registered,
+};
+use crate::config::{ColdKind, Config, shown_url};
+use crate::dispatch::Dispatcher;
+use crate::housekeeping::Housekeeping;
+use crate::intake::Batcher;
+use crate::metrics::Metrics;
+use crate::ownership::{Ownership, Round};
+use crate::sweep::Sweep;
+
+/// How long attempts under way may go on after a stop was asked for.
+const DRAIN: Duration = Duration::from_secs(5);
+
+/// How many requests of one kind wait for their batch before callers are told to come back later.
+const QUEUE: usize = 20_000;
+
+/// What the API works with once the store has answered.
+pub struct Service {
+    /// The cold store.
+    pub store: ColdStore,
+    /// Registrations, committed in groups.
+    pub registrations: Batcher<NewTimer, Result<Registered, Error>>,
+    /// Cancels, changes and fires, committed in groups.
+    pub changes: Batcher<Change, Result<Applied, Error>>,
+    /// This node's shards.
+    pub ownership: Arc<Ownership>,
+}
+
+/// What every part of the process shares.
+pub struct App {
+    /// The settings.
+    pub config: Arc<Config>,
+    /// The series.
+    pub metrics: Metrics,
+    service: OnceLock<Service>,
+    recovered: AtomicBool,
+    stop: CancellationToken,
+}
+
+impl App {
+    /// What the API works with; `None` until the cold store has answered for the first time.
+    pub fn service(&self) -> Option<&Service> {
+        self.service.get()
+    }
+
+    /// Whether shards are owned and the first sweep is done.
+    pub fn has_recovered(&self) -> bool {
+        self.recovered.load(Ordering::SeqCst)
+    }
+
+    /// Whether a stop was asked for.
+    pub fn is_stopping(&self) -> bool {
+        self.stop.is_cancelled()
+    }
+}
+
+/// Runs the service until SIGTERM or SIGINT, or until it cannot go on.
+pub async fn serve(config: Config) -> anyhow::Result<()> {
+    crate::telemetry::init(&config.log)?;
+    let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
+    let stop = CancellationToken::new();
+    let asked = stop.clone();
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        tracing::info!("stopping");
+        asked.cancel();
+    });
+    run(config, Arc::new(SystemClock), stop).await
+}
+
+/// Runs the service until `stop`.
+pub async fn run(config: Config, clock: Arc<dyn Clock>, stop: CancellationToken) -> anyhow::Result<()> {
+    let config = Arc::new(config);
+    let listen = config.server.listen;
+    let listener = TcpListener::bind(listen).await.map_err(|why| {
+        anyhow::anyhow!("cannot listen on {listen}: {why}; free the port, or set another in `server.listen`")
+    })?;
+    let address = listener.local_addr().context("the listener has no address")?;
+    let store = ColdStore::open(&config, clock, false, true)?;
+    let app = Arc::new(App {
+        config: Arc::clone(&config),
+        metrics: Metrics::new()?,
+        service: OnceLock::new(),
+        recovered: AtomicBool::new(false),
+        stop: stop.clone(),
+    });
+    let doors = TaskTracker::new();
+    let closing = CancellationToken::new();
+    doors.spawn(api::serve(listener, Arc::clone(&app), closing.clone()));
+    tracing::info!(
+        "listening on http://{address} (node {}, store {})",
+        config.node.name,
+        shown_url(&config.cold.url)
+    );
+
+    let ended = tokio::select! {
+        prepared = prepare(&config, &store) => match prepared {
+            Ok(()) => work(&app, &store, address.to_string(), &doors, &closing).await,
+            Err(why) => Err(why),
+        },
+        () = stop.cancelled() => Ok(()),
+    };
+    closing.cancel();
+    doors.close();
+    doors.wait().await;
+    store.close().await;
+    tracing::info!("stopped");
+    ended
+}
+
+/// Waits until the cold store is reachable and fit. What does not mend itself is an error at once.
+async fn prepare(config: &Config, store: &ColdStore) -> anyhow::Result<()> {
+    let shared = config.cold_kind()? == ColdKind::Postgres;
+    let mut wait = Duration::from_millis(250);
+    let mut told = false;
+    loop {
+        match store.prepare().await {
+            Ok(()) => return Ok(()),
+            Err(why) if shared && why.is_passing() => {
+                if told {
+                    tracing::debug!(%why, "still not");
+                } else {
+                    tracing::warn!("{why}; trying on, not ready until it answers");
+                    told = true;
+                }
+            }
+            Err(why) => {
+                return Err(anyhow::anyhow!(why).context(format!("store {}", shown_url(&config.cold.url))));
+            }
+        }
+        tokio::time::sleep(wait).await;
+        wait = (wait * 2).min(Duration::from_secs(2));
+    }
+}
+
+/// Starts everything behind the API, and runs until stopped or unable to go on.
+async fn work(
+    app: &Arc<App>,
+    store: &ColdStore,
+    address: String,
+    doors: &TaskTracker,
+    closing: &CancellationToken,
+) -> anyhow::Result<()> {
+    let config = &app.config;
+    let me = Identity {
+        name: config.node.name.clone(),
+        incarnation: uuid::Uuid::now_v7().simple().to_string(),
+        address,
+    };
+    let ownership = Arc::new(Ownership::new(me, config.lease.get(), config.shards));
+    let recorders = TaskTracker::new();
+    let dispatcher = Dispatcher::start(
+        config,
+        store.clone(),
+        Arc::clone(&ownership),
+        app.metrics.clone(),
+        &recorders,
+    )
+    .context("the HTTP client cannot be made")?;
+    let (loops, owning) = (TaskTracker::new(), TaskTracker::new());
+    let (halt, disown) = (CancellationToken::new(), CancellationToken::new());
+    let batchers = TaskTracker::new();
+    let service = start_service(store, &ownership, &batchers);
+    // Set once: `work` runs once a process.
+    let _ = app.service.set(service);
+
+    let (failed, mut failure) = tokio::sync::mpsc::channel::<anyhow::Error>(4);
+    let renewing = own(
+        Arc::clone(app),
+        store.clone(),
+        Arc::clone(&ownership),
+        disown.clone(),
+    );
+    spawn_watched(&owning, &failed, "ownership", renewing);
+    let sweep = Sweep::new(
+        store.clone(),
+        Arc::clone(&ownership),
+        Arc::clone(&dispatcher),
+        app.metrics.clone(),
+    );
+    let swept = Arc::clone(app);
+    let sweep_halt = halt.clone();
+    spawn_watched(&loops, &failed, "sweep", async move {
+        while !sweep_halt.is_cancelled() {
+            match sweep.run_once().await {
+                Ok(_)
+                    if swept
+                        .service()
+                        .is_some_and(|service| service.ownership.count() > 0) =>
+                {
+                    break;
+                }
+                _ => tokio::time::sleep(Duration::from_millis(50)).await,
+            }
+        }
+        swept.recovered.store(true, Ordering::SeqCst);
+        tracing::info!("ready");
+        sweep.run(sweep_halt).await;
+        Ok(())
+    });
+    let claims = Arc::clone(&dispatcher);
+    spawn_watched(&loops, &failed, "dispatch", async move {
+        claims.run().await;
+        Ok(())
+    });
+    let house = Housekeeping::new(
+        store.clone(),
+        Arc::clone(&ownership),
+        app.metrics.clone(),
+        config.history.retention.get(),
+    );
+    let house_halt = halt.clone();
+    spawn_watched(&loops, &failed, "housekeeping", async move {
+        house.run(house_halt).await;
+        Ok(())
+    });
+    drop(failed);
+
+    let ended = tokio::select! {
+        () = app.stop.cancelled() => Ok(()),
+        why = failure.recv() => Err(why.unwrap_or_else(|| anyhow::anyhow!("every loop ended"))),
+    };
+    // Intake first: connections finish the call they are in.
+    closing.cancel();
+    doors.close();
+    let _ = tokio::time::timeout(DRAIN, doors.wait()).await;
+    dispatcher.drain(DRAIN).await;
+    drop(dispatcher);
+    end(&loops, &halt).await;
+    // The recorder ends when nobody can report any more; leases are renewed until the last result is in.
+    recorders.close();
+    recorders.wait().await;
+    end(&owning, &disown).await;
+    if let Err(why) = tokio::time::timeout(DRAIN, ownership.leave(store))
+        .await
+        .unwrap_or(Err(Error::Busy))
+    {
+        tracing::warn!(%why, "shards not given up; their leases run out");
+    }
+    ended
+}
+
+async fn end(loops: &TaskTracker, halt: &CancellationToken) {
+    halt.cancel();
+    loops.close();
+    loops.wait().await;
+}
+
+fn start_service(store: &ColdStore, ownership: &Arc<Ownership>, tasks: &TaskTracker) -> Service {
+    let registering = store.clone();
+    let registrations = Batcher::start(
+        tasks,
+        store.writers(),
+        MAX_REGISTER_BATCH,
+        QUEUE,
+        move |batch: Vec<NewTimer>| {
+            let store = registering.clone();
+            async move { store.register(&batch).await }
+        },
+    );
+    let changing = store.clone();
+    let changes = Batcher::start(
+        tasks,
+        store.writers(),
+        MAX_APPLY_BATCH,
+        QUEUE,
+        move |batch: Vec<Change>| {
+            let store = changing.clone();
+            async move {
+                match store.apply(&batch).await {
+                    Ok(applied) => applied.into_iter().map(Ok).collect(),
+                    Err(why) => batch.iter().map(|_| Err(why.clone())).collect(),
+                }
+            }
+        },
+    );
+    Service {
+        store: store.clone(),
+        registrations,
+        changes,
+        ownership: Arc::clone(ownership),
+    }
+}
+
+/// A loop that ends before it was told to takes the process with it: a timer service that is half alive is
+/// worse than one that is restarted.
+fn spawn_watched(
+    loops: &TaskTracker,
+    failed: &tokio::sync::mpsc::Sender<anyhow::Error>,
+    name: &'static str,
+    task: impl Future<Output = anyhow::Result<()>> + Send + 'static,
+) {
+    let failed = failed.clone();
+    let running = loops.spawn(task);
+    loops.spawn(async move {
+        let why = match running.await {
+            Ok(Ok(())) => return,
+            Ok(Err(why)) => why,
+            Err(why) => anyhow::anyhow!("the {name} loop broke down: {why}"),
+        };
+        let _ = failed.send(why).await;
+    });
+}
+
+/// Renews leases, takes over and hands over, three times a lease.
+async fn own(
+    app: Arc<App>,
+    store: ColdStore,
+    ownership: Arc<Ownership>,
+    halt: CancellationToken,
+) -> anyhow::Result<()> {
+    let every = app.config.lease.get() / 3;
+    let mut entered = false;
+    let mut failing = false;
+    while !halt.is_cancelled() {
+        let round = if entered {
+            ownership.run_once(&store).await
+        } else {
+            ownership.enter(&store).await
+        };
+        match round {
+            Ok(Round { usurped: true, .. }) => anyhow::bail!(
+                "another process has started under the node name `{}`; give each its own `node.name`",
+                ownership.me().name
+            ),
+            Ok(round) => {
+                entered = true;
+                if failing {
+                    failing = false;
+                    tracing::info!("the cold store answers again");
+                }
+                note(&app, &store, &ownership, &round);
+            }
+            Err(why) => {
+                app.metrics.store_errors.inc();
+                app.metrics.store_up.set(0);
+                if !failing {
+                    failing = true;
+                    tracing::warn!(%why, "leases cannot be renewed");
+                }
+            }
+        }
+        tokio::select! {
+            () = halt.cancelled() => {}
+            () = tokio::time::sleep(if failing { every.min(Duration::from_millis(500)) } else { every }) => {}
+        }
+    }
+    Ok(())
+}
+
+fn note(app: &App, store: &ColdStore, ownership: &Ownership, round: &Round) {
+    app.metrics.store_up.set(1);
+    app.metrics.shards_owned.set(ownership.count() as i64);
+    app.metrics.shards_taken.inc_by(round.taken.len() as u64);
+    let skew = store.clock().skew_ms();
+    app.metrics.clock_skew_ms.set(skew);
+    if skew.abs() > 500 {
+        tracing::warn!(
+            skew_ms = skew,
+            "this node's clock is not the store's; the store's decides what is due"
+        );
+    }
+    if *round != Round::default() {
+        tracing::info!(
+            taken = round.taken.len(),
+            lost = round.lost.len(),
+            given_up = round.given_up.len(),
+            recalled = round.recalled,
+            owned = ownership.count(),
+            "shards"
+        );
+    }
+}

@@ -1,0 +1,276 @@
+//! One delivery as `receive` shows it.
+
+use std::collections::{HashMap, VecDeque};
+
+use axum::http::HeaderMap;
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use super::out;
+use super::signature::{self, Verdict};
+use crate::model::time::UnixMs;
+
+/// The longest body in a line.
+const MAX_BODY: usize = 200;
+/// The longest id in a line.
+const MAX_ID: usize = 128;
+/// How many ids are remembered.
+const REMEMBERED: usize = 100_000;
+
+/// What came with one POST.
+pub struct Arrival<'a> {
+    at: UnixMs,
+    path: &'a str,
+    timer: Option<&'a str>,
+    delivery: Option<&'a str>,
+    kind: Option<&'a str>,
+    attempt: Option<&'a str>,
+    generation: Option<&'a str>,
+    due_at: Option<UnixMs>,
+    signature: Option<Verdict>,
+    body: &'a [u8],
+}
+
+impl<'a> Arrival<'a> {
+    /// Reads a delivery that arrived at `at`; with a key, its signature is checked.
+    pub fn read(
+        headers: &'a HeaderMap,
+        path: &'a str,
+        body: &'a [u8],
+        at: UnixMs,
+        key: Option<&[u8]>,
+    ) -> Self {
+        let header = |name| headers.get(name).and_then(|value| value.to_str().ok());
+        Self {
+            at,
+            path,
+            timer: header("ce-subject"),
+            delivery: header("ce-id").or_else(|| header("webhook-id")),
+            kind: header("ce-type"),
+            attempt: header("ce-attempt"),
+            generation: header("ce-generation"),
+            due_at: header("ce-dueat").and_then(|due| UnixMs::parse_rfc3339(due).ok()),
+            signature: key.map(|key| signature::check(key, headers, body, at)),
+            body,
+        }
+    }
+
+    /// The timer's id.
+    pub const fn timer(&self) -> Option<&str> {
+        self.timer
+    }
+
+    /// The delivery id.
+    pub const fn delivery(&self) -> Option<&str> {
+        self.delivery
+    }
+
+    /// How far past due it arrived, in milliseconds; negative if this machine's clock is behind.
+    fn lateness_ms(&self) -> Option<i64> {
+        self.due_at.map(|due| self.at.get() - due.get())
+    }
+
+    /// For people.
+    pub fn line(&self, again: bool, answered: u16) -> String {
+        let named = |text: Option<&str>| text.map_or_else(|| "-".to_owned(), |text| out::short(text, MAX_ID));
+        let mut parts = vec![self.at.rfc3339(), named(self.timer), named(self.delivery)];
+        parts.push(format!("attempt {}", named(self.attempt)));
+        parts.push(match self.lateness_ms() {
+            Some(late @ 0..) => format!("{late} ms late"),
+            Some(early) => format!("{} ms early", early.unsigned_abs()),
+            None => "due -".into(),
+        });
+        parts.extend(
+            self.signature
+                .map(|verdict| format!("signature {}", verdict.word())),
+        );
+        if again {
+            parts.push("again".into());
+        }
+        if !(200..300).contains(&answered) {
+            parts.push(format!("answered {answered}"));
+        }
+        if self.path != "/" {
+            parts.push(out::short(self.path, MAX_BODY));
+        }
+        parts.push(out::short(&String::from_utf8_lossy(self.body), MAX_BODY));
+        parts.join("  ")
+    }
+
+    /// For programs.
+    pub fn json(&self, again: bool, answered: u16) -> String {
+        let number = |text: Option<&str>| text.and_then(|text| text.parse::<i64>().ok());
+        let line = Line {
+            arrived_at: self.at,
+            timer: self.timer,
+            delivery_id: self.delivery,
+            kind: self.kind,
+            attempt: number(self.attempt),
+            generation: number(self.generation),
+            due_at: self.due_at,
+            lateness_ms: self.lateness_ms(),
+            signature: self.signature.map(Verdict::word),
+            again,
+            answered,
+            path: self.path,
+            body: Body::read(self.body),
+        };
+        // Only text, numbers and JSON that was read before: it can always be written.
+        out::compact(&serde_json::to_string(&line).unwrap_or_default())
+    }
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    arrived_at: UnixMs,
+    timer: Option<&'a str>,
+    delivery_id: Option<&'a str>,
+    #[serde(rename = "type")]
+    kind: Option<&'a str>,
+    attempt: Option<i64>,
+    generation: Option<i64>,
+    due_at: Option<UnixMs>,
+    lateness_ms: Option<i64>,
+    signature: Option<&'a str>,
+    again: bool,
+    answered: u16,
+    path: &'a str,
+    body: Body<'a>,
+}
+
+/// A body: JSON as it came, anything else as text.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Body<'a> {
+    Json(&'a RawValue),
+    Text(String),
+}
+
+impl<'a> Body<'a> {
+    fn read(bytes: &'a [u8]) -> Self {
+        match serde_json::from_slice(bytes) {
+            Ok(json) => Self::Json(json),
+            Err(_) => Self::Text(String::from_utf8_lossy(bytes).into_owned()),
+        }
+    }
+}
+
+/// Counts how often each id was seen; forgets the oldest beyond [`REMEMBERED`].
+#[derive(Default)]
+pub struct Tally {
+    seen: HashMap<String, u32>,
+    order: VecDeque<String>,
+}
+
+impl Tally {
+    /// Counts one more and says how often it was seen, this time included.
+    pub fn add(&mut self, id: &str) -> u32 {
+        if let Some(count) = self.seen.get_mut(id) {
+            *count = count.saturating_add(1);
+            return *count;
+        }
+        if self.order.len() >= REMEMBERED
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.seen.remove(&oldest);
+        }
+        self.seen.insert(id.to_owned(), 1);
+        self.order.push_back(id.to_owned());
+        1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers() -> HeaderMap {
+        let pairs = [
+            ("ce-id", "dlv_1"),
+            ("ce-subject", "order-1"),
+            ("ce-type", "mainspring.timer.fired.v1"),
+            ("ce-attempt", "2"),
+            ("ce-generation", "1"),
+            ("ce-dueat", "2026-12-01T01:00:00.000Z"),
+        ];
+        pairs
+            .into_iter()
+            .map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()))
+            .collect()
+    }
+
+    fn at(text: &str) -> UnixMs {
+        UnixMs::parse_rfc3339(text).unwrap()
+    }
+
+    #[test]
+    fn a_line_says_when_what_and_how_late() {
+        let headers = headers();
+        let arrival = Arrival::read(
+            &headers,
+            "/",
+            br#"{"order":1}"#,
+            at("2026-12-01T01:00:00.012Z"),
+            None,
+        );
+        assert_eq!(
+            arrival.line(false, 204),
+            "2026-12-01T01:00:00.012Z  order-1  dlv_1  attempt 2  12 ms late  {\"order\":1}"
+        );
+        let arrival = Arrival::read(
+            &headers,
+            "/hook",
+            b"\x1b[2J",
+            at("2026-12-01T00:59:59.997Z"),
+            Some(b"key"),
+        );
+        assert_eq!(
+            arrival.line(true, 500),
+            "2026-12-01T00:59:59.997Z  order-1  dlv_1  attempt 2  3 ms early  signature missing  again  \
+             answered 500  /hook  \\u{1b}[2J"
+        );
+    }
+
+    #[test]
+    fn a_stranger_gets_a_line_too_and_a_long_body_is_cut() {
+        let headers = HeaderMap::new();
+        let body = "x".repeat(300);
+        let line = Arrival::read(&headers, "/", body.as_bytes(), UnixMs::new(0), None).line(false, 200);
+        assert_eq!(
+            line,
+            format!(
+                "1970-01-01T00:00:00.000Z  -  -  attempt -  due -  {}…",
+                &body[..200]
+            )
+        );
+    }
+
+    #[test]
+    fn json_is_one_line_and_keeps_the_body() {
+        let headers = headers();
+        let read = |body| Arrival::read(&headers, "/", body, at("2026-12-01T01:00:00.012Z"), None);
+        let line = read(b"{\n \"n\": 1.10 }").json(true, 204);
+        assert!(
+            line.ends_with(r#""again":true,"answered":204,"path":"/","body":{"n":1.10}}"#),
+            "{line}"
+        );
+        let value: serde_json::Value = serde_json::from_str(&line).unwrap();
+        assert_eq!(
+            (&value["lateness_ms"], &value["attempt"]),
+            (&12.into(), &2.into())
+        );
+        let value: serde_json::Value = serde_json::from_str(&read(b"\xff\n").json(false, 204)).unwrap();
+        assert_eq!(value["body"], "\u{fffd}\n");
+    }
+
+    #[test]
+    fn what_was_seen_is_counted_and_the_oldest_forgotten() {
+        let mut tally = Tally::default();
+        assert_eq!((tally.add("a"), tally.add("b"), tally.add("a")), (1, 1, 2));
+        for n in 0..REMEMBERED {
+            tally.add(&n.to_string());
+        }
+        assert_eq!(tally.add("a"), 1);
+        assert!(tally.seen.len() <= REMEMBERED && tally.order.len() <= REMEMBERED);
+    }
+}

@@ -1,0 +1,112 @@
+//! Reading the settings for the verbs that need them, and `config show|check`.
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::{Args, Subcommand};
+use serde_json::json;
+
+use super::exit::{Exit, usage};
+use super::out;
+use crate::config::Config;
+
+/// Where settings come from besides the environment.
+///
+/// They may stand before the verb and after it. They are not global flags in clap's sense: of a repeatable
+/// one, clap keeps only those after the verb and forgets the others.
+#[derive(Args, Clone)]
+pub struct Settings {
+    /// The settings file [default: config.toml in this directory, if there is one]
+    #[arg(long, value_name = "FILE", help_heading = "Settings")]
+    config: Option<PathBuf>,
+    /// Set one key, over file and environment; repeatable
+    #[arg(long = "set", value_name = "KEY=VALUE", help_heading = "Settings")]
+    sets: Vec<String>,
+}
+
+/// `config …`
+#[derive(Subcommand)]
+pub enum ConfigVerb {
+    /// Print the settings in force, without secrets
+    Show(Settings),
+    /// Say whether the settings fit; exit code 2 if not
+    Check(Settings),
+}
+
+impl Settings {
+    /// These, which stand before the verb, and over them those after it.
+    pub fn and(&self, later: &Self) -> Self {
+        let config = later.config.as_ref().or(self.config.as_ref()).cloned();
+        Self {
+            config,
+            sets: [&self.sets[..], &later.sets].concat(),
+        }
+    }
+
+    /// And over those, a verb's own flags.
+    pub fn and_sets(mut self, sets: Vec<String>) -> Self {
+        self.sets.extend(sets);
+        self
+    }
+
+    /// The settings in force.
+    pub fn load(&self) -> anyhow::Result<Config> {
+        Ok(Config::load(self.config.as_deref(), environment()?, &self.sets)?)
+    }
+}
+
+/// `key=value` whose value stays text, whatever it looks like.
+pub fn set_text(key: &str, value: &str) -> String {
+    format!("{key}={}", toml::Value::from(value))
+}
+
+/// The environment, as far as it is text; a setting that is not is named.
+fn environment() -> anyhow::Result<Vec<(String, String)>> {
+    let mut pairs = Vec::new();
+    for (name, value) in std::env::vars_os() {
+        match (name.into_string(), value.into_string()) {
+            (Ok(name), Ok(value)) => pairs.push((name, value)),
+            (Ok(name), Err(_)) if name.starts_with("MAINSPRING__") => {
+                return Err(usage(format!(
+                    "settings: the value of {name} in the environment is not UTF-8"
+                )));
+            }
+            _ => {}
+        }
+    }
+    Ok(pairs)
+}
+
+/// Runs one `config` verb.
+pub fn run(verb: &ConfigVerb, before: &Settings, json: bool) -> anyhow::Result<Exit> {
+    let (ConfigVerb::Show(after) | ConfigVerb::Check(after)) = verb;
+    let config = before.and(after).load()?;
+    let text = match (verb, json) {
+        (ConfigVerb::Show(_), false) => config.shown().trim_end().to_owned(),
+        (ConfigVerb::Show(_), true) => {
+            let shown: toml::Value =
+                toml::from_str(&config.shown()).context("the settings cannot be shown")?;
+            serde_json::to_string(&shown)?
+        }
+        (ConfigVerb::Check(_), false) => "ok".to_owned(),
+        (ConfigVerb::Check(_), true) => json!({ "ok": true }).to_string(),
+    };
+    out::print(&text)?;
+    Ok(Exit::Ok)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn a_flag_that_is_text_stays_text() {
+        for name in ["7", "true", "a\"b", "node-1", "07:32:00", "a\\b"] {
+            let config =
+                Config::load(Some(Path::new("/dev/null")), [], &[set_text("node.name", name)]).unwrap();
+            assert_eq!(config.node.name, name);
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! Reading what people type: durations in shorthand, headers, labels, ids.
+
+use std::io::Read;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Context;
+
+use crate::model::id::TimerId;
+use crate::model::time::{Span, UnixMs};
+
+/// Units of the shorthand, largest first, in milliseconds.
+const UNITS: [(&str, u64); 6] = [
+    ("w", 604_800_000),
+    ("d", 86_400_000),
+    ("h", 3_600_000),
+    ("m", 60_000),
+    ("s", 1000),
+    ("ms", 1),
+];
+
+/// A duration as the contract writes it, from ISO 8601 (kept as written) or shorthand such as `1h30m`.
+pub fn span(text: &str) -> Result<String, String> {
+    if text.starts_with('P') {
+        return Span::parse(text)
+            .map(|_| text.to_owned())
+            .map_err(|why| why.to_string());
+    }
+    let ms = shorthand_ms(text).ok_or_else(|| {
+        format!("`{text}` is no duration; write 30s, 5m, 2h30m, 1d, or ISO 8601 such as PT30S")
+    })?;
+    let span = Span::from_duration(Duration::from_millis(ms)).to_string();
+    Span::parse(&span).map_err(|why| why.to_string())?;
+    Ok(span)
+}
+
+/// A duration of this process's own, written as for [`span`].
+pub fn duration(text: &str) -> Result<Duration, String> {
+    Span::parse(&span(text)?)
+        .map(Span::get)
+        .map_err(|why| why.to_string())
+}
+
+/// Adds up `2h30m`: each unit at most once, largest first.
+fn shorthand_ms(text: &str) -> Option<u64> {
+    let mut rest = text;
+    let mut allowed = &UNITS[..];
+    let mut total = 0_u64;
+    while !rest.is_empty() {
+        let (number, tail) = rest.split_at(rest.find(|c: char| !c.is_ascii_digit())?);
+        let (unit, tail) = tail.split_at(tail.find(|c: char| !c.is_ascii_lowercase()).unwrap_or(tail.len()));
+        let place = allowed.iter().position(|(name, _)| *name == unit)?;
+        total = total.checked_add(number.parse::<u64>().ok()?.checked_mul(allowed[place].1)?)?;
+        allowed = &allowed[place + 1..];
+        rest = tail;
+    }
+    (!text.is_empty()).then_some(total)
+}
+
+/// An RFC 3339 time, kept as written.
+pub fn instant(text: &str) -> Result<String, String> {
+    UnixMs::parse_rfc3339(text)
+        .map(|_| text.to_owned())
+        .map_err(|why| why.to_string())
+}
+
+/// A timer's id that can stand in a URL.
+pub fn id(text: &str) -> Result<String, String> {
+    if matches!(text, "." | "..") {
+        return Err("`.` and `..` are steps of a path and cannot be named in a URL".into());
+    }
+    TimerId::parse(text)
+        .map(|id| id.as_str().to_owned())
+        .map_err(|why| why.to_string())
+}
+
+/// `Name: value`.
+pub fn header(text: &str) -> Result<(String, String), String> {
+    let (name, value) = text.split_once(':').ok_or("write it as 'Name: value'")?;
+    let (name, value) = (name.trim(), value.trim());
+    if name.is_empty() || name.contains(char::is_whitespace) {
+        return Err(format!("`{name}` is no header name; write it as 'Name: value'"));
+    }
+    Ok((name.to_owned(), value.to_owned()))
+}
+
+/// `name=value`.
+pub fn label(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err("write it as name=value".into()),
+    }
+}
+
+/// The text of a file that a flag names; `-` is stdin.
+pub fn file(flag: &str, path: &Path) -> anyhow::Result<String> {
+    let read = if path == Path::new("-") {
+        let mut text = String::new();
+        std::io::stdin().lock().read_to_string(&mut text).map(|_| text)
+    } else {
+        std::fs::read_to_string(path)
+    };
+    read.with_context(|| format!("{flag} names {}, which cannot be read", path.display()))
+}
+
+/// The one line of a file with a key or secret.
+pub fn secret_file(flag: &str, path: &Path) -> anyhow::Result<String> {
+    Ok(file(flag, path)?.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shorthand_becomes_iso_8601() {
+        for (text, iso) in [
+            ("30s", "PT30S"),
+            ("5m", "PT5M"),
+            ("2h", "PT2H"),
+            ("1d", "P1D"),
+            ("2w", "P14D"),
+            ("1h30m", "PT1H30M"),
+            ("90m", "PT1H30M"),
+            ("1d2h3m4s5ms", "P1DT2H3M4.005S"),
+            ("500ms", "PT0.5S"),
+            ("0s", "PT0S"),
+            ("PT48H", "PT48H"),
+            ("P1DT0.5S", "P1DT0.5S"),
+        ] {
+            assert_eq!(span(text).as_deref(), Ok(iso), "{text}");
+        }
+        assert_eq!(duration("1m500ms"), Ok(Duration::from_millis(60_500)));
+    }
+
+    #[test]
+    fn what_is_no_duration_is_refused() {
+        for text in [
+            "",
+            "30",
+            "s",
+            "-5s",
+            "5 m",
+            "5M",
+            "1.5h",
+            "1m1h",
+            "1s1s",
+            "1y",
+            "1mo",
+            "P1Y",
+            "PT",
+            "99999999999999999999s",
+            "9999999999999w",
+            "9999999w",
+            "5s ",
+        ] {
+            assert!(span(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn headers_and_labels_are_split_at_their_first_mark() {
+        assert_eq!(
+            header("Authorization: Bearer a:b"),
+            Ok(("Authorization".into(), "Bearer a:b".into()))
+        );
+        assert_eq!(header("X-Empty:"), Ok(("X-Empty".into(), String::new())));
+        for bad in ["", "Name value", ": x", "a b: c"] {
+            assert!(header(bad).is_err(), "{bad}");
+        }
+        assert_eq!(label("app=a=b"), Ok(("app".into(), "a=b".into())));
+        assert_eq!(label("app="), Ok(("app".into(), String::new())));
+        assert!(label("=x").is_err() && label("x").is_err());
+    }
+
+    #[test]
+    fn ids_that_a_url_would_swallow_are_refused() {
+        assert!(id("order-1").is_ok() && id("...").is_ok());
+        for bad in [".", "..", "", "a/b", "ä"] {
+            assert!(id(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! The command line: a door to the service, and the tools around it.
+//!
+//! Data goes to stdout, everything else to stderr. How a verb ended is its exit code: 0 ok, 1 failed,
+//! 2 usage, 3 not found, 4 conflict, 5 unavailable, 6 `verify` found a loss. A reader of stdout that goes
+//! away early (`… | head`) ends a verb quietly.
+
+mod arrival;
+mod client;
+mod config;
+mod doctor;
+mod exit;
+mod input;
+mod out;
+mod put;
+mod receive;
+mod show;
+mod signature;
+mod store;
+mod timer;
+
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+
+use config::Settings;
+use exit::Exit;
+
+/// A durable alarm-clock service: register a wake-up over REST, be called back at the right second.
+#[derive(Parser)]
+#[command(
+    name = "mainspring",
+    version,
+    max_term_width = 110,
+    after_help = "\
+Exit codes: 0 ok, 1 failed, 2 usage or settings, 3 not found, 4 conflict, 5 unavailable, 6 verify found a loss."
+)]
+struct Cli {
+    /// Print for programs: one JSON object, or one a line
+    #[arg(long, global = true, display_order = 900)]
+    json: bool,
+    // For the verbs that read settings; `timer` and `receive` do not.
+    #[command(flatten)]
+    settings: Settings,
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Run the service
+    Serve(Serve),
+    /// Register, read, change and cancel timers on a running server
+    Timer(timer::Timer),
+    /// Print deliveries as they arrive: a receiver to try things with
+    Receive(receive::Receive),
+    /// Bring the database up to this version
+    #[command(subcommand)]
+    Migrate(store::Migrate),
+    /// Check from SQL that no timer is lost; exit code 6 if one is
+    Verify(Settings),
+    /// Look at the settings
+    #[command(subcommand)]
+    Config(config::ConfigVerb),
+    /// Look for what would keep a server from working; exit code 1 if something does
+    Doctor(Settings),
+}
+
+#[derive(Args)]
+#[command(after_help = "Examples:\n  \
+    mainspring serve\n    \
+      everything in one process, on SQLite in mainspring.db here\n  \
+    mainspring serve --cold-url postgres://mainspring@db/mainspring --node-name n1\n    \
+      one node of several that share a PostgreSQL\n\n\
+    It stops on Ctrl-C or SIGTERM, after it has finished what is under way.")]
+struct Serve {
+    /// Address and port of API and metrics; the same as --set server.listen=ADDR
+    #[arg(long, value_name = "ADDR")]
+    listen: Option<String>,
+    /// The database, sqlite://FILE or postgres://…; the same as --set cold.url=URL
+    #[arg(long, value_name = "URL")]
+    cold_url: Option<String>,
+    /// This node's name among several; the same as --set node.name=NAME
+    #[arg(long, value_name = "NAME")]
+    node_name: Option<String>,
+    #[command(flatten)]
+    settings: Settings,
+}
+
+/// Reads the command line and does what it says. Must run in a Tokio runtime with I/O and time.
+pub async fn run() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(why) => {
+            // Help and version come this way too. That nobody reads them is no failure.
+            let _ = why.print();
+            return if why.use_stderr() { Exit::Usage } else { Exit::Ok }.into();
+        }
+    };
+    dispatch(&cli)
+        .await
+        .unwrap_or_else(|why| exit::report(&why))
+        .into()
+}
+
+async fn dispatch(cli: &Cli) -> anyhow::Result<Exit> {
+    match &cli.verb {
+        Verb::Serve(serve) => {
+            crate::app::serve(serve.settings(cli).load()?).await?;
+            Ok(Exit::Ok)
+        }
+        Verb::Timer(timer) => timer::run(timer, cli.json).await,
+        Verb::Receive(receive) => receive::run(receive, cli.json).await,
+        Verb::Migrate(verb) => store::migrate(verb, &cli.settings, cli.json).await,
+        Verb::Verify(settings) => store::verify(&cli.settings.and(settings), cli.json).await,
+        Verb::Config(verb) => config::run(verb, &cli.settings, cli.json),
+        Verb::Doctor(settings) => doctor::run(&cli.settings.and(settings), cli.json).await,
+    }
+}
+
+impl Serve {
+    /// The settings with what its own flags set. `--json` is about the log: `serve` prints no data.
+    fn settings(&self, cli: &Cli) -> Settings {
+        let given = [
+            ("server.listen", &self.listen),
+            ("cold.url", &self.cold_url),
+            ("node.name", &self.node_name),
+        ];
+        let given = given
+            .into_iter()
+            .filter_map(|(key, value)| Some(config::set_text(key, value.as_deref()?)));
+        let json = cli.json.then(|| "log.format=json".to_owned());
+        cli.settings
+            .and(&self.settings)
+            .and_sets(given.chain(json).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn parse(line: &str) -> Result<Cli, clap::Error> {
+        Cli::try_parse_from(std::iter::once("mainspring").chain(line.split_whitespace()))
+    }
+
+    #[test]
+    fn the_definitions_are_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_command_line_is_read_or_refused() {
+        for good in [
+            "serve",
+            "serve --listen 127.0.0.1:1 --set shards=8",
+            "--set shards=8 serve",
+            "timer put a --in 5s --webhook http://a/",
+            "timer put --at 2026-12-01T09:00:00Z --webhook http://a/ --json",
+            "timer put a --local 2026-12-01T09:00 --zone Asia/Shanghai --webhook http://a/ --again",
+            "timer put a --in 5s --webhook http://a/ --grace 1h --then expire --attempts 3 --precision minute",
+            "timer get a --attempts --server http://a",
+            "timer --server http://a ls --state dead --label a=b --limit 5",
+            "timer move a --in 1h",
+            "timer cancel a",
+            "receive --fail 2 --status 503 --delay 500ms --count 3",
+            "migrate up",
+            "verify --json",
+            "config check",
+            "doctor --config x.toml",
+        ] {
+            assert!(parse(good).is_ok(), "{good}: {}", parse(good).err().unwrap());
+        }
+        for bad in [
+            "",
+            "drill",
+            "timer explain a",
+            "timer put a --webhook http://a/",
+            "timer put a --in 5s",
+            "timer put a --in 5s --at 2026-12-01T09:00:00Z --webhook http://a/",
+            "timer put a --local 2026-12-01T09:00 --webhook http://a/",
+            "timer put a --in 5s --zone UTC --webhook http://a/",
+            "timer put --in 5s --webhook http://a/ --again",
+            "timer put a --in 5s --webhook http://a/ --grace 1h",
+            "timer put a --in soon --webhook http://a/",
+            "timer put a/b --in 5s --webhook http://a/",
+            "timer move a",
+            "timer ls --state asleep",
+            "receive --status 99",
+            "receive --count 0",
+            "timer ls --set shards=8",
+        ] {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn settings_count_before_and_after_the_verb() {
+        let cli = parse("--config /dev/null --set lease=PT5S serve --set shards=8 --node-name 7");
+        let cli = cli.unwrap_or_else(|why| panic!("{why}"));
+        let Verb::Serve(serve) = &cli.verb else {
+            panic!("another verb")
+        };
+        let config = serve.settings(&cli).load().unwrap();
+        assert_eq!(
+            (
+                config.lease.to_string().as_str(),
+                config.shards,
+                config.node.name.as_str()
+            ),
+            ("PT5S", 8, "7")
+        );
+    }
+}

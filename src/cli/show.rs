@@ -1,0 +1,224 @@
+//! Timers and attempts as people read them.
+//!
+//! Answers are read field by field, so that a newer server's additional fields are shown rather than lost,
+//! and numbers keep the digits they came with.
+
+use std::collections::BTreeMap;
+
+use serde_json::value::RawValue;
+
+use super::out;
+use crate::model::time::UnixMs;
+
+/// One object of an answer, its fields unread.
+pub type Fields = BTreeMap<String, Box<RawValue>>;
+
+/// The fields of a timer that are shown first, in this order; all others follow by name.
+const FIRST: [&str; 10] = [
+    "state",
+    "due_at",
+    "next_attempt_at",
+    "attempts",
+    "owner",
+    "target",
+    "data",
+    "labels",
+    "created_at",
+    "generation",
+];
+/// The longest value in a block or cell.
+const MAX_VALUE: usize = 2000;
+const MAX_CELL: usize = 60;
+
+/// `put order-1: scheduled, due 2026-12-01T01:00:00.000Z (in 29m 59s)`.
+pub fn line(verb: &str, timer: &Fields, now: UnixMs) -> String {
+    let (id, state) = (text(timer, "id"), text(timer, "state"));
+    format!(
+        "{verb} {id}: {state}, due {}",
+        instant(&text(timer, "due_at"), now)
+    )
+}
+
+/// All there is to say about a timer, a field a line; absent and empty ones are left out.
+pub fn block(timer: &Fields, now: UnixMs) -> String {
+    let rest = timer
+        .keys()
+        .map(String::as_str)
+        .filter(|name| *name != "id" && !FIRST.contains(name));
+    let mut rows = Vec::new();
+    for name in FIRST.into_iter().chain(rest) {
+        let empty = timer
+            .get(name)
+            .is_none_or(|value| matches!(value.get(), "null" | "{}" | "[]"));
+        if !empty {
+            let value = out::short(&text(timer, name), MAX_VALUE);
+            let value = if name.ends_with("_at") {
+                instant(&value, now)
+            } else {
+                value
+            };
+            rows.push(vec![format!("  {name}"), value]);
+        }
+    }
+    format!("{}\n{}", text(timer, "id"), out::table(&rows))
+}
+
+/// A table of timers, a line each.
+pub fn list(timers: &[Fields], now: UnixMs) -> String {
+    let mut rows = vec![cells(&["ID", "STATE", "DUE", "", "ATTEMPTS", "OWNER", "TARGET"])];
+    for timer in timers {
+        let due = text(timer, "due_at");
+        let away = UnixMs::parse_rfc3339(&due).map_or_else(|_| String::new(), |at| out::from_now(at, now));
+        let (attempts, target) = (text(timer, "attempts"), out::short(&target(timer), MAX_CELL));
+        let owner = out::short(&text(timer, "owner"), MAX_CELL);
+        rows.push(vec![
+            text(timer, "id"),
+            text(timer, "state"),
+            due,
+            away,
+            attempts,
+            owner,
+            target,
+        ]);
+    }
+    out::table(&rows)
+}
+
+/// A table of attempts, oldest first.
+pub fn attempts(items: &[Fields]) -> String {
+    let mut rows = vec![cells(&[
+        "ATTEMPT", "DELIVERY", "STARTED", "TOOK", "RESULT", "STATUS", "NODE", "DETAIL",
+    ])];
+    for item in items {
+        let at = |name| UnixMs::parse_rfc3339(&text(item, name)).ok();
+        let took = at("started_at")
+            .zip(at("ended_at"))
+            .map(|(start, end)| out::human(end.since(start)));
+        let detail = match text(item, "detail") {
+            empty if empty.is_empty() => text(item, "reply"),
+            detail => detail,
+        };
+        rows.push(vec![
+            text(item, "attempt"),
+            text(item, "delivery_id"),
+            text(item, "started_at"),
+            took.unwrap_or_default(),
+            text(item, "result"),
+            text(item, "status"),
+            text(item, "node"),
+            out::short(&detail, MAX_CELL),
+        ]);
+    }
+    if items.is_empty() {
+        "no attempt yet".to_owned()
+    } else {
+        out::table(&rows)
+    }
+}
+
+fn cells(texts: &[&str]) -> Vec<String> {
+    texts.iter().map(|&text| text.to_owned()).collect()
+}
+
+/// A field as text, safe for a terminal; empty if absent or null. Strings lose their quotes, all else stays JSON.
+fn text(fields: &Fields, name: &str) -> String {
+    let Some(value) = fields
+        .get(name)
+        .map(|value| value.get())
+        .filter(|value| *value != "null")
+    else {
+        return String::new();
+    };
+    out::plain(&serde_json::from_str::<String>(value).unwrap_or_else(|_| value.to_owned()))
+}
+
+/// Where a timer goes: the URL or name rather than the whole object.
+fn target(timer: &Fields) -> String {
+    let value = timer
+        .get("target")
+        .and_then(|raw| serde_json::from_str::<serde_json::Value>(raw.get()).ok());
+    let short = value.as_ref().and_then(|value| {
+        let names = [&value["webhook"]["url"], &value["destination"], &value["queue"]];
+        names
+            .into_iter()
+            .find_map(|name| name.as_str().map(str::to_owned))
+    });
+    short.unwrap_or_else(|| text(timer, "target"))
+}
+
+/// A time of an answer with how far off it is.
+fn instant(text: &str, now: UnixMs) -> String {
+    match UnixMs::parse_rfc3339(text) {
+        Ok(at) => format!("{text} ({})", out::from_now(at, now)),
+        Err(_) => text.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TIMER: &str = r#"{"id":"order-1","state":"scheduled","due_at":"2026-12-01T01:00:00.000Z","attempts":0,
+        "target":{"webhook":{"url":"http://a/x"}},"data":{"n":12345678901234567890123},"labels":{},"owner":null,
+        "version":1,"brand_new":"\u001b[2J"}"#;
+
+    fn timer() -> (Fields, UnixMs) {
+        let fields = serde_json::from_str(&out::compact(TIMER)).unwrap();
+        (fields, UnixMs::parse_rfc3339("2026-12-01T00:30:00.001Z").unwrap())
+    }
+
+    #[test]
+    fn a_change_is_one_line() {
+        let (timer, now) = timer();
+        assert_eq!(
+            line("put", &timer, now),
+            "put order-1: scheduled, due 2026-12-01T01:00:00.000Z (in 29m 59s)"
+        );
+    }
+
+    #[test]
+    fn a_block_shows_every_field_there_is() {
+        let (timer, now) = timer();
+        assert_eq!(
+            block(&timer, now),
+            "order-1\n  state      scheduled\n  due_at     2026-12-01T01:00:00.000Z (in 29m 59s)\n  attempts   0\n  \
+             target     {\"webhook\":{\"url\":\"http://a/x\"}}\n  data       {\"n\":12345678901234567890123}\n  \
+             brand_new  \\u{1b}[2J\n  version    1"
+        );
+    }
+
+    #[test]
+    fn a_list_is_a_table() {
+        let (timer, now) = timer();
+        let text = list(&[timer], now);
+        let columns = |line: &str| {
+            line.split("  ")
+                .map(str::trim)
+                .map(str::to_owned)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            columns(text.lines().nth(1).unwrap())
+                .into_iter()
+                .filter(|cell| !cell.is_empty())
+                .collect::<Vec<_>>(),
+            [
+                "order-1",
+                "scheduled",
+                "2026-12-01T01:00:00.000Z",
+                "in 29m 59s",
+                "0",
+                "http://a/x"
+            ]
+        );
+    }
+
+    #[test]
+    fn attempts_show_how_long_they_took() {
+        let item = r#"{"attempt":1,"delivery_id":"dlv_1","started_at":"2026-12-01T01:00:00.000Z",
+            "ended_at":"2026-12-01T01:00:01.500Z","result":"failed","status":500,"node":"n1","reply":"oops"}"#;
+        let text = attempts(&[serde_json::from_str(item).unwrap()]);
+        assert!(text.ends_with("1s    failed  500     n1    oops"), "{text}");
+        assert_eq!(attempts(&[]), "no attempt yet");
+    }
+}

@@ -1,0 +1,313 @@
+//! `timer …`: register, read, change and cancel timers on a running server.
+
+use anyhow::Context;
+use clap::{ArgGroup, Args, Subcommand};
+use reqwest::{Method, StatusCode};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use super::client::{Client, Connection, Reply};
+use super::exit::Exit;
+use super::put::Put;
+use super::{input, out, show};
+use crate::clock::{Clock, SystemClock};
+use crate::model::time::UnixMs;
+use crate::model::timer::State;
+
+/// The most timers that the server lists at once.
+const PAGE: usize = 1000;
+
+/// `timer …`
+#[derive(Args)]
+pub struct Timer {
+    #[command(flatten)]
+    connection: Connection,
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Register a timer
+    Put(Box<Put>),
+    /// Show a timer
+    Get {
+        /// The timer
+        #[arg(value_parser = input::id)]
+        id: String,
+        /// Its attempts too
+        #[arg(long)]
+        attempts: bool,
+    },
+    /// List timers in the order they are due
+    Ls(Ls),
+    /// Take a timer back; exit code 4 if it is too late for that
+    Cancel {
+        /// The timer
+        #[arg(value_parser = input::id)]
+        id: String,
+    },
+    /// Give a timer another due time
+    Move(Move),
+    /// Make a timer due now
+    Fire {
+        /// The timer
+        #[arg(value_parser = input::id)]
+        id: String,
+    },
+}
+
+#[derive(Args)]
+struct Ls {
+    /// Only those in this state
+    #[arg(long, value_parser = clap::builder::PossibleValuesParser::new(State::ALL.map(State::word)))]
+    state: Option<String>,
+    /// Only those of this owner
+    #[arg(long)]
+    owner: Option<String>,
+    /// Only those with this label; repeatable
+    #[arg(long, value_name = "NAME=VALUE", value_parser = input::label)]
+    label: Vec<(String, String)>,
+    /// Only those due at or after
+    #[arg(long, value_name = "RFC3339", value_parser = input::instant)]
+    due_after: Option<String>,
+    /// Only those due before
+    #[arg(long, value_name = "RFC3339", value_parser = input::instant)]
+    due_before: Option<String>,
+    /// How many at most
+    #[arg(long, value_name = "N", default_value_t = 50)]
+    limit: usize,
+}
+
+#[derive(Args)]
+#[command(group(ArgGroup::new("time").required(true)))]
+struct Move {
+    /// The timer
+    #[arg(value_parser = input::id)]
+    id: String,
+    #[command(flatten)]
+    when: When,
+}
+
+/// When a timer is due.
+#[derive(Args)]
+#[group(skip)]
+pub struct When {
+    /// Due at this time, such as 2026-12-01T09:00:00+08:00
+    #[arg(long, value_name = "RFC3339", group = "time", value_parser = input::instant)]
+    pub at: Option<String>,
+    /// Due this long from now: 30s, 5m, 2h30m, 1d, or ISO 8601
+    #[arg(long = "in", value_name = "DURATION", group = "time", value_parser = input::span)]
+    pub delay: Option<String>,
+    /// Due at this wall time, such as 2026-12-01T09:00:00, in --zone
+    #[arg(long, value_name = "TIME", group = "time", requires = "zone")]
+    pub local: Option<String>,
+    /// The IANA time zone of --local, such as Asia/Shanghai
+    #[arg(long, value_name = "ZONE", requires = "local", conflicts_with_all = ["at", "delay"])]
+    pub zone: Option<String>,
+}
+
+/// What a change of due time says; `local` and `zone` are worked out here, a change takes only the two.
+#[derive(Serialize)]
+struct Change<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fire_at: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    delay: Option<&'a str>,
+}
+
+impl When {
+    fn change(&self) -> anyhow::Result<Change<'_>> {
+        let fire_at = match (&self.at, &self.local, &self.zone) {
+            (Some(at), ..) => Some(at.clone()),
+            (None, Some(local), Some(zone)) => {
+                let at =
+                    UnixMs::from_local(local, zone).map_err(|why| super::exit::usage(why.to_string()))?;
+                Some(at.rfc3339())
+            }
+            _ => None,
+        };
+        Ok(Change {
+            fire_at,
+            delay: self.delay.as_deref(),
+        })
+    }
+}
+
+/// Runs one `timer` verb.
+pub async fn run(timer: &Timer, json: bool) -> anyhow::Result<Exit> {
+    let client = Client::new(&timer.connection)?;
+    match &timer.verb {
+        Verb::Put(put) => register(&client, put, json).await?,
+        Verb::Get { id, attempts } => get(&client, id, *attempts, json).await?,
+        Verb::Ls(ls) => list(&client, ls, json).await?,
+        Verb::Cancel { id } => cancel(&client, id, json).await?,
+        Verb::Move(change) => {
+            let path = format!("/v1/timers/{}", change.id);
+            let reply = client
+                .call(Method::PATCH, &path, &[], Some(&change.when.change()?))
+                .await?;
+            changed("move", &reply, json)?;
+        }
+        Verb::Fire { id } => {
+            let reply = client
+                .ask(Method::POST, &format!("/v1/timers/{id}/fire"), &[])
+                .await?;
+            changed("fire", &reply, json)?;
+        }
+    }
+    Ok(Exit::Ok)
+}
+
+fn changed(verb: &str, reply: &Reply, json: bool) -> anyhow::Result<()> {
+    if json {
+        return out::print(&reply.json);
+    }
+    out::print(&show::line(verb, &reply.read()?, SystemClock.now()))
+}
+
+async fn register(client: &Client, put: &Put, json: bool) -> anyhow::Result<()> {
+    let body = put.request()?;
+    let reply = match &put.id {
+        Some(id) => {
+            let again = put.again.then(|| ("again".to_owned(), "true".to_owned()));
+            let query: Vec<_> = again.into_iter().collect();
+            client
+                .call(Method::PUT, &format!("/v1/timers/{id}"), &query, Some(&body))
+                .await?
+        }
+        None => client.call(Method::POST, "/v1/timers", &[], Some(&body)).await?,
+    };
+    changed("put", &reply, json)?;
+    if reply.status == StatusCode::OK {
+        out::note("(it was registered before, with the same content)");
+    }
+    Ok(())
+}
+
+async fn get(client: &Client, id: &str, attempts: bool, json: bool) -> anyhow::Result<()> {
+    let timer = client.ask(Method::GET, &format!("/v1/timers/{id}"), &[]).await?;
+    let attempts = match attempts {
+        true => Some(
+            client
+                .ask(Method::GET, &format!("/v1/timers/{id}/attempts"), &[])
+                .await?,
+        ),
+        false => None,
+    };
+    let Some(attempts) = attempts else {
+        return out::print(&if json {
+            timer.json
+        } else {
+            show::block(&timer.read()?, SystemClock.now())
+        });
+    };
+    let items: Items = attempts.read()?;
+    if json {
+        let both = Both {
+            timer: timer.read()?,
+            attempts: &items.items,
+        };
+        return out::print(&serde_json::to_string(&both)?);
+    }
+    let items = read_each(&items)?;
+    out::print(&format!(
+        "{}\n\n{}",
+        show::block(&timer.read()?, SystemClock.now()),
+        show::attempts(&items)
+    ))
+}
+
+async fn list(client: &Client, ls: &Ls, json: bool) -> anyhow::Result<()> {
+    let mut filter: Vec<(String, String)> = [
+        ("state", &ls.state),
+        ("owner", &ls.owner),
+        ("due_after", &ls.due_after),
+        ("due_before", &ls.due_before),
+    ]
+    .into_iter()
+    .filter_map(|(name, value)| value.clone().map(|value| (name.to_owned(), value)))
+    .collect();
+    filter.extend(
+        ls.label
+            .iter()
+            .map(|(name, value)| (format!("label.{name}"), value.clone())),
+    );
+    let mut found = Vec::new();
+    let mut count = 0;
+    let mut cursor: Option<String> = None;
+    let more = loop {
+        let wanted = (ls.limit - count).min(PAGE);
+        if wanted == 0 {
+            break cursor.is_some();
+        }
+        let mut query = filter.clone();
+        query.push(("limit".into(), wanted.to_string()));
+        query.extend(cursor.take().map(|cursor| ("cursor".into(), cursor)));
+        let reply = client.ask(Method::GET, "/v1/timers", &query).await?;
+        let page: Items = reply.read()?;
+        // A page may be short, even empty, and still have a next one.
+        count += page.items.len().min(wanted);
+        if json {
+            page.items.iter().try_for_each(|item| out::print(item.get()))?;
+        } else {
+            found.extend(read_each(&page)?);
+        }
+        match page.next {
+            Some(next) => cursor = Some(next),
+            None => break false,
+        }
+    };
+    if !json && found.is_empty() {
+        out::note("no such timers");
+    } else if !json {
+        out::print(&show::list(&found, SystemClock.now()))?;
+    }
+    if more {
+        out::note(&format!(
+            "the first {count}; there may be more, --limit shows them"
+        ));
+    }
+    Ok(())
+}
+
+async fn cancel(client: &Client, id: &str, json: bool) -> anyhow::Result<()> {
+    let reply = client
+        .ask(Method::DELETE, &format!("/v1/timers/{id}"), &[])
+        .await?;
+    if json {
+        return out::print(&reply.json);
+    }
+    let Cancelled { outcome } = reply.read()?;
+    let meaning = match outcome.as_str() {
+        "cancelled" => " (nothing was sent, nothing will be)",
+        "stopped" => " (earlier attempts failed, nothing more will be sent)",
+        _ => "",
+    };
+    out::print(&format!("cancel {id}: {}{meaning}", out::plain(&outcome)))
+}
+
+#[derive(Deserialize)]
+struct Cancelled {
+    outcome: String,
+}
+
+/// A timer and its attempts, each as the server wrote it.
+#[derive(Serialize)]
+struct Both<'a> {
+    timer: &'a RawValue,
+    attempts: &'a [&'a RawValue],
+}
+
+#[derive(Deserialize)]
+struct Items<'a> {
+    #[serde(borrow)]
+    items: Vec<&'a RawValue>,
+    next: Option<String>,
+}
+
+fn read_each(page: &Items) -> anyhow::Result<Vec<show::Fields>> {
+    let read =
+        |item: &&RawValue| serde_json::from_str(item.get()).context("the server's answer cannot be read");
+    page.items.iter().map(read).collect()
+}

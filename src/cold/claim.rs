@@ -1,0 +1,190 @@
+//! What is due, and the claim: the one SQL transition that decides that a generation fires now.
+
+use super::row::{COLUMNS, TimerRow, WIDTH};
+use super::sql::{Column, Dialect, Statement};
+use super::{ColdStore, Error};
+use crate::model::id::{Epoch, Generation, Uid};
+use crate::model::time::UnixMs;
+use crate::model::timer::State;
+
+/// The most timers one statement claims.
+pub const MAX_BATCH: usize = 256;
+
+/// Points at one attempt that is due: no payload, nothing to delete when its timer is cancelled. A stale
+/// or doubled pointer is dropped by its claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pointer {
+    /// The timer.
+    pub uid: Uid,
+    /// Its shard.
+    pub shard: i32,
+    /// The generation that is due.
+    pub generation: Generation,
+    /// Claims of that generation so far.
+    pub attempt: i32,
+    /// Since when somebody should look at it.
+    pub wake_at: UnixMs,
+    /// The receiver's lane.
+    pub lane: i64,
+}
+
+/// A row that the sweep found past its `wake_at`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Due {
+    /// Where it points.
+    pub pointer: Pointer,
+    /// `scheduled`, `retrying`, or `delivering` when its claim ran out.
+    pub state: State,
+    /// Whether it was found later than its grace and must end as `expired`.
+    pub too_late: bool,
+}
+
+/// What a look for due rows found.
+#[derive(Debug, Default)]
+pub struct Found {
+    /// The rows, earliest `wake_at` first.
+    pub rows: Vec<Due>,
+    /// The store's time of the look; `None` when nothing was found.
+    pub store_now: Option<UnixMs>,
+}
+
+impl ColdStore {
+    /// Rows of these shards whose `wake_at` has passed, at most `limit`, earliest first.
+    ///
+    /// `shards` pairs each shard with the lower bound from which to look (`i64::MIN` for full depth): under a
+    /// long transaction the index keeps dead entries, and a probe without bound walks through all of them.
+    pub async fn due(&self, shards: &[(i32, i64)], limit: usize) -> Result<Found, Error> {
+        let mut s = Statement::new(self.dialect(), "due");
+        let now = s.now(self.given());
+        let limit = s.int(limit as i64);
+        let batch = s.batch(
+            "b",
+            vec![
+                (
+                    "b_shard",
+                    Column::Int(shards.iter().map(|(shard, _)| i64::from(*shard)).collect()),
+                ),
+                (
+                    "b_floor",
+                    Column::Int(shards.iter().map(|(_, floor)| *floor).collect()),
+                ),
+            ],
+        );
+        let columns = "uid, shard, generation, attempt, wake_at, lane, state, \
+                       CASE WHEN expire_at < {now} AND attempt = 0 THEN true ELSE false END"
+            .replace("{now}", &now);
+        let probe = format!(
+            "FROM timers t WHERE t.shard = b_shard AND t.wake_at >= b_floor AND t.wake_at <= {now} \
+             AND t.state <> 3 ORDER BY t.wake_at LIMIT {limit}"
+        );
+        match self.dialect() {
+            Dialect::Postgres => s.push(&format!(
+                "WITH {batch} SELECT d.*, {now} FROM b CROSS JOIN LATERAL (SELECT {columns} {probe}) d \
+                 ORDER BY wake_at LIMIT {limit}"
+            )),
+            Dialect::Sqlite => s.push(&format!(
+                "WITH {batch} SELECT {columns}, {now} FROM b, timers \
+                 WHERE timers.rowid IN (SELECT t.rowid {probe}) ORDER BY wake_at LIMIT {limit}"
+            )),
+        };
+        let mut found = Found::default();
+        for row in self.pool.read(s).await? {
+            let pointer = Pointer {
+                uid: Uid(row.get(0)?),
+                shard: row.get(1)?,
+                generation: Generation(row.get(2)?),
+                attempt: row.get(3)?,
+                wake_at: UnixMs::new(row.get(4)?),
+                lane: row.get(5)?,
+            };
+            let state =
+                State::from_code(row.get(6)?).ok_or_else(|| Error::Corrupt("an unknown state".into()))?;
+            let too_late = row.get::<bool>(7)? && state == State::Scheduled;
+            found.rows.push(Due {
+                pointer,
+                state,
+                too_late,
+            });
+            found.store_now = Some(UnixMs::new(row.get(8)?));
+        }
+        Ok(found)
+    }
+
+    /// Claims what these pointers point at, each under the epoch it is paired with, and returns the rows as
+    /// they are now: `delivering`, one attempt more, `wake_at` at the claim's expiry.
+    ///
+    /// A pointer whose generation or attempt has moved on, that is not due by the store's clock, or whose
+    /// epoch is no longer the shard's, claims nothing and is missing from the answer. The shard's row is
+    /// locked `FOR KEY SHARE`, so that a take-over, which changes the epoch, waits for running claims.
+    pub async fn claim(&self, pointers: &[(Pointer, Epoch)], node: &str) -> Result<Vec<TimerRow>, Error> {
+        let mut sorted: Vec<_> = pointers.to_vec();
+        sorted.sort_by_key(|(pointer, _)| pointer.uid);
+        let mut s = Statement::new(self.dialect(), "claim");
+        let now = s.now(self.given());
+        let ttl = s.int(self.claim_ttl_ms);
+        let node = s.text(node);
+        let of = |pick: fn(&(Pointer, Epoch)) -> i64| Column::Int(sorted.iter().map(pick).collect());
+        let batch = s.batch(
+            "b",
+            vec![
+                (
+                    "b_uid",
+                    Column::Uuid(sorted.iter().map(|(pointer, _)| pointer.uid.0).collect()),
+                ),
+                ("b_generation", of(|(pointer, _)| i64::from(pointer.generation.0))),
+                ("b_attempt", of(|(pointer, _)| i64::from(pointer.attempt))),
+                ("b_shard", of(|(pointer, _)| i64::from(pointer.shard))),
+                ("b_epoch", of(|(_, epoch)| epoch.0)),
+            ],
+        );
+        let lock = self.dialect().lock("FOR KEY SHARE");
+        s.push(&format!(
+            "WITH {batch}, own AS (SELECT shard AS own_shard, epoch AS own_epoch FROM shards \
+               WHERE (shard, epoch) IN (SELECT b_shard, b_epoch FROM b) ORDER BY shard {lock}) \
+             UPDATE timers SET state = 1, attempt = attempt + 1, tries = tries + 1, epoch = own_epoch, \
+               wake_at = {now} + {ttl}, claimed_at = {now}, node = {node} \
+             FROM b, own WHERE own_shard = b_shard AND own_epoch = b_epoch \
+               AND uid = b_uid AND shard = b_shard AND generation = b_generation AND attempt = b_attempt \
+               AND state IN (0, 2) AND wake_at <= {now} \
+               AND (expire_at IS NULL OR attempt > 0 OR expire_at >= {now}) \
+             RETURNING {COLUMNS}, {now}"
+        ));
+        let rows = self.pool.write(s).await?;
+        if let Some(row) = rows.first() {
+            self.clock.observe(UnixMs::new(row.get(WIDTH)?));
+        }
+        rows.iter().map(|row| TimerRow::read(row, false)).collect()
+    }
+
+    /// Puts off looking at rows that are due but have no room to be sent, so that they do not stand before
+    /// others: `wake_at` becomes `by_ms` from now. Their due time stays.
+    pub async fn postpone(&self, pointers: &[(Pointer, i64)]) -> Result<(), Error> {
+        let mut sorted: Vec<_> = pointers.to_vec();
+        sorted.sort_by_key(|(pointer, _)| pointer.uid);
+        let mut s = Statement::new(self.dialect(), "postpone");
+        let now = s.now(self.given());
+        let batch = s.batch(
+            "b",
+            vec![
+                (
+                    "b_uid",
+                    Column::Uuid(sorted.iter().map(|(p, _)| p.uid.0).collect()),
+                ),
+                (
+                    "b_generation",
+                    Column::Int(sorted.iter().map(|(p, _)| i64::from(p.generation.0)).collect()),
+                ),
+                (
+                    "b_attempt",
+                    Column::Int(sorted.iter().map(|(p, _)| i64::from(p.attempt)).collect()),
+                ),
+                ("b_by", Column::Int(sorted.iter().map(|(_, by)| *by).collect())),
+            ],
+        );
+        s.push(&format!(
+            "WITH {batch} UPDATE timers SET wake_at = {now} + b_by FROM b WHERE uid = b_uid \
+             AND generation = b_generation AND attempt = b_attempt AND state IN (0, 2) AND wake_at <= {now}"
+        ));
+        self.pool.write(s).await.map(drop)
+    }
+}

@@ -1,0 +1,6 @@
+//! sea-orm entities of the small tables. The large ones are read and written in batches (see `super::row`).
+
+pub mod attempt;
+pub mod node;
+pub mod shard;
+pub mod store;

@@ -1,0 +1,20 @@
+//! What was fixed when the store was made.
+
+use sea_orm::entity::prelude::*;
+
+/// The one row of `store`.
+#[derive(Clone, Debug, PartialEq, Eq, DeriveEntityModel)]
+#[sea_orm(table_name = "store")]
+pub struct Model {
+    #[sea_orm(primary_key, auto_increment = false)]
+    pub one: i32,
+    pub incarnation: i64,
+    pub shards: i32,
+    pub created_at: i64,
+}
+
+/// None.
+#[derive(Copy, Clone, Debug, EnumIter, DeriveRelation)]
+pub enum Relation {}
+
+impl ActiveModelBehavior for ActiveModel {}

@@ -1,0 +1,170 @@
+//! What can go wrong in the cold store, sorted by what the caller can do about it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use sea_orm::{DbErr, RuntimeErr, sqlx};
+
+/// A failure of the cold store.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum Error {
+    /// It cannot be reached, or broke off; later may be better.
+    #[error("the cold store cannot be reached: {0}")]
+    Unavailable(Arc<sqlx::Error>),
+    /// The connection broke at the commit: it may or may not have happened.
+    #[error("the cold store broke off during a commit: {0}")]
+    Ambiguous(Arc<sqlx::Error>),
+    /// It answered, and the answer was an error.
+    #[error("the cold store refused: {0}")]
+    Refused(Arc<sqlx::Error>),
+    /// Its disk is full.
+    #[error("the cold store's disk is full; free some room, everything then goes on by itself")]
+    Full,
+    /// Its file cannot be written.
+    #[error("the cold store cannot be written: {0}; make the file and its folder writable for this user")]
+    ReadOnly(Arc<sqlx::Error>),
+    /// Transactions kept standing in each other's way.
+    #[error("the cold store is busy; try again")]
+    Busy,
+    /// A row that cannot be read back.
+    #[error("the cold store holds something unreadable: {0}")]
+    Corrupt(String),
+    /// `cold.url` names no store.
+    #[error("`cold.url`: {0}")]
+    Url(String),
+    /// Another process has the SQLite file.
+    #[error(
+        "{path} is in use by another `mainspring serve`; stop that one, or give this one another file in `cold.url` \
+         (several nodes share one PostgreSQL)"
+    )]
+    InUse {
+        /// The database file.
+        path: PathBuf,
+    },
+    /// The lock file beside the SQLite file cannot be made.
+    #[error(
+        "{path} cannot be opened: {source}; `cold.url` must name a file in a folder that exists and is writable"
+    )]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: Arc<std::io::Error>,
+    },
+    /// The schema is newer than this binary.
+    #[error(
+        "the database was migrated by a newer mainspring (it has {unknown}); run that version, or a newer one, instead"
+    )]
+    Newer {
+        /// The steps that this binary does not know.
+        unknown: String,
+    },
+    /// The schema cannot be migrated.
+    #[error("the database cannot be migrated: {0}")]
+    Migration(String),
+    /// `shards` differs from what the store was made with.
+    #[error("`shards` is {config}, but this store was made with {store}; set `shards = {store}`")]
+    Shards {
+        /// What the store was made with.
+        store: i32,
+        /// What the settings say.
+        config: u16,
+    },
+}
+
+impl Error {
+    /// A value that the database refuses, which fails again however often it is tried.
+    pub fn is_data(&self) -> bool {
+        self.code()
+            .is_some_and(|code| code.len() == 5 && (code.starts_with("22") || code.starts_with("23")))
+    }
+
+    /// Something is there already.
+    pub(super) fn is_duplicate(&self) -> bool {
+        self.code().is_some_and(|code| code == "42P07")
+    }
+
+    /// Two transactions stood in each other's way; the same again may well succeed.
+    pub(super) fn is_deadlock(&self) -> bool {
+        matches!(self, Self::Busy) || self.code().is_some_and(|code| code == "40P01" || code == "40001")
+    }
+
+    /// Whether a commit may have happened all the same.
+    pub(super) const fn is_ambiguous(&self) -> bool {
+        matches!(self, Self::Ambiguous(_))
+    }
+
+    /// Whether trying again later, without changing anything, may succeed.
+    pub const fn is_passing(&self) -> bool {
+        matches!(
+            self,
+            Self::Unavailable(_)
+                | Self::Ambiguous(_)
+                | Self::Refused(_)
+                | Self::Full
+                | Self::ReadOnly(_)
+                | Self::Busy
+        )
+    }
+
+    /// Marks a failure that came from a commit.
+    pub(super) fn at_commit(self) -> Self {
+        match self {
+            Self::Unavailable(why) => Self::Ambiguous(why),
+            other => other,
+        }
+    }
+
+    fn code(&self) -> Option<String> {
+        match self {
+            Self::Refused(why) => why
+                .as_database_error()
+                .and_then(|e| e.code())
+                .map(|code| code.into_owned()),
+            _ => None,
+        }
+    }
+}
+
+impl From<sqlx::Error> for Error {
+    fn from(why: sqlx::Error) -> Self {
+        let code = why
+            .as_database_error()
+            .and_then(|e| e.code())
+            .map(|code| code.into_owned());
+        let why = Arc::new(why);
+        match (&*why, code.as_deref()) {
+            (sqlx::Error::ColumnDecode { .. } | sqlx::Error::Decode(_), _) => Self::Corrupt(why.to_string()),
+            // PostgreSQL, five letters: connection lost, shutting down, no resources, cancelled, read-only.
+            (_, Some("53100")) => Self::Full,
+            (_, Some("25006")) => Self::ReadOnly(why),
+            (_, Some(code)) if code.len() == 5 => match &code[..2] {
+                "08" | "57" | "53" | "28" | "3D" => Self::Unavailable(why),
+                _ => Self::Refused(why),
+            },
+            // SQLite, primary result code in the low byte.
+            (_, Some(code)) => match code.parse::<u32>().map_or(0, |code| code & 0xff) {
+                5 | 6 => Self::Busy,
+                8 => Self::ReadOnly(why),
+                13 => Self::Full,
+                10 | 14 => Self::Unavailable(why),
+                _ => Self::Refused(why),
+            },
+            (_, None) => Self::Unavailable(why),
+        }
+    }
+}
+
+impl From<DbErr> for Error {
+    fn from(why: DbErr) -> Self {
+        match why {
+            DbErr::Conn(RuntimeErr::SqlxError(why))
+            | DbErr::Exec(RuntimeErr::SqlxError(why))
+            | DbErr::Query(RuntimeErr::SqlxError(why)) => match Arc::try_unwrap(why) {
+                Ok(why) => Self::from(why),
+                Err(shared) => Self::Refused(shared),
+            },
+            other => Self::Migration(other.to_string()),
+        }
+    }
+}

@@ -1,0 +1,381 @@
+//! The cold store: the SQL truth about every live timer, on PostgreSQL or SQLite.
+//!
+//! Ground rules. Every change of a timer is one row's change inside a transaction, so of a claim, a cancel
+//! and a reschedule that meet, exactly one wins. A 2xx follows a commit that was flushed. Batches are sorted
+//! by key, so that two of them never wait for each other in a circle; where PostgreSQL sees one all the
+//! same, it is run again. The store's clock decides what is due ([`crate::clock::StoreClock`]).
+//!
+//! This room never speaks HTTP, never delivers, and knows nothing of wheels.
+
+mod claim;
+mod entity;
+mod error;
+mod finish;
+mod history;
+mod query;
+mod register;
+mod row;
+mod shards;
+mod sql;
+
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sea_orm::sqlx::ConnectOptions;
+use sea_orm::sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+use sea_orm::sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
+use sea_orm::{DatabaseConnection, EntityTrait, SqlxPostgresConnector, SqlxSqliteConnector};
+use sea_orm_migration::MigratorTrait;
+
+pub use claim::{Due, Found, MAX_BATCH as MAX_CLAIM_BATCH, Pointer};
+pub use error::Error;
+pub use finish::{Applied, Change, ChangeEvent, Edit, MAX_BATCH as MAX_APPLY_BATCH};
+pub use query::{Filter, Ledger, Page, Place, Verification};
+pub use register::{MAX_BATCH as MAX_REGISTER_BATCH, NewTimer, Registered};
+pub use row::{AttemptRecord, TimerRow};
+pub use shards::{Beat, Identity, NodeRow};
+
+use crate::clock::{Clock, StoreClock};
+use crate::config::{ColdKind, Config};
+use sql::{Column, Dialect, Pool, Statement, Tx};
+
+/// How long a statement may run on PostgreSQL before it is given up.
+pub const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The advisory lock under which PostgreSQL is migrated, so that nodes which start at once do it in turn.
+const MIGRATION_LOCK: i64 = 0x6d61_696e_7370_7267;
+
+/// The cold store.
+#[derive(Clone)]
+pub struct ColdStore {
+    pool: Pool,
+    db: DatabaseConnection,
+    clock: StoreClock,
+    /// Tests turn the clock of PostgreSQL too.
+    manual: bool,
+    namespace: String,
+    shards: u16,
+    retention_ms: i64,
+    claim_ttl_ms: i64,
+    /// Which row of each total this process adds to.
+    slot: i64,
+    _lock: Option<Arc<std::fs::File>>,
+}
+
+/// How the schema stands.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct MigrationState {
+    /// Steps the database has.
+    pub applied: Vec<String>,
+    /// Steps it lacks.
+    pub pending: Vec<String>,
+    /// Steps it has that this binary does not know.
+    pub unknown: Vec<String>,
+}
+
+impl ColdStore {
+    /// Opens the store named by `cold.url`. PostgreSQL is not reached yet; SQLite's file is opened or made,
+    /// and with `exclusive` held against a second process.
+    ///
+    /// `clock` is this node's wall clock; `manual` makes it the store's clock on PostgreSQL too (tests).
+    pub fn open(
+        config: &Config,
+        clock: Arc<dyn Clock>,
+        manual: bool,
+        exclusive: bool,
+    ) -> Result<Self, Error> {
+        let kind = config.cold_kind().map_err(|why| Error::Url(why.to_string()))?;
+        let (pool, db, store_clock, lock) = match kind {
+            ColdKind::Postgres => {
+                let pool = postgres_pool(config)?;
+                let db = SqlxPostgresConnector::from_sqlx_postgres_pool(pool.clone());
+                let clock = if manual {
+                    StoreClock::local(clock)
+                } else {
+                    StoreClock::remote(clock)
+                };
+                (Pool::Postgres(pool), db, clock, None)
+            }
+            ColdKind::Sqlite => {
+                let path = sqlite_path(&config.cold.url)?;
+                let lock = if exclusive {
+                    Some(Arc::new(lock_beside(&path)?))
+                } else {
+                    None
+                };
+                let (writer, readers) = sqlite_pools(&path);
+                let db = SqlxSqliteConnector::from_sqlx_sqlite_pool(writer.clone());
+                (
+                    Pool::Sqlite { writer, readers },
+                    db,
+                    StoreClock::local(clock),
+                    lock,
+                )
+            }
+        };
+        Ok(Self {
+            pool,
+            db,
+            clock: store_clock,
+            manual,
+            namespace: config.namespace.clone(),
+            shards: config.shards,
+            retention_ms: i64::try_from(config.history.retention.get().as_millis()).unwrap_or(i64::MAX / 4),
+            claim_ttl_ms: i64::try_from(config.claim_ttl().as_millis()).unwrap_or(60_000),
+            slot: i64::from(std::process::id() % 64),
+            _lock: lock,
+        })
+    }
+
+    /// Reaches the database, migrates an empty or older one, makes the shards, and checks that the store
+    /// is the one the settings describe.
+    pub async fn prepare(&self) -> Result<(), Error> {
+        self.migrate().await?;
+        let mut tx = self.pool.begin().await?;
+        let mut s = Statement::new(self.dialect(), "prepare_store");
+        let now = s.now(self.given());
+        let shards = s.int(i64::from(self.shards));
+        s.push(&format!(
+            "INSERT INTO store (one, incarnation, shards, created_at) VALUES (1, 1, {shards}, {now}) \
+             ON CONFLICT (one) DO NOTHING"
+        ));
+        tx.execute(s).await?;
+        let mut s = Statement::new(self.dialect(), "prepare_shards");
+        let all = (0..i64::from(self.shards)).collect();
+        let batch = s.batch("b", vec![("b_shard", Column::Int(all))]);
+        s.push(&format!(
+            "WITH {batch} INSERT INTO shards (shard, epoch, owner, lease_until) SELECT b_shard, 0, NULL, 0 FROM b \
+             WHERE NOT EXISTS (SELECT 1 FROM shards) ON CONFLICT (shard) DO NOTHING"
+        ));
+        tx.execute(s).await?;
+        tx.commit().await?;
+        let store = entity::store::Entity::find_by_id(1).one(&self.db).await?;
+        let made_with = store.map(|store| store.shards).unwrap_or_default();
+        if made_with != i32::from(self.shards) {
+            return Err(Error::Shards {
+                store: made_with,
+                config: self.shards,
+            });
+        }
+        Ok(())
+    }
+
+    /// Brings the schema up to this binary's. Refuses a database that is newer.
+    pub async fn migrate(&self) -> Result<(), Error> {
+        let held = match &self.pool {
+            Pool::Postgres(pool) => {
+                let mut held = pool.begin().await?;
+                sea_orm::sqlx::query("SELECT pg_advisory_xact_lock($1)")
+                    .bind(MIGRATION_LOCK)
+                    .execute(&mut *held)
+                    .await?;
+                Some(held)
+            }
+            Pool::Sqlite { .. } => None,
+        };
+        let state = self.migration_state().await?;
+        if !state.unknown.is_empty() {
+            return Err(Error::Newer {
+                unknown: state.unknown.join(", "),
+            });
+        }
+        if !state.pending.is_empty() {
+            mainspring_migrations::Migrator::up(&self.db, None).await?;
+        }
+        if let Some(held) = held {
+            held.rollback().await?;
+        }
+        Ok(())
+    }
+
+    /// Takes every step of the schema back (tests only; it empties the store).
+    pub async fn migrate_down(&self) -> Result<(), Error> {
+        Ok(mainspring_migrations::Migrator::down(&self.db, None).await?)
+    }
+
+    /// Compares the schema with this binary's.
+    pub async fn migration_state(&self) -> Result<MigrationState, Error> {
+        mainspring_migrations::Migrator::install(&self.db).await?;
+        let known: Vec<String> = mainspring_migrations::Migrator::migrations()
+            .iter()
+            .map(|step| step.name().to_owned())
+            .collect();
+        let mut s = Statement::new(self.dialect(), "migration_state");
+        s.push("SELECT version FROM seaql_migrations ORDER BY version");
+        let mut applied = Vec::new();
+        for row in self.pool.write(s).await? {
+            applied.push(row.get::<String>(0)?);
+        }
+        let missing =
+            |of: &[String], from: &[String]| of.iter().filter(|v| !from.contains(v)).cloned().collect();
+        Ok(MigrationState {
+            pending: missing(&known, &applied),
+            unknown: missing(&applied, &known),
+            applied,
+        })
+    }
+
+    /// Asks the database for a sign of life and takes in its clock.
+    pub async fn ping(&self) -> Result<(), Error> {
+        let mut s = Statement::new(self.dialect(), "ping");
+        let now = s.now(self.given());
+        s.push(&format!("SELECT {now}"));
+        if let Some(row) = self.pool.read(s).await?.first() {
+            self.clock.observe(crate::model::time::UnixMs::new(row.get(0)?));
+        }
+        Ok(())
+    }
+
+    /// What this node knows of the store's clock.
+    pub const fn clock(&self) -> &StoreClock {
+        &self.clock
+    }
+
+    /// The namespace that this store's timers live in.
+    pub fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    /// Whether the store is PostgreSQL, so that other nodes may share it.
+    pub fn is_shared(&self) -> bool {
+        self.dialect() == Dialect::Postgres
+    }
+
+    /// How many transactions of one kind are worth running at once.
+    pub fn writers(&self) -> usize {
+        match self.dialect() {
+            Dialect::Postgres => 2,
+            Dialect::Sqlite => 1,
+        }
+    }
+
+    /// Closes the connections; on SQLite this also folds the write-ahead log into the file.
+    pub async fn close(&self) {
+        match &self.pool {
+            Pool::Postgres(pool) => pool.close().await,
+            Pool::Sqlite { writer, readers } => {
+                readers.close().await;
+                writer.close().await;
+            }
+        }
+    }
+
+    fn dialect(&self) -> Dialect {
+        self.pool.dialect()
+    }
+
+    /// The time to bind where the store has no clock of its own.
+    fn given(&self) -> Option<i64> {
+        match self.dialect() {
+            Dialect::Sqlite => Some(self.clock.now().get()),
+            Dialect::Postgres => self.manual.then(|| self.clock.now().get()),
+        }
+    }
+
+    /// Adds to the ledger's totals inside the transaction in which it happened. Comes last before the
+    /// commit: other transactions of this slot wait for the row.
+    async fn count(&self, tx: &mut Tx, counts: &[(&str, i64)]) -> Result<(), Error> {
+        let mut counts: Vec<_> = counts.iter().filter(|(_, n)| *n != 0).collect();
+        if counts.is_empty() {
+            return Ok(());
+        }
+        counts.sort_unstable();
+        let mut s = Statement::new(self.dialect(), "count");
+        let slot = s.int(self.slot);
+        let batch = s.batch(
+            "b",
+            vec![
+                (
+                    "b_name",
+                    Column::Text(counts.iter().map(|(name, _)| (*name).to_owned()).collect()),
+                ),
+                ("b_value", Column::Int(counts.iter().map(|(_, n)| *n).collect())),
+            ],
+        );
+        s.push(&format!(
+            "WITH {batch} INSERT INTO totals (name, slot, value) SELECT b_name, {slot}, b_value FROM b WHERE true \
+             ON CONFLICT (name, slot) DO UPDATE SET value = totals.value + excluded.value"
+        ));
+        tx.execute(s).await.map(drop)
+    }
+}
+
+fn postgres_pool(config: &Config) -> Result<sea_orm::sqlx::PgPool, Error> {
+    let options = PgConnectOptions::from_str(&config.cold.url)
+        .map_err(|why| Error::Url(why.to_string()))?
+        .application_name("mainspring")
+        .options([
+            (
+                "statement_timeout",
+                STATEMENT_TIMEOUT.as_millis().to_string().as_str(),
+            ),
+            ("idle_in_transaction_session_timeout", "15000"),
+            ("default_transaction_isolation", "read committed"),
+        ])
+        .statement_cache_capacity(256)
+        .disable_statement_logging();
+    Ok(PgPoolOptions::new()
+        .max_connections(config.cold.connections)
+        .acquire_timeout(Duration::from_secs(5))
+        .test_before_acquire(false)
+        .idle_timeout(Duration::from_secs(600))
+        .max_lifetime(Duration::from_secs(3600))
+        .connect_lazy_with(options))
+}
+
+fn sqlite_path(url: &str) -> Result<PathBuf, Error> {
+    let path = url.strip_prefix("sqlite://").unwrap_or(url);
+    let path = path.split('?').next().unwrap_or_default();
+    if path.is_empty() || path == ":memory:" {
+        return Err(Error::Url("the store must be a file: sqlite://FILE".into()));
+    }
+    Ok(PathBuf::from(path))
+}
+
+fn sqlite_pools(path: &Path) -> (sea_orm::sqlx::SqlitePool, sea_orm::sqlx::SqlitePool) {
+    let options = SqliteConnectOptions::new()
+        .filename(path)
+        .create_if_missing(true)
+        .journal_mode(SqliteJournalMode::Wal)
+        .synchronous(SqliteSynchronous::Full)
+        .busy_timeout(Duration::from_secs(5))
+        .pragma("cache_size", "-65536")
+        .pragma("journal_size_limit", "67108864")
+        .disable_statement_logging();
+    let pool = |connections: u32, options: SqliteConnectOptions| {
+        SqlitePoolOptions::new()
+            .max_connections(connections)
+            .acquire_timeout(Duration::from_secs(10))
+            .test_before_acquire(false)
+            .idle_timeout(None)
+            .max_lifetime(None)
+            .connect_lazy_with(options)
+    };
+    (pool(1, options.clone()), pool(4, options))
+}
+
+/// Holds `FILE.lock`, so that a second process refuses the same store instead of firing its timers twice.
+fn lock_beside(path: &Path) -> Result<std::fs::File, Error> {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".lock");
+    let lock = PathBuf::from(name);
+    let file = std::fs::OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(&lock)
+        .map_err(|source| Error::File {
+            path: lock.clone(),
+            source: Arc::new(source),
+        })?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(std::fs::TryLockError::WouldBlock) => Err(Error::InUse { path: path.into() }),
+        Err(std::fs::TryLockError::Error(source)) => Err(Error::File {
+            path: lock,
+            source: Arc::new(source),
+        }),
+    }
+}

@@ -1,0 +1,376 @@
+//! Reading: one timer, many timers in due order, attempts, the ledger and its verification.
+
+use std::collections::{BTreeMap, HashMap};
+
+use sea_orm::{ColumnTrait, EntityTrait, QueryFilter, QueryOrder};
+use serde::Serialize;
+use uuid::Uuid;
+
+use super::row::{AttemptRecord, COLUMNS, TimerRow};
+use super::sql::{Column, Dialect, Statement};
+use super::{ColdStore, Error, entity};
+use crate::model::id::Uid;
+use crate::model::time::UnixMs;
+use crate::model::timer::{AttemptResult, State};
+
+/// How many rows one page of a list looks at, at most; a filter that matches little gives short pages.
+const SCAN: i64 = 10_000;
+
+/// Which timers a list holds.
+#[derive(Debug, Clone, Default)]
+pub struct Filter {
+    /// In this state.
+    pub state: Option<State>,
+    /// Of this owner.
+    pub owner: Option<String>,
+    /// With these labels.
+    pub labels: Vec<(String, String)>,
+    /// Due at or after.
+    pub due_after: Option<UnixMs>,
+    /// Due before.
+    pub due_before: Option<UnixMs>,
+}
+
+/// A place in a list: strictly after this due time, uid and generation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// Due time of the last row seen.
+    pub due_at: i64,
+    /// Its uid.
+    pub uid: Uuid,
+    /// Its generation.
+    pub generation: i32,
+}
+
+/// One page of a list.
+#[derive(Debug)]
+pub struct Page {
+    /// In due order; may be empty although there is a next page.
+    pub rows: Vec<TimerRow>,
+    /// Where the next page starts.
+    pub next: Option<Place>,
+}
+
+/// The ledger: registered = delivered + cancelled + expired + dead + pending, at any moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, utoipa::ToSchema)]
+pub struct Ledger {
+    /// Timers acknowledged since the store was made, each new start of an ended id again.
+    pub registered: i64,
+    /// Ended: taken by a receiver.
+    pub delivered: i64,
+    /// Ended: taken back.
+    pub cancelled: i64,
+    /// Ended: found too late.
+    pub expired: i64,
+    /// Ended: out of attempts.
+    pub dead: i64,
+    /// Live.
+    pub pending: i64,
+}
+
+impl Ledger {
+    /// Whether the account closes.
+    pub const fn balanced(&self) -> bool {
+        self.registered == self.delivered + self.cancelled + self.expired + self.dead + self.pending
+    }
+}
+
+/// What `verify` found.
+#[derive(Debug, Clone, Serialize)]
+pub struct Verification {
+    /// The ledger.
+    pub ledger: Ledger,
+    /// Whether the account closes.
+    pub balanced: bool,
+    /// Rows found in history and folded totals, by end; each must equal the ledger's.
+    pub ended_rows: BTreeMap<String, i64>,
+    /// Ends whose count differs from the rows found.
+    pub mismatches: Vec<String>,
+    /// Live timers more than a minute past the moment at which somebody should have looked at them.
+    pub overdue: i64,
+}
+
+impl ColdStore {
+    /// The timer of this uid: the live one, else the one that ended last.
+    pub async fn find(&self, uid: Uid) -> Result<Option<TimerRow>, Error> {
+        Ok(self.find_many(&[uid]).await?.remove(&uid))
+    }
+
+    /// The timers of these uids: the live ones, else those that ended last.
+    pub async fn find_many(&self, uids: &[Uid]) -> Result<HashMap<Uid, TimerRow>, Error> {
+        // Live first, then history: a timer that ends in between is found in the second look.
+        let mut rows = self.find_in("timers", uids, false).await?;
+        let missing: Vec<Uid> = uids
+            .iter()
+            .copied()
+            .filter(|uid| !rows.contains_key(uid))
+            .collect();
+        if !missing.is_empty() {
+            rows.extend(self.find_in("history", &missing, true).await?);
+        }
+        Ok(rows)
+    }
+
+    async fn find_in(&self, table: &str, uids: &[Uid], ended: bool) -> Result<HashMap<Uid, TimerRow>, Error> {
+        let mut s = Statement::new(self.dialect(), "find_many");
+        let batch = s.batch(
+            "b",
+            vec![("b_uid", Column::Uuid(uids.iter().map(|uid| uid.0).collect()))],
+        );
+        let more = if ended { ", ended_at, last" } else { "" };
+        s.push(&format!(
+            "WITH {batch} SELECT {COLUMNS}{more} FROM {table} WHERE uid IN (SELECT b_uid FROM b) ORDER BY generation"
+        ));
+        let mut found: HashMap<Uid, TimerRow> = HashMap::with_capacity(uids.len());
+        for row in self.pool.read(s).await? {
+            let row = TimerRow::read(&row, ended)?;
+            // An id may have ended, been free again and ended anew with the same generation: the later end counts.
+            let newer = found.get(&row.uid).is_none_or(|old| old.ended_at <= row.ended_at);
+            if newer {
+                found.insert(row.uid, row);
+            }
+        }
+        Ok(found)
+    }
+
+    /// One page of timers, live and ended, in due order.
+    pub async fn list(&self, filter: &Filter, after: Option<Place>, limit: usize) -> Result<Page, Error> {
+        let live = filter.state.is_none_or(|state| !state.is_end());
+        let ended = filter.state.is_none_or(State::is_end);
+        let mut page = Page {
+            rows: Vec::new(),
+            next: None,
+        };
+        // The page reaches only as far as the table that was looked through least.
+        let mut horizon: Option<Place> = None;
+        for (table, is_ended) in [("timers", false), ("history", true)] {
+            if (is_ended && !ended) || (!is_ended && !live) {
+                continue;
+            }
+            let (rows, stopped_at) = self.list_in(table, is_ended, filter, after, limit).await?;
+            page.rows.extend(rows);
+            horizon = match (horizon, stopped_at) {
+                (Some(a), Some(b)) => Some(a.min(b)),
+                (a, b) => a.or(b),
+            };
+        }
+        page.rows.sort_by_key(place);
+        if let Some(horizon) = horizon {
+            page.rows.retain(|row| place(row) <= horizon);
+        }
+        if page.rows.len() > limit {
+            page.rows.truncate(limit);
+            page.next = page.rows.last().map(place);
+        } else {
+            page.next = horizon;
+        }
+        Ok(page)
+    }
+
+    /// Rows of one table, and where the look stopped if it did not reach the end.
+    async fn list_in(
+        &self,
+        table: &str,
+        ended: bool,
+        filter: &Filter,
+        after: Option<Place>,
+        limit: usize,
+    ) -> Result<(Vec<TimerRow>, Option<Place>), Error> {
+        let more = if ended { ", ended_at, last" } else { "" };
+        let statement = |count: bool| {
+            let mut s = Statement::new(self.dialect(), "list");
+            let mut inner = String::from("true");
+            if let Some(after) = after {
+                let (due, uid) = (s.int(after.due_at), s.uuid(after.uid));
+                let generation = s.int(i64::from(after.generation));
+                inner += &format!(
+                    " AND due_at >= {due} AND (due_at, uid, generation) > ({due}, {uid}, {generation})"
+                );
+            }
+            if let Some(at) = filter.due_after {
+                inner += &format!(" AND due_at >= {}", s.int(at.get()));
+            }
+            if let Some(at) = filter.due_before {
+                inner += &format!(" AND due_at < {}", s.int(at.get()));
+            }
+            if let Some(owner) = &filter.owner {
+                inner += &format!(" AND owner = {}", s.text(owner));
+            }
+            let order = "ORDER BY due_at, uid, generation";
+            if count {
+                let skip = s.int(SCAN - 1);
+                s.push(&format!(
+                    "SELECT due_at, uid, generation FROM {table} WHERE {inner} {order} LIMIT 1 OFFSET {skip}"
+                ));
+                return s;
+            }
+            let mut outer = String::from("true");
+            if let Some(state) = filter.state {
+                outer += &format!(" AND state = {}", s.int(i64::from(state.code())));
+            }
+            for (name, value) in &filter.labels {
+                let value = s.text(value);
+                outer += &match self.dialect() {
+                    Dialect::Postgres => format!(" AND (labels::json ->> {}) = {value}", s.text(name)),
+                    Dialect::Sqlite => {
+                        let path = s.text(&format!("$.\"{}\"", name.replace('"', "")));
+                        format!(" AND json_extract(labels, {path}) = {value}")
+                    }
+                };
+            }
+            let (scan, limit) = (s.int(SCAN), s.int(limit as i64 + 1));
+            s.push(&format!(
+                "SELECT * FROM (SELECT {COLUMNS}{more} FROM {table} WHERE {inner} {order} LIMIT {scan}) x \
+                 WHERE {outer} {order} LIMIT {limit}"
+            ));
+            s
+        };
+        let rows: Vec<TimerRow> = self
+            .pool
+            .read(statement(false))
+            .await?
+            .iter()
+            .map(|row| TimerRow::read(row, ended))
+            .collect::<Result<_, _>>()?;
+        if rows.len() > limit {
+            return Ok((rows, None));
+        }
+        let stopped_at = match self.pool.read(statement(true)).await?.first() {
+            Some(row) => Some(Place {
+                due_at: row.get(0)?,
+                uid: row.get(1)?,
+                generation: row.get(2)?,
+            }),
+            None => None,
+        };
+        Ok((rows, stopped_at))
+    }
+
+    /// All attempts of a timer's current registration that are over, oldest first.
+    pub async fn attempts(&self, row: &TimerRow) -> Result<Vec<AttemptRecord>, Error> {
+        let models = entity::attempt::Entity::find()
+            .filter(entity::attempt::Column::Uid.eq(row.uid.0))
+            .filter(entity::attempt::Column::CreatedAt.eq(row.created_at.get()))
+            .order_by_asc(entity::attempt::Column::Generation)
+            .order_by_asc(entity::attempt::Column::Attempt)
+            .all(&self.db)
+            .await?;
+        let mut records = models
+            .into_iter()
+            .map(|m| {
+                Ok(AttemptRecord {
+                    generation: m.generation,
+                    attempt: m.attempt,
+                    started_at: m.started_at,
+                    ended_at: m.ended_at,
+                    result: result_of(&m.result).ok_or_else(|| Error::Corrupt("an unknown result".into()))?,
+                    status: m.status.and_then(|status| u16::try_from(status).ok()),
+                    reply: m.reply,
+                    detail: m.detail,
+                    node: m.node,
+                })
+            })
+            .collect::<Result<Vec<_>, Error>>()?;
+        records.extend(row.last.clone());
+        Ok(records)
+    }
+
+    /// The ledger, from one snapshot.
+    pub async fn ledger(&self) -> Result<Ledger, Error> {
+        let mut s = Statement::new(self.dialect(), "ledger");
+        s.push(
+            "SELECT name, CAST(sum(value) AS BIGINT) FROM totals GROUP BY name \
+             UNION ALL SELECT 'pending', count(*) FROM timers",
+        );
+        let mut totals = BTreeMap::new();
+        for row in self.pool.read(s).await? {
+            totals.insert(row.get::<String>(0)?, row.get::<i64>(1)?);
+        }
+        Ok(ledger_of(&totals))
+    }
+
+    /// How many live timers stand in each state.
+    pub async fn live_by_state(&self) -> Result<Vec<(State, i64)>, Error> {
+        let mut s = Statement::new(self.dialect(), "live_by_state");
+        s.push("SELECT state, count(*) FROM timers GROUP BY state");
+        let rows = self.pool.read(s).await?;
+        rows.iter()
+            .map(|row| {
+                let state =
+                    State::from_code(row.get(0)?).ok_or_else(|| Error::Corrupt("an unknown state".into()))?;
+                Ok((state, row.get(1)?))
+            })
+            .collect()
+    }
+
+    /// Checks the ledger against every row there is, from one snapshot.
+    pub async fn verify(&self) -> Result<Verification, Error> {
+        let mut s = Statement::new(self.dialect(), "verify");
+        let now = s.now(self.given());
+        s.push(&format!(
+            "SELECT name, CAST(sum(value) AS BIGINT) FROM totals GROUP BY name \
+             UNION ALL SELECT 'pending', count(*) FROM timers \
+             UNION ALL SELECT 'rows.' || state, count(*) FROM history GROUP BY state \
+             UNION ALL SELECT 'overdue', count(*) FROM timers WHERE wake_at < {now} - 60000 AND state <> 3"
+        ));
+        let mut totals: BTreeMap<String, i64> = BTreeMap::new();
+        for row in self.pool.read(s).await? {
+            totals.insert(row.get(0)?, row.get(1)?);
+        }
+        let ledger = ledger_of(&totals);
+        let mut ended_rows = BTreeMap::new();
+        let mut mismatches = Vec::new();
+        for state in State::ALL.into_iter().filter(|state| state.is_end()) {
+            let word = state.word();
+            let of = |name: String| totals.get(&name).copied().unwrap_or(0);
+            let rows = of(format!("rows.{}", state.code())) + of(format!("folded.{word}"));
+            let counted = of(word.to_owned());
+            if rows != counted {
+                mismatches.push(format!(
+                    "{word}: {counted} counted, {rows} found in history and folded totals"
+                ));
+            }
+            ended_rows.insert(word.to_owned(), rows);
+        }
+        let overdue = totals.get("overdue").copied().unwrap_or(0);
+        Ok(Verification {
+            ledger,
+            balanced: ledger.balanced(),
+            ended_rows,
+            mismatches,
+            overdue,
+        })
+    }
+}
+
+fn ledger_of(totals: &BTreeMap<String, i64>) -> Ledger {
+    let of = |name: &str| totals.get(name).copied().unwrap_or(0);
+    Ledger {
+        registered: of("registered"),
+        delivered: of("delivered"),
+        cancelled: of("cancelled"),
+        expired: of("expired"),
+        dead: of("dead"),
+        pending: of("pending"),
+    }
+}
+
+fn place(row: &TimerRow) -> Place {
+    Place {
+        due_at: row.life.due_at.get(),
+        uid: row.uid.0,
+        generation: row.life.generation.0,
+    }
+}
+
+fn result_of(word: &str) -> Option<AttemptResult> {
+    [
+        AttemptResult::Ok,
+        AttemptResult::Failed,
+        AttemptResult::Timeout,
+        AttemptResult::Refused,
+        AttemptResult::Unknown,
+    ]
+    .into_iter()
+    .find(|result| super::finish::result_word(*result) == word)
+}

@@ -1,0 +1,246 @@
+//! Who owns which shard, and which nodes there are. Leases run by the store's clock.
+
+use sea_orm::{EntityTrait, QueryOrder};
+
+use super::sql::{Column, Statement};
+use super::{ColdStore, Error, entity};
+use crate::model::id::Epoch;
+use crate::model::time::UnixMs;
+
+/// A node as the store knows it.
+#[derive(Debug, Clone)]
+pub struct NodeRow {
+    /// Its name.
+    pub name: String,
+    /// Where its API listens.
+    pub address: String,
+    /// Its version.
+    pub version: String,
+    /// When it started.
+    pub started_at: UnixMs,
+    /// Its last sign of life.
+    pub beat_at: UnixMs,
+    /// The shards it owns.
+    pub shards: Vec<i32>,
+}
+
+/// What a heartbeat learned.
+#[derive(Debug, Clone)]
+pub struct Beat {
+    /// The store's time.
+    pub store_now: UnixMs,
+    /// Whether another process beats under this name.
+    pub usurped: bool,
+    /// Nodes alive, this one included.
+    pub alive: usize,
+}
+
+/// Who this node is.
+#[derive(Debug, Clone)]
+pub struct Identity {
+    /// Its name.
+    pub name: String,
+    /// Made anew at every start: tells two processes of one name apart.
+    pub incarnation: String,
+    /// Where its API listens.
+    pub address: String,
+}
+
+impl ColdStore {
+    /// Takes the node's name for this process: from here on an older process of the same name sees itself
+    /// usurped and stops.
+    pub async fn enter(&self, me: &Identity) -> Result<(), Error> {
+        let mut s = Statement::new(self.dialect(), "enter");
+        let now = s.now(self.given());
+        let (name, incarnation) = (s.text(&me.name), s.text(&me.incarnation));
+        let (address, version) = (s.text(&me.address), s.text(env!("CARGO_PKG_VERSION")));
+        s.push(&format!(
+            "INSERT INTO nodes (name, incarnation, address, version, started_at, beat_at) \
+             VALUES ({name}, {incarnation}, {address}, {version}, {now}, {now}) \
+             ON CONFLICT (name) DO UPDATE SET incarnation = excluded.incarnation, address = excluded.address, \
+             version = excluded.version, started_at = excluded.started_at, beat_at = excluded.beat_at"
+        ));
+        self.pool.write(s).await.map(drop)
+    }
+
+    /// A sign of life; tells the store's time and how many nodes have given one within `within_ms`.
+    pub async fn beat(&self, me: &Identity, within_ms: i64) -> Result<Beat, Error> {
+        let mut tx = self.pool.begin().await?;
+        let mut s = Statement::new(self.dialect(), "beat");
+        let now = s.now(self.given());
+        let (name, incarnation) = (s.text(&me.name), s.text(&me.incarnation));
+        s.push(&format!(
+            "UPDATE nodes SET beat_at = {now} WHERE name = {name} AND incarnation = {incarnation} RETURNING {now}"
+        ));
+        let mine = tx.fetch(s).await?;
+        let mut s = Statement::new(self.dialect(), "beat_count");
+        let now = s.now(self.given());
+        let within = s.int(within_ms);
+        s.push(&format!(
+            "SELECT count(*), {now} FROM nodes WHERE beat_at > {now} - {within}"
+        ));
+        let rows = tx.fetch(s).await?;
+        tx.commit().await?;
+        let row = rows
+            .first()
+            .ok_or_else(|| Error::Corrupt("a count without a row".into()))?;
+        let store_now = UnixMs::new(row.get(1)?);
+        self.clock.observe(store_now);
+        let alive = usize::try_from(row.get::<i64>(0)?).unwrap_or(1).max(1);
+        Ok(Beat {
+            store_now,
+            usurped: mine.is_empty(),
+            alive,
+        })
+    }
+
+    /// Renews the leases of these shards; returns those that are still this node's under these epochs.
+    pub async fn renew(
+        &self,
+        me: &Identity,
+        held: &[(i32, Epoch)],
+        lease_ms: i64,
+    ) -> Result<Vec<i32>, Error> {
+        if held.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut s = Statement::new(self.dialect(), "renew");
+        let now = s.now(self.given());
+        let (name, lease) = (s.text(&me.name), s.int(lease_ms));
+        let batch = s.batch("b", held_columns(held));
+        s.push(&format!(
+            "WITH {batch} UPDATE shards SET lease_until = {now} + {lease} FROM b \
+             WHERE shard = b_shard AND epoch = b_epoch AND owner = {name} RETURNING shard"
+        ));
+        self.pool.write(s).await?.iter().map(|row| row.get(0)).collect()
+    }
+
+    /// Takes up to `most` shards that nobody owns or whose lease has run out, and with `own_too` those that
+    /// stand under this node's own name. Each gets a new epoch; from then on nobody can claim under the old.
+    pub async fn take(
+        &self,
+        me: &Identity,
+        most: usize,
+        own_too: bool,
+        lease_ms: i64,
+    ) -> Result<Vec<(i32, Epoch)>, Error> {
+        let mut s = Statement::new(self.dialect(), "take");
+        let now = s.now(self.given());
+        let (name, lease, most) = (s.text(&me.name), s.int(lease_ms), s.int(most as i64));
+        let own = if own_too {
+            format!("OR owner = {name}")
+        } else {
+            String::new()
+        };
+        let lock = self.dialect().lock("FOR UPDATE SKIP LOCKED");
+        s.push(&format!(
+            "UPDATE shards SET owner = {name}, epoch = epoch + 1, lease_until = {now} + {lease} WHERE shard IN \
+             (SELECT shard FROM shards WHERE owner IS NULL OR lease_until < {now} {own} \
+              ORDER BY lease_until, shard LIMIT {most} {lock}) RETURNING shard, epoch"
+        ));
+        self.pool
+            .write(s)
+            .await?
+            .iter()
+            .map(|row| Ok((row.get(0)?, Epoch(row.get(1)?))))
+            .collect()
+    }
+
+    /// Makes what was claimed in these shards under an older epoch due again at once. Returns how many.
+    pub async fn recall(&self, taken: &[(i32, Epoch)]) -> Result<u64, Error> {
+        if taken.is_empty() {
+            return Ok(0);
+        }
+        let mut tx = self.pool.begin().await?;
+        let mut s = Statement::new(self.dialect(), "recall");
+        let now = s.now(self.given());
+        // A claim's expiry lies at most this far ahead, which keeps the look within the index's near end.
+        let reach = s.int(MAX_CLAIM_MS);
+        let batch = s.batch("b", held_columns(taken));
+        s.push(&format!(
+            "WITH {batch} UPDATE timers SET wake_at = {now} FROM b WHERE shard = b_shard AND epoch < b_epoch \
+             AND state = 1 AND wake_at > {now} AND wake_at <= {now} + {reach}"
+        ));
+        let recalled = tx.execute(s).await?;
+        tx.commit().await?;
+        Ok(recalled)
+    }
+
+    /// Gives shards up, so that others can take them at once.
+    pub async fn give_up(&self, me: &Identity, held: &[(i32, Epoch)]) -> Result<(), Error> {
+        if held.is_empty() {
+            return Ok(());
+        }
+        let mut s = Statement::new(self.dialect(), "give_up");
+        let name = s.text(&me.name);
+        let batch = s.batch("b", held_columns(held));
+        s.push(&format!(
+            "WITH {batch} UPDATE shards SET owner = NULL, lease_until = 0 FROM b \
+             WHERE shard = b_shard AND epoch = b_epoch AND owner = {name}"
+        ));
+        self.pool.write(s).await.map(drop)
+    }
+
+    /// Takes this process off the list of nodes.
+    pub async fn leave(&self, me: &Identity) -> Result<(), Error> {
+        let mut s = Statement::new(self.dialect(), "leave");
+        let (name, incarnation) = (s.text(&me.name), s.text(&me.incarnation));
+        s.push(&format!(
+            "DELETE FROM nodes WHERE name = {name} AND incarnation = {incarnation}"
+        ));
+        self.pool.write(s).await.map(drop)
+    }
+
+    /// The nodes that the store knows, by name, with the shards each owns.
+    pub async fn nodes(&self) -> Result<Vec<NodeRow>, Error> {
+        let nodes = entity::node::Entity::find()
+            .order_by_asc(entity::node::Column::Name)
+            .all(&self.db)
+            .await?;
+        let shards = entity::shard::Entity::find()
+            .order_by_asc(entity::shard::Column::Shard)
+            .all(&self.db)
+            .await?;
+        Ok(nodes
+            .into_iter()
+            .map(|node| NodeRow {
+                shards: shards
+                    .iter()
+                    .filter(|shard| shard.owner.as_deref() == Some(&node.name))
+                    .map(|shard| shard.shard)
+                    .collect(),
+                name: node.name,
+                address: node.address,
+                version: node.version,
+                started_at: UnixMs::new(node.started_at),
+                beat_at: UnixMs::new(node.beat_at),
+            })
+            .collect())
+    }
+
+    /// Drops nodes that gave no sign of life for a day.
+    pub async fn forget_nodes(&self) -> Result<(), Error> {
+        let mut s = Statement::new(self.dialect(), "forget_nodes");
+        let now = s.now(self.given());
+        s.push(&format!("DELETE FROM nodes WHERE beat_at < {now} - 86400000"));
+        self.pool.write(s).await.map(drop)
+    }
+}
+
+/// The longest a claim can last: the longest timeout that can be set and its margin.
+const MAX_CLAIM_MS: i64 = 120_000;
+
+fn held_columns(held: &[(i32, Epoch)]) -> Vec<(&'static str, Column)> {
+    let mut sorted = held.to_vec();
+    sorted.sort_unstable();
+    vec![
+        (
+            "b_shard",
+            Column::Int(sorted.iter().map(|(shard, _)| i64::from(*shard)).collect()),
+        ),
+        (
+            "b_epoch",
+            Column::Int(sorted.iter().map(|(_, epoch)| epoch.0).collect()),
+        ),
+    ]
+}

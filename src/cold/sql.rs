@@ -1,0 +1,390 @@
+//! Two databases behind one way to write a hot statement.
+//!
+//! A statement is written once. What differs is rendered here: a batch of rows is a set of arrays bound to
+//! `UNNEST` on PostgreSQL and a `VALUES` list on SQLite, `$n` marks a value on both, the clock is
+//! `statement_timestamp()` on PostgreSQL (stable, so an index can use it, and never ahead of the truth)
+//! and a bound value on SQLite, and row locks are written only where rows can be locked.
+
+use sea_orm::sqlx::postgres::{PgArguments, PgPool, PgRow};
+use sea_orm::sqlx::query::Query as SqlxQuery;
+use sea_orm::sqlx::sqlite::{SqliteArguments, SqlitePool, SqliteRow};
+use sea_orm::sqlx::{self, Arguments, AssertSqlSafe, Postgres, Row as _, Sqlite, query_with};
+use uuid::Uuid;
+
+use super::Error;
+
+/// The pools that hot statements run on; the same that sea-orm runs on.
+#[derive(Clone, Debug)]
+pub(super) enum Pool {
+    Postgres(PgPool),
+    Sqlite { writer: SqlitePool, readers: SqlitePool },
+}
+
+/// Which database a statement is rendered for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Dialect {
+    Postgres,
+    Sqlite,
+}
+
+impl Dialect {
+    /// Locks the rows of a `SELECT` until the transaction ends; SQLite has one writer and needs none.
+    pub fn lock(self, clause: &'static str) -> &'static str {
+        match self {
+            Self::Postgres => clause,
+            Self::Sqlite => "",
+        }
+    }
+}
+
+/// One column of a batch; all columns of a batch have the same length.
+pub(super) enum Column {
+    Uuid(Vec<Uuid>),
+    Int(Vec<i64>),
+    IntOrNull(Vec<Option<i64>>),
+    Bool(Vec<bool>),
+    Text(Vec<String>),
+    TextOrNull(Vec<Option<String>>),
+    Bytes(Vec<Vec<u8>>),
+    BytesOrNull(Vec<Option<Vec<u8>>>),
+}
+
+impl Column {
+    fn len(&self) -> usize {
+        match self {
+            Self::Uuid(v) => v.len(),
+            Self::Int(v) => v.len(),
+            Self::IntOrNull(v) => v.len(),
+            Self::Bool(v) => v.len(),
+            Self::Text(v) => v.len(),
+            Self::TextOrNull(v) => v.len(),
+            Self::Bytes(v) => v.len(),
+            Self::BytesOrNull(v) => v.len(),
+        }
+    }
+
+    const fn array_type(&self) -> &'static str {
+        match self {
+            Self::Uuid(_) => "uuid[]",
+            Self::Int(_) | Self::IntOrNull(_) => "bigint[]",
+            Self::Bool(_) => "boolean[]",
+            Self::Text(_) | Self::TextOrNull(_) => "text[]",
+            Self::Bytes(_) | Self::BytesOrNull(_) => "bytea[]",
+        }
+    }
+}
+
+enum Args {
+    Postgres(PgArguments),
+    Sqlite(SqliteArguments),
+}
+
+/// A statement being written: its text and what is bound to it.
+pub(super) struct Statement {
+    dialect: Dialect,
+    sql: String,
+    args: Args,
+    bound: usize,
+    /// Batches on SQLite have a text of their own for each size; caching those would only push others out.
+    cached: bool,
+}
+
+impl Statement {
+    /// Starts a statement; `name` is the function it belongs to and heads the text as a comment.
+    pub fn new(dialect: Dialect, name: &'static str) -> Self {
+        let args = match dialect {
+            Dialect::Postgres => Args::Postgres(PgArguments::default()),
+            Dialect::Sqlite => Args::Sqlite(SqliteArguments::default()),
+        };
+        Self {
+            dialect,
+            sql: format!("/* {name} */ "),
+            args,
+            bound: 0,
+            cached: true,
+        }
+    }
+
+    /// Adds text.
+    pub fn push(&mut self, sql: &str) -> &mut Self {
+        self.sql.push_str(sql);
+        self
+    }
+
+    fn add<'q, T>(&mut self, value: T) -> String
+    where
+        T: 'q
+            + sqlx::Encode<'q, Postgres>
+            + sqlx::Type<Postgres>
+            + sqlx::Encode<'q, Sqlite>
+            + sqlx::Type<Sqlite>,
+    {
+        self.bound += 1;
+        // Encoding fails only for values over 2 GiB, which no bounded field reaches.
+        let _ = match &mut self.args {
+            Args::Postgres(args) => args.add(value),
+            Args::Sqlite(args) => args.add(value),
+        };
+        format!("${}", self.bound)
+    }
+
+    fn add_array<T>(&mut self, values: Vec<T>) -> String
+    where
+        Vec<T>: for<'q> sqlx::Encode<'q, Postgres> + sqlx::Type<Postgres>,
+    {
+        self.bound += 1;
+        if let Args::Postgres(args) = &mut self.args {
+            let _ = args.add(values);
+        }
+        format!("${}", self.bound)
+    }
+
+    /// Binds a number and returns the text that stands for it.
+    pub fn int(&mut self, value: i64) -> String {
+        let mark = self.add(value);
+        self.typed(mark, "bigint")
+    }
+
+    /// Binds a text and returns the text that stands for it.
+    pub fn text(&mut self, value: &str) -> String {
+        let mark = self.add(value.to_owned());
+        self.typed(mark, "text")
+    }
+
+    /// Binds a uuid and returns the text that stands for it.
+    pub fn uuid(&mut self, value: Uuid) -> String {
+        let mark = self.add(value);
+        self.typed(mark, "uuid")
+    }
+
+    fn typed(&self, mark: String, ty: &str) -> String {
+        match self.dialect {
+            Dialect::Postgres => format!("{mark}::{ty}"),
+            Dialect::Sqlite => mark,
+        }
+    }
+
+    /// The store's clock in milliseconds: `given` where the store has none of its own, or in tests.
+    pub fn now(&mut self, given: Option<i64>) -> String {
+        match self.dialect {
+            Dialect::Postgres => {
+                let mark = self.add(given);
+                format!(
+                    "COALESCE({mark}::bigint, floor(extract(epoch FROM statement_timestamp()) * 1000)::bigint)"
+                )
+            }
+            Dialect::Sqlite => self.int(given.unwrap_or_default()),
+        }
+    }
+
+    /// A batch as a common table expression, `name(column, …) AS (…)`, its rows in the order given.
+    pub fn batch(&mut self, name: &str, columns: Vec<(&'static str, Column)>) -> String {
+        let names = columns
+            .iter()
+            .map(|(name, _)| *name)
+            .collect::<Vec<_>>()
+            .join(", ");
+        let rows = columns.first().map_or(0, |(_, column)| column.len());
+        debug_assert!(
+            columns.iter().all(|(_, column)| column.len() == rows),
+            "columns of one length"
+        );
+        let body = match self.dialect {
+            Dialect::Postgres => {
+                let marks: Vec<_> = columns
+                    .into_iter()
+                    .map(|(_, column)| self.array(column))
+                    .collect();
+                format!("SELECT * FROM UNNEST({})", marks.join(", "))
+            }
+            Dialect::Sqlite => {
+                self.cached = self.cached && rows <= 1;
+                self.values(columns, rows)
+            }
+        };
+        format!("{name}({names}) AS ({body})")
+    }
+
+    fn array(&mut self, column: Column) -> String {
+        let ty = column.array_type();
+        let mark = match column {
+            Column::Uuid(v) => self.add_array(v),
+            Column::Int(v) => self.add_array(v),
+            Column::IntOrNull(v) => self.add_array(v),
+            Column::Bool(v) => self.add_array(v),
+            Column::Text(v) => self.add_array(v),
+            Column::TextOrNull(v) => self.add_array(v),
+            Column::Bytes(v) => self.add_array(v),
+            Column::BytesOrNull(v) => self.add_array(v),
+        };
+        format!("{mark}::{ty}")
+    }
+
+    /// Values are bound column by column and named by number, so no value is copied to turn the table.
+    fn values(&mut self, columns: Vec<(&'static str, Column)>, rows: usize) -> String {
+        let (first, width) = (self.bound + 1, columns.len());
+        if rows == 0 {
+            return format!("SELECT {} WHERE false", vec!["NULL"; width].join(", "));
+        }
+        for (_, column) in columns {
+            match column {
+                Column::Uuid(v) => v.into_iter().for_each(|v| drop(self.add(v))),
+                Column::Int(v) => v.into_iter().for_each(|v| drop(self.add(v))),
+                Column::IntOrNull(v) => v.into_iter().for_each(|v| drop(self.add(v))),
+                Column::Bool(v) => v.into_iter().for_each(|v| drop(self.add(v))),
+                Column::Text(v) => v.into_iter().for_each(|v| drop(self.add(v))),
+                Column::TextOrNull(v) => v.into_iter().for_each(|v| drop(self.add(v))),
+                Column::Bytes(v) => v.into_iter().for_each(|v| drop(self.add(v))),
+                Column::BytesOrNull(v) => v.into_iter().for_each(|v| drop(self.add(v))),
+            }
+        }
+        let mut text = String::with_capacity(rows * width * 7 + 8);
+        text.push_str("VALUES ");
+        for row in 0..rows {
+            text.push_str(if row == 0 { "(" } else { ",(" });
+            for column in 0..width {
+                let comma = if column == 0 { "" } else { "," };
+                // Writing to a String cannot fail.
+                let _ = std::fmt::Write::write_fmt(
+                    &mut text,
+                    format_args!("{comma}${}", first + column * rows + row),
+                );
+            }
+            text.push(')');
+        }
+        text
+    }
+}
+
+/// One row of an answer.
+pub(super) enum Row {
+    Postgres(PgRow),
+    Sqlite(SqliteRow),
+}
+
+impl Row {
+    /// The value of the column at `index`.
+    pub fn get<T>(&self, index: usize) -> Result<T, Error>
+    where
+        T: for<'r> sqlx::Decode<'r, Postgres>
+            + sqlx::Type<Postgres>
+            + for<'r> sqlx::Decode<'r, Sqlite>
+            + sqlx::Type<Sqlite>,
+    {
+        match self {
+            Self::Postgres(row) => row.try_get(index),
+            Self::Sqlite(row) => row.try_get(index),
+        }
+        .map_err(Error::from)
+    }
+}
+
+fn postgres(statement: Statement) -> SqlxQuery<'static, Postgres, PgArguments> {
+    let Args::Postgres(args) = statement.args else {
+        unreachable!("rendered for PostgreSQL")
+    };
+    query_with(AssertSqlSafe(statement.sql), args)
+}
+
+fn sqlite(statement: Statement) -> SqlxQuery<'static, Sqlite, SqliteArguments> {
+    let Args::Sqlite(args) = statement.args else {
+        unreachable!("rendered for SQLite")
+    };
+    query_with(AssertSqlSafe(statement.sql), args).persistent(statement.cached)
+}
+
+/// A transaction.
+pub(super) enum Tx {
+    Postgres(sqlx::Transaction<'static, Postgres>),
+    Sqlite(sqlx::Transaction<'static, Sqlite>),
+}
+
+impl Tx {
+    /// Runs a statement and returns its rows.
+    pub async fn fetch(&mut self, statement: Statement) -> Result<Vec<Row>, Error> {
+        Ok(match self {
+            Self::Postgres(tx) => postgres(statement)
+                .fetch_all(&mut **tx)
+                .await?
+                .into_iter()
+                .map(Row::Postgres)
+                .collect(),
+            Self::Sqlite(tx) => sqlite(statement)
+                .fetch_all(&mut **tx)
+                .await?
+                .into_iter()
+                .map(Row::Sqlite)
+                .collect(),
+        })
+    }
+
+    /// Runs a statement and returns how many rows it touched.
+    pub async fn execute(&mut self, statement: Statement) -> Result<u64, Error> {
+        Ok(match self {
+            Self::Postgres(tx) => postgres(statement).execute(&mut **tx).await?.rows_affected(),
+            Self::Sqlite(tx) => sqlite(statement).execute(&mut **tx).await?.rows_affected(),
+        })
+    }
+
+    /// Makes it durable. An error leaves open whether it was.
+    pub async fn commit(self) -> Result<(), Error> {
+        match self {
+            Self::Postgres(tx) => tx.commit().await,
+            Self::Sqlite(tx) => tx.commit().await,
+        }
+        .map_err(Error::from)
+    }
+}
+
+impl Pool {
+    pub const fn dialect(&self) -> Dialect {
+        match self {
+            Self::Postgres(_) => Dialect::Postgres,
+            Self::Sqlite { .. } => Dialect::Sqlite,
+        }
+    }
+
+    /// Starts a transaction that may write.
+    pub async fn begin(&self) -> Result<Tx, Error> {
+        Ok(match self {
+            Self::Postgres(pool) => Tx::Postgres(pool.begin().await?),
+            Self::Sqlite { writer, .. } => Tx::Sqlite(writer.begin_with("BEGIN IMMEDIATE").await?),
+        })
+    }
+
+    /// Runs a statement that only reads, on its own.
+    pub async fn read(&self, statement: Statement) -> Result<Vec<Row>, Error> {
+        Ok(match self {
+            Self::Postgres(pool) => postgres(statement)
+                .fetch_all(pool)
+                .await?
+                .into_iter()
+                .map(Row::Postgres)
+                .collect(),
+            Self::Sqlite { readers, .. } => sqlite(statement)
+                .fetch_all(readers)
+                .await?
+                .into_iter()
+                .map(Row::Sqlite)
+                .collect(),
+        })
+    }
+
+    /// Runs a statement that writes, as a transaction of its own, and returns its rows.
+    pub async fn write(&self, statement: Statement) -> Result<Vec<Row>, Error> {
+        Ok(match self {
+            Self::Postgres(pool) => postgres(statement)
+                .fetch_all(pool)
+                .await?
+                .into_iter()
+                .map(Row::Postgres)
+                .collect(),
+            Self::Sqlite { writer, .. } => sqlite(statement)
+                .fetch_all(writer)
+                .await?
+                .into_iter()
+                .map(Row::Sqlite)
+                .collect(),
+        })
+    }
+}

@@ -1,0 +1,206 @@
+//! Which addresses are delivered to: public ones, and what the operator lists.
+//!
+//! Checked on every attempt, after name resolution, on the very addresses that are connected to; so a name
+//! that changes its mind between two look-ups gains nothing.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+
+use reqwest::dns::{Addrs, Name, Resolve, Resolving};
+use url::Host;
+
+use crate::config::Config;
+
+/// Decides over addresses and names.
+#[derive(Clone)]
+pub struct Guard {
+    config: Arc<Config>,
+}
+
+/// An address that is not delivered to.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{0} is a loopback, private, link-local or otherwise not public address; list its network in `webhook.allow_networks` to deliver there"
+)]
+pub struct RefusedAddress(pub IpAddr);
+
+impl Guard {
+    /// A guard under these settings.
+    pub fn new(config: Arc<Config>) -> Self {
+        Self { config }
+    }
+
+    /// Whether this address is delivered to.
+    pub fn check(&self, ip: IpAddr) -> Result<(), RefusedAddress> {
+        let plain = unmapped(ip);
+        if is_public(plain) || self.config.allows_network(plain) {
+            Ok(())
+        } else {
+            Err(RefusedAddress(ip))
+        }
+    }
+
+    /// Checks a URL whose host is an address; names are checked when they are resolved.
+    pub fn check_url(&self, url: &url::Url) -> Result<(), RefusedAddress> {
+        match url.host() {
+            Some(Host::Ipv4(ip)) => self.check(ip.into()),
+            Some(Host::Ipv6(ip)) => self.check(ip.into()),
+            Some(Host::Domain(name)) if is_local_name(name) => self.check(Ipv4Addr::LOCALHOST.into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Resolve for Guard {
+    /// Resolves a name and leaves out addresses that are not delivered to; an error if none is left.
+    fn resolve(&self, name: Name) -> Resolving {
+        let guard = self.clone();
+        Box::pin(async move {
+            let found: Vec<SocketAddr> = tokio::net::lookup_host((name.as_str(), 0)).await?.collect();
+            let (allowed, refused): (Vec<_>, Vec<_>) =
+                found.into_iter().partition(|addr| guard.check(addr.ip()).is_ok());
+            match (allowed.is_empty(), refused.first()) {
+                (true, Some(first)) => Err(Box::new(RefusedAddress(first.ip())) as _),
+                _ => Ok(Box::new(allowed.into_iter()) as Addrs),
+            }
+        })
+    }
+}
+
+fn is_local_name(name: &str) -> bool {
+    let name = name.trim_end_matches('.').to_ascii_lowercase();
+    name == "localhost" || name.ends_with(".localhost")
+}
+
+/// IPv4 inside IPv6 (mapped, NAT64, 6to4) is judged as what it leads to.
+fn unmapped(ip: IpAddr) -> IpAddr {
+    let IpAddr::V6(v6) = ip else { return ip };
+    let s = v6.segments();
+    let v4 = |high: u16, low: u16| IpAddr::V4(Ipv4Addr::from((u32::from(high) << 16) | u32::from(low)));
+    match s {
+        [0, 0, 0, 0, 0, 0xffff, high, low] => v4(high, low),
+        [0x64, 0xff9b, 0, 0, 0, 0, high, low] => v4(high, low),
+        [0x2002, high, low, ..] => v4(high, low),
+        [0, 0, 0, 0, 0, 0, high, low] if high != 0 => v4(high, low),
+        _ => ip,
+    }
+}
+
+fn is_public(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => is_public_v4(ip),
+        IpAddr::V6(ip) => is_public_v6(ip),
+    }
+}
+
+/// The special-purpose registry of IPv4 (RFC 6890 and its successors) is not public.
+fn is_public_v4(ip: Ipv4Addr) -> bool {
+    let [a, b, c, _] = ip.octets();
+    !(a == 0
+        || ip.is_loopback()
+        || ip.is_private()
+        || ip.is_link_local()
+        || ip.is_multicast()
+        || ip.is_documentation()
+        || (a == 100 && (64..128).contains(&b))
+        || (a == 192 && b == 0 && c == 0)
+        || (a == 192 && b == 88 && c == 99)
+        || (a == 198 && (b == 18 || b == 19))
+        || a >= 240)
+}
+
+/// Global unicast (2000::/3) is public, less documentation, benchmarking and Teredo.
+fn is_public_v6(ip: Ipv6Addr) -> bool {
+    let s = ip.segments();
+    (s[0] & 0xe000) == 0x2000
+        && !(s[0] == 0x2001 && s[1] == 0x0db8)
+        && !(s[0] == 0x2001 && s[1] < 0x0200)
+        && !(s[0] == 0x3fff && s[1] < 0x1000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn guard(sets: &[&str]) -> Guard {
+        let sets: Vec<_> = sets.iter().map(|s| (*s).to_owned()).collect();
+        Guard::new(Arc::new(
+            Config::load(Some(std::path::Path::new("/dev/null")), [], &sets).unwrap(),
+        ))
+    }
+
+    const OPEN: [&str; 2] = ["server.listen=0.0.0.0:1", "server.api_keys=0123456789abcdef"];
+
+    #[test]
+    fn what_is_not_public_is_refused() {
+        let guard = guard(&OPEN);
+        for bad in [
+            "127.0.0.1",
+            "127.9.9.9",
+            "10.0.0.1",
+            "172.16.0.1",
+            "192.168.1.1",
+            "169.254.169.254",
+            "100.64.0.1",
+            "0.0.0.0",
+            "224.0.0.1",
+            "255.255.255.255",
+            "192.0.2.1",
+            "198.18.0.1",
+            "240.0.0.1",
+            "::1",
+            "::",
+            "fe80::1",
+            "fd00:ec2::254",
+            "fc00::1",
+            "ff02::1",
+            "::ffff:127.0.0.1",
+            "::ffff:10.0.0.1",
+            "64:ff9b::7f00:1",
+            "2002:7f00:1::",
+            "2001:db8::1",
+            "::7f00:1",
+        ] {
+            assert!(guard.check(bad.parse().unwrap()).is_err(), "{bad}");
+        }
+        for good in ["1.1.1.1", "93.184.216.34", "2606:4700::1111", "::ffff:1.1.1.1"] {
+            assert!(guard.check(good.parse().unwrap()).is_ok(), "{good}");
+        }
+    }
+
+    #[test]
+    fn loopback_is_open_while_the_server_listens_there_and_lists_open_the_rest() {
+        let local = guard(&[]);
+        assert!(local.check("127.0.0.1".parse().unwrap()).is_ok());
+        assert!(local.check("10.0.0.1".parse().unwrap()).is_err());
+        let listed = guard(&[OPEN[0], OPEN[1], "webhook.allow_networks=10.0.0.0/8"]);
+        assert!(listed.check("10.1.2.3".parse().unwrap()).is_ok());
+        assert!(listed.check("::ffff:10.1.2.3".parse().unwrap()).is_ok());
+        assert!(listed.check("127.0.0.1".parse().unwrap()).is_err());
+    }
+
+    #[test]
+    fn urls_with_addresses_in_disguise_are_seen_through() {
+        let guard = guard(&OPEN);
+        for bad in [
+            "http://2130706433/",
+            "http://0x7f.1/",
+            "http://[::ffff:7f00:1]/",
+            "http://localhost/",
+            "http://x.localhost./",
+        ] {
+            assert!(guard.check_url(&bad.parse().unwrap()).is_err(), "{bad}");
+        }
+        assert!(guard.check_url(&"http://shop.example/".parse().unwrap()).is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_name_that_leads_to_loopback_is_refused_after_resolution() {
+        let error = guard(&OPEN)
+            .resolve("localhost".parse().unwrap())
+            .await
+            .err()
+            .expect("refused");
+        assert!(error.is::<RefusedAddress>(), "{error}");
+    }
+}

@@ -1,0 +1,353 @@
+//! Who may send next: a lane per receiver, with room of its own.
+//!
+//! A plain structure without I/O or clock. What is due waits here as pointers, unclaimed, until its lane has
+//! room; so a receiver that hangs fills its own lane and nobody else's. A lane starts small, grows with
+//! every success and halves when its receiver does not answer in time. Retries have lanes of their own and
+//! never take more than a quarter of the node.
+
+use std::collections::{HashMap, VecDeque};
+
+use crate::cold::Pointer;
+use crate::model::id::Uid;
+
+/// Attempts at once that a receiver nobody has heard of gets.
+const START: usize = 16;
+
+/// Attempts at once that a receiver which never answers is left with.
+const FLOOR: usize = 2;
+
+/// Pointers that one lane holds at most.
+pub const LANE_HELD: usize = 2048;
+
+/// Pointers that all lanes hold at most.
+pub const ALL_HELD: usize = 8192;
+
+/// How many pointers of one lane go into a batch before the next lane has its turn.
+const TURN: usize = 16;
+
+/// A receiver's lane; first attempts and retries do not share one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct LaneKey {
+    /// Hash of scheme, host and port.
+    pub lane: i64,
+    /// Whether it is the lane of retries.
+    pub retry: bool,
+}
+
+impl LaneKey {
+    /// The lane a pointer waits in.
+    pub const fn of(pointer: &Pointer) -> Self {
+        Self {
+            lane: pointer.lane,
+            retry: pointer.attempt > 0,
+        }
+    }
+}
+
+/// What became of an offered pointer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Offer {
+    /// It waits for its turn.
+    Held,
+    /// It waits already, or is being claimed.
+    Known,
+    /// Its lane is full but moves; leave the row as it is.
+    Full,
+    /// Its lane is full and slow: look at the row again this many milliseconds later.
+    Later(i64),
+}
+
+/// How an attempt left its lane.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Left {
+    /// The receiver answered, well or badly.
+    Answered,
+    /// It did not answer in time, or not at all.
+    Silent,
+    /// Nothing was sent.
+    Unused,
+}
+
+#[derive(Debug)]
+struct Lane {
+    queue: VecDeque<Pointer>,
+    in_flight: usize,
+    limit: usize,
+    /// Answers a second, smoothed; a new lane is thought quick until it shows otherwise.
+    rate: f64,
+    answered: u32,
+    rated_at_ms: i64,
+}
+
+/// All lanes of a node.
+#[derive(Debug)]
+pub struct Lanes {
+    lanes: HashMap<LaneKey, Lane>,
+    /// Lanes with somebody waiting, in turn.
+    turn: VecDeque<LaneKey>,
+    held: HashMap<Uid, LaneKey>,
+    queued: usize,
+    in_flight: usize,
+    in_flight_retries: usize,
+    total: usize,
+    per_lane: usize,
+}
+
+impl Lanes {
+    /// Lanes for a node that sends `total` at once, `per_lane` of them to one receiver.
+    pub fn new(total: usize, per_lane: usize) -> Self {
+        Self {
+            lanes: HashMap::new(),
+            turn: VecDeque::new(),
+            held: HashMap::new(),
+            queued: 0,
+            in_flight: 0,
+            in_flight_retries: 0,
+            total,
+            per_lane,
+        }
+    }
+
+    /// Offers a pointer to what is due.
+    pub fn offer(&mut self, pointer: Pointer, now_ms: i64) -> Offer {
+        if self.held.contains_key(&pointer.uid) {
+            return Offer::Known;
+        }
+        let key = LaneKey::of(&pointer);
+        if self.lanes.len() > 4 * ALL_HELD {
+            self.lanes
+                .retain(|_, lane| lane.in_flight > 0 || !lane.queue.is_empty());
+        }
+        let (per_lane, room) = (self.per_lane, self.queued < ALL_HELD);
+        let lane = self.lanes.entry(key).or_insert_with(|| Lane {
+            queue: VecDeque::new(),
+            in_flight: 0,
+            limit: START.min(per_lane),
+            rate: 1000.0,
+            answered: 0,
+            rated_at_ms: now_ms,
+        });
+        if lane.queue.len() >= LANE_HELD {
+            lane.rerate(now_ms);
+            let drain_ms = lane.queue.len() as f64 / (lane.rate + 0.1) * 1000.0;
+            return if drain_ms > 2000.0 {
+                Offer::Later(drain_ms.min(30_000.0) as i64)
+            } else {
+                Offer::Full
+            };
+        }
+        if !room {
+            return Offer::Full;
+        }
+        if lane.queue.is_empty() {
+            self.turn.push_back(key);
+        }
+        lane.queue.push_back(pointer);
+        self.queued += 1;
+        self.held.insert(pointer.uid, key);
+        Offer::Held
+    }
+
+    /// Takes up to `most` pointers that may be sent now, lane by lane in turn, and reserves their places.
+    pub fn take(&mut self, most: usize) -> Vec<Pointer> {
+        let mut taken = Vec::new();
+        let mut idle = 0;
+        while taken.len() < most && self.in_flight < self.total && idle < self.turn.len() {
+            let Some(key) = self.turn.pop_front() else { break };
+            let Some(lane) = self.lanes.get_mut(&key) else {
+                continue;
+            };
+            let retries_left = (self.total / 4).max(1).saturating_sub(self.in_flight_retries);
+            let room = lane
+                .limit
+                .saturating_sub(lane.in_flight)
+                .min(self.total - self.in_flight);
+            let room = if key.retry { room.min(retries_left) } else { room };
+            let n = room.min(TURN).min(most - taken.len()).min(lane.queue.len());
+            taken.extend(lane.queue.drain(..n));
+            lane.in_flight += n;
+            self.queued -= n;
+            self.in_flight += n;
+            self.in_flight_retries += if key.retry { n } else { 0 };
+            if !lane.queue.is_empty() {
+                self.turn.push_back(key);
+            }
+            idle = if n == 0 { idle + 1 } else { 0 };
+        }
+        taken
+    }
+
+    /// A pointer that was taken is no longer this structure's: it was claimed, or its claim got nothing.
+    /// Its place stays reserved when `claimed`, until [`Lanes::left`].
+    pub fn settle(&mut self, pointer: &Pointer, claimed: bool) {
+        self.held.remove(&pointer.uid);
+        if !claimed {
+            self.left(LaneKey::of(pointer), Left::Unused, 0);
+        }
+    }
+
+    /// An attempt is over: its place is free.
+    pub fn left(&mut self, key: LaneKey, how: Left, now_ms: i64) {
+        self.in_flight = self.in_flight.saturating_sub(1);
+        if key.retry {
+            self.in_flight_retries = self.in_flight_retries.saturating_sub(1);
+        }
+        let Some(lane) = self.lanes.get_mut(&key) else {
+            return;
+        };
+        lane.in_flight = lane.in_flight.saturating_sub(1);
+        match how {
+            Left::Answered => {
+                lane.limit = (lane.limit + 1).min(self.per_lane);
+                lane.answered += 1;
+                lane.rerate(now_ms);
+            }
+            Left::Silent => {
+                lane.limit = (lane.limit / 2).max(FLOOR).min(self.per_lane);
+                lane.rerate(now_ms);
+            }
+            Left::Unused => {}
+        }
+        let idle = lane.in_flight == 0 && lane.queue.is_empty();
+        if idle && lane.limit >= START.min(self.per_lane) {
+            self.lanes.remove(&key);
+        }
+    }
+
+    /// How many pointers wait unclaimed, those being claimed included.
+    pub fn held(&self) -> usize {
+        self.held.len()
+    }
+
+    /// How many more pointers all lanes together would hold.
+    pub fn room(&self) -> usize {
+        ALL_HELD.saturating_sub(self.queued)
+    }
+
+    /// How many attempts are under way.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    /// Forgets everything that waits; what is under way stays.
+    pub fn clear(&mut self) {
+        self.turn.clear();
+        self.held.clear();
+        self.queued = 0;
+        self.lanes.values_mut().for_each(|lane| lane.queue.clear());
+    }
+}
+
+impl Lane {
+    fn rerate(&mut self, now_ms: i64) {
+        let passed = now_ms - self.rated_at_ms;
+        if passed >= 500 {
+            let seen = f64::from(self.answered) * 1000.0 / passed as f64;
+            self.rate = self.rate * 0.5 + seen * 0.5;
+            self.answered = 0;
+            self.rated_at_ms = now_ms;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::id::Generation;
+    use crate::model::time::UnixMs;
+    use uuid::Uuid;
+
+    fn pointer(n: u128, lane: i64, attempt: i32) -> Pointer {
+        Pointer {
+            uid: Uid(Uuid::from_u128(n)),
+            shard: 0,
+            generation: Generation(1),
+            attempt,
+            wake_at: UnixMs::new(0),
+            lane,
+        }
+    }
+
+    #[test]
+    fn a_full_lane_leaves_room_for_the_others() {
+        let mut lanes = Lanes::new(100, 20);
+        for n in 0..50 {
+            assert_eq!(lanes.offer(pointer(n, 1, 0), 0), Offer::Held);
+        }
+        assert_eq!(lanes.take(100).len(), START, "a new lane starts small");
+        lanes.offer(pointer(100, 2, 0), 0);
+        assert_eq!(lanes.take(100), [pointer(100, 2, 0)]);
+        assert!(lanes.take(100).is_empty());
+    }
+
+    #[test]
+    fn a_lane_grows_with_answers_and_shrinks_with_silence() {
+        let mut lanes = Lanes::new(1000, 20);
+        for n in 0..500 {
+            lanes.offer(pointer(n, 1, 0), 0);
+        }
+        let key = LaneKey {
+            lane: 1,
+            retry: false,
+        };
+        for _ in lanes.take(1000) {
+            lanes.left(key, Left::Answered, 0);
+        }
+        assert_eq!(lanes.take(1000).len(), 20);
+        for _ in 0..20 {
+            lanes.left(key, Left::Silent, 0);
+        }
+        assert_eq!(lanes.take(1000).len(), FLOOR);
+    }
+
+    #[test]
+    fn retries_never_take_more_than_a_quarter() {
+        let mut lanes = Lanes::new(8, 8);
+        for n in 0..20 {
+            lanes.offer(pointer(n, 1, 1), 0);
+            lanes.offer(pointer(100 + n, 1, 0), 0);
+        }
+        let taken = lanes.take(100);
+        assert_eq!(taken.iter().filter(|p| p.attempt > 0).count(), 2);
+        assert_eq!(taken.len(), 8);
+    }
+
+    #[test]
+    fn a_pointer_is_held_once_and_its_place_comes_back() {
+        let mut lanes = Lanes::new(10, 10);
+        assert_eq!(lanes.offer(pointer(1, 1, 0), 0), Offer::Held);
+        assert_eq!(lanes.offer(pointer(1, 1, 0), 0), Offer::Known);
+        let taken = lanes.take(10);
+        assert_eq!(
+            lanes.offer(pointer(1, 1, 0), 0),
+            Offer::Known,
+            "it is being claimed"
+        );
+        lanes.settle(&taken[0], false);
+        assert_eq!((lanes.held(), lanes.in_flight()), (0, 0));
+        assert_eq!(lanes.offer(pointer(1, 1, 0), 0), Offer::Held);
+        let taken = lanes.take(10);
+        lanes.settle(&taken[0], true);
+        assert_eq!((lanes.held(), lanes.in_flight()), (0, 1));
+        lanes.left(LaneKey::of(&taken[0]), Left::Answered, 0);
+        assert_eq!(lanes.in_flight(), 0);
+        assert!(lanes.lanes.is_empty(), "idle lanes are forgotten");
+    }
+
+    #[test]
+    fn only_a_slow_full_lane_puts_rows_off() {
+        let mut lanes = Lanes::new(100, 20);
+        for n in 0..LANE_HELD as u128 {
+            lanes.offer(pointer(n, 1, 0), 0);
+        }
+        assert_eq!(lanes.offer(pointer(9999, 1, 0), 0), Offer::Full);
+        // Nothing answered for seconds.
+        let offers: Vec<_> = (1..8)
+            .map(|i| lanes.offer(pointer(9999, 1, 0), i * 1000))
+            .collect();
+        assert!(
+            matches!(offers.last(), Some(Offer::Later(ms)) if *ms > 2000),
+            "{offers:?}"
+        );
+    }
+}

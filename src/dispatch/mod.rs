@@ -1,0 +1,310 @@
+//! From due to sent to recorded: lanes, claim, attempt, result.
+//!
+//! Three duties, each with a loop of its own. *Claim* takes pointers that have room to be sent, claims them
+//! in one statement and starts their attempts. *Attempts* run each as a task. *Record* writes results in
+//! batches. A claim that came back without its row is dropped; a claim whose answer was lost is given back
+//! if it turns out to have happened, for nothing was sent.
+
+pub mod event;
+pub mod guard;
+mod lanes;
+mod record;
+pub mod webhook;
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{Notify, mpsc};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+pub use lanes::{ALL_HELD, LANE_HELD, Offer};
+use lanes::{LaneKey, Lanes, Left};
+use record::Report;
+
+use crate::clock::Monotonic;
+use crate::cold::{AttemptRecord, ColdStore, Due, Error, MAX_CLAIM_BATCH, Pointer, TimerRow};
+use crate::config::Config;
+use crate::metrics::Metrics;
+use crate::model::id::Epoch;
+use crate::model::target::Target;
+use crate::model::timer::{AttemptResult, Next, Token};
+use crate::ownership::Ownership;
+use webhook::{Outcome, Sender};
+
+/// Sends what is due.
+pub struct Dispatcher {
+    store: ColdStore,
+    ownership: Arc<Ownership>,
+    metrics: Metrics,
+    sender: Sender,
+    lanes: Mutex<Lanes>,
+    /// Somebody waits, or a place became free.
+    work: Notify,
+    /// There is room for more pointers.
+    room: Notify,
+    reports: mpsc::Sender<Report>,
+    attempts: TaskTracker,
+    /// No new attempt starts.
+    stop: CancellationToken,
+    /// Attempts under way are given up.
+    abandon: CancellationToken,
+}
+
+impl Dispatcher {
+    /// A dispatcher, and its recorder's task started on `tasks`.
+    pub fn start(
+        config: &Arc<Config>,
+        store: ColdStore,
+        ownership: Arc<Ownership>,
+        metrics: Metrics,
+        tasks: &TaskTracker,
+    ) -> Result<Arc<Self>, reqwest::Error> {
+        let (reports, inbox) = mpsc::channel(config.dispatch.concurrency.max(16));
+        let this = Arc::new(Self {
+            sender: Sender::new(config, store.clock().clone())?,
+            lanes: Mutex::new(Lanes::new(
+                config.dispatch.concurrency,
+                config.webhook.concurrency,
+            )),
+            work: Notify::new(),
+            room: Notify::new(),
+            reports,
+            attempts: TaskTracker::new(),
+            stop: CancellationToken::new(),
+            abandon: CancellationToken::new(),
+            store: store.clone(),
+            ownership: Arc::clone(&ownership),
+            metrics: metrics.clone(),
+        });
+        tasks.spawn(record::run(store, ownership, metrics, inbox));
+        Ok(this)
+    }
+
+    /// Offers what is due; tells for each what became of it.
+    pub fn offer(&self, due: &[Due]) -> Vec<Offer> {
+        let now = Monotonic::now().as_ms();
+        let offers = self.with(|lanes| {
+            due.iter()
+                .map(|due| lanes.offer(due.pointer, now))
+                .collect::<Vec<_>>()
+        });
+        if offers.contains(&Offer::Held) {
+            self.work.notify_one();
+        }
+        self.gauge();
+        offers
+    }
+
+    /// How many pointers are held, and how many more would be.
+    pub fn held_and_room(&self) -> (usize, usize) {
+        self.with(|lanes| (lanes.held(), lanes.room()))
+    }
+
+    /// Completes when there is room for more pointers after there was none.
+    pub async fn has_room(&self) {
+        self.room.notified().await;
+    }
+
+    /// Claims and sends until stopped.
+    pub async fn run(self: Arc<Self>) {
+        loop {
+            tokio::select! {
+                () = self.stop.cancelled() => return,
+                () = self.work.notified() => {}
+            }
+            while !self.stop.is_cancelled() {
+                match self.run_once().await {
+                    Ok(0) => break,
+                    Ok(_) => {}
+                    Err(_) => {
+                        // Logged where it happened; the sweep finds the rows again when the store is back.
+                        tokio::time::sleep(Duration::from_millis(200)).await;
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Claims one batch of what has room and starts its attempts. Returns how many pointers it took.
+    pub async fn run_once(self: &Arc<Self>) -> Result<usize, Error> {
+        let taken = self.with(|lanes| lanes.take(MAX_CLAIM_BATCH));
+        let count = taken.len();
+        let mut owned: Vec<(Pointer, Epoch)> = Vec::with_capacity(count);
+        for pointer in taken {
+            match self.ownership.begin(pointer.shard) {
+                Some(epoch) => owned.push((pointer, epoch)),
+                None => self.with(|lanes| lanes.settle(&pointer, false)),
+            }
+        }
+        if !owned.is_empty() {
+            self.claim(owned).await?;
+        }
+        let low = self.with(|lanes| lanes.held() < LANE_HELD / 2);
+        if low {
+            self.room.notify_one();
+        }
+        self.gauge();
+        Ok(count)
+    }
+
+    async fn claim(self: &Arc<Self>, owned: Vec<(Pointer, Epoch)>) -> Result<(), Error> {
+        let rows = match self.store.claim(&owned, &self.ownership.me().name).await {
+            Ok(rows) => rows,
+            Err(why) => {
+                self.metrics.store_errors.inc();
+                tracing::warn!(%why, batch = owned.len(), "claim failed");
+                for (pointer, epoch) in &owned {
+                    self.with(|lanes| lanes.settle(pointer, false));
+                    let token = Token {
+                        generation: pointer.generation,
+                        attempt: pointer.attempt + 1,
+                    };
+                    // It may have happened all the same; then it is given back. Ends the count of `begin`.
+                    self.report(Report::unsent(pointer.uid, pointer.shard, token, *epoch))
+                        .await;
+                }
+                return Err(why);
+            }
+        };
+        let mut rows: std::collections::HashMap<_, _> = rows.into_iter().map(|row| (row.uid, row)).collect();
+        for (pointer, epoch) in owned {
+            let row = rows.remove(&pointer.uid);
+            self.with(|lanes| lanes.settle(&pointer, row.is_some()));
+            match row {
+                Some(row) => {
+                    let this = Arc::clone(self);
+                    self.attempts
+                        .spawn(async move { this.attempt(row, LaneKey::of(&pointer), epoch).await });
+                }
+                None => {
+                    self.metrics.claims_dropped.inc();
+                    self.ownership.end(pointer.shard);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// One attempt, from the last look at the lease to the report.
+    async fn attempt(self: Arc<Self>, row: TimerRow, key: LaneKey, epoch: Epoch) {
+        let token = Token {
+            generation: row.life.generation,
+            attempt: row.life.attempt,
+        };
+        if self.stop.is_cancelled() || !self.ownership.valid(row.shard, epoch) {
+            self.leave(key, Left::Unused);
+            self.report(Report::unsent(row.uid, row.shard, token, epoch))
+                .await;
+            return;
+        }
+        let clock = self.store.clock();
+        let started_at = clock.now();
+        let began = Monotonic::now();
+        if row.life.attempt == 1 {
+            self.metrics
+                .lateness
+                .observe(started_at.since(row.life.due_at).as_secs_f64());
+        }
+        let Target::Webhook(hook) = &row.target;
+        let outcome = tokio::select! {
+            outcome = self.sender.send(&row, hook) => outcome,
+            () = self.abandon.cancelled() => Outcome {
+                result: AttemptResult::Unknown,
+                status: None,
+                reply: None,
+                detail: Some("the node was stopped before the answer came".into()),
+                retry_after: None,
+                gone: false,
+            },
+        };
+        let silent = matches!(outcome.result, AttemptResult::Timeout | AttemptResult::Unknown);
+        self.leave(key, if silent { Left::Silent } else { Left::Answered });
+        self.metrics
+            .attempt_seconds
+            .observe(began.elapsed().as_secs_f64());
+        self.metrics
+            .attempts
+            .with_label_values(&[word(outcome.result)])
+            .inc();
+        let ended_at = clock.now();
+        let next = next_after(&row, &outcome, ended_at);
+        let record = AttemptRecord {
+            generation: row.life.generation.0,
+            attempt: row.life.attempt,
+            started_at: started_at.get(),
+            ended_at: ended_at.get(),
+            result: outcome.result,
+            status: outcome.status,
+            reply: outcome.reply,
+            detail: outcome.detail,
+            node: self.ownership.me().name.clone(),
+        };
+        self.report(Report::attempted(row.uid, row.shard, next, record))
+            .await;
+    }
+
+    fn leave(&self, key: LaneKey, how: Left) {
+        self.with(|lanes| lanes.left(key, how, Monotonic::now().as_ms()));
+        self.work.notify_one();
+    }
+
+    async fn report(&self, report: Report) {
+        // Fails only when the recorder is gone, at the end of a stop; the claim then runs out by itself.
+        let _ = self.reports.send(report).await;
+    }
+
+    /// Stops: no further claim; what is under way gets `grace` to end, then is given up as unknown. Returns
+    /// when every attempt has been reported.
+    pub async fn drain(&self, grace: Duration) {
+        self.stop.cancel();
+        self.with(Lanes::clear);
+        self.attempts.close();
+        if tokio::time::timeout(grace, self.attempts.wait()).await.is_err() {
+            self.abandon.cancel();
+            self.attempts.wait().await;
+        }
+        self.gauge();
+    }
+
+    fn gauge(&self) {
+        let (held, in_flight) = self.with(|lanes| (lanes.held(), lanes.in_flight()));
+        self.metrics.held.set(held as i64);
+        self.metrics.in_flight.set(in_flight as i64);
+    }
+
+    fn with<T>(&self, run: impl FnOnce(&mut Lanes) -> T) -> T {
+        run(&mut self.lanes.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// What follows if the attempt was not taken.
+fn next_after(row: &TimerRow, outcome: &Outcome, now: crate::model::time::UnixMs) -> Next {
+    let retry = row.policies.retry.unwrap_or_default();
+    let attempt = u32::try_from(row.life.attempt).unwrap_or(1);
+    if outcome.gone || attempt >= retry.attempts {
+        return Next::GiveUp;
+    }
+    Next::Retry(now.plus(match outcome.retry_after {
+        Some(wait) => wait,
+        None => retry.wait_after(attempt, dice(row, attempt)),
+    }))
+}
+
+/// A number in 0–1 that differs between timers and attempts. Spreading needs no secrecy, and a number that
+/// follows from the timer keeps a replayed run the same.
+fn dice(row: &TimerRow, attempt: u32) -> f64 {
+    let hash = crate::model::id::digest16(&[b"dice", row.uid.0.as_bytes(), &attempt.to_be_bytes()]);
+    f64::from(u16::from_be_bytes([hash[0], hash[1]])) / f64::from(u16::MAX)
+}
+
+fn word(result: AttemptResult) -> &'static str {
+    match result {
+        AttemptResult::Ok => "ok",
+        AttemptResult::Failed => "failed",
+        AttemptResult::Timeout => "timeout",
+        AttemptResult::Refused => "refused",
+        AttemptResult::Unknown => "unknown",
+    }
+}

@@ -1,0 +1,131 @@
+//! Results into the cold store, in batches, until they are in.
+//!
+//! While the store is away the results wait here and the attempts behind them in the channel, so memory
+//! stays bounded by the node's concurrency; nothing new is claimed meanwhile, for a claim needs the store.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+
+use crate::cold::{Applied, AttemptRecord, Change, ChangeEvent, ColdStore, Error, MAX_APPLY_BATCH};
+use crate::metrics::Metrics;
+use crate::model::id::{Epoch, Uid};
+use crate::model::timer::{Answer, AttemptResult, Next, Token};
+use crate::ownership::Ownership;
+
+/// How long a stop waits for a store that is away before it leaves results behind.
+const STOP_PATIENCE: u32 = 10;
+
+/// What became of a claim.
+#[derive(Debug)]
+pub(super) struct Report {
+    uid: Uid,
+    shard: i32,
+    what: What,
+}
+
+#[derive(Debug)]
+enum What {
+    Attempted(Next, AttemptRecord),
+    Unsent(Token, Epoch),
+}
+
+impl Report {
+    /// An attempt was made.
+    pub fn attempted(uid: Uid, shard: i32, next: Next, record: AttemptRecord) -> Self {
+        Self {
+            uid,
+            shard,
+            what: What::Attempted(next, record),
+        }
+    }
+
+    /// Claimed, or perhaps claimed, and surely not sent.
+    pub fn unsent(uid: Uid, shard: i32, token: Token, epoch: Epoch) -> Self {
+        Self {
+            uid,
+            shard,
+            what: What::Unsent(token, epoch),
+        }
+    }
+}
+
+/// Records until the last dispatcher handle is gone.
+pub(super) async fn run(
+    store: ColdStore,
+    ownership: Arc<Ownership>,
+    metrics: Metrics,
+    mut inbox: mpsc::Receiver<Report>,
+) {
+    let mut batch = Vec::new();
+    while inbox.recv_many(&mut batch, MAX_APPLY_BATCH).await > 0 {
+        let reports = std::mem::take(&mut batch);
+        let mut failures = 0;
+        while let Err(why) = record(&store, &metrics, &reports).await {
+            metrics.store_errors.inc();
+            failures += 1;
+            if failures == 1 {
+                tracing::warn!(%why, results = reports.len(), "results not recorded yet; trying on");
+            }
+            if inbox.is_closed() && failures > STOP_PATIENCE {
+                tracing::error!(
+                    results = reports.len(),
+                    "stopping without recording results; their claims run out"
+                );
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(u64::from(failures.min(10)) * 100)).await;
+        }
+        reports.iter().for_each(|report| ownership.end(report.shard));
+    }
+}
+
+/// Writes a batch down. Doing it twice changes nothing the second time.
+async fn record(store: &ColdStore, metrics: &Metrics, reports: &[Report]) -> Result<(), Error> {
+    let taken: Vec<(Uid, AttemptRecord)> = reports
+        .iter()
+        .filter_map(|report| match &report.what {
+            What::Attempted(_, record) if record.result == AttemptResult::Ok => {
+                Some((report.uid, record.clone()))
+            }
+            _ => None,
+        })
+        .collect();
+    let mut ended = std::collections::HashSet::new();
+    if !taken.is_empty() {
+        ended.extend(store.finish_delivered(&taken).await?);
+        metrics
+            .ended
+            .with_label_values(&["delivered"])
+            .inc_by(ended.len() as u64);
+    }
+    let changes: Vec<Change> = reports
+        .iter()
+        .filter(|report| !ended.contains(&report.uid) || matches!(report.what, What::Unsent(..)))
+        .map(|report| {
+            let event = match &report.what {
+                What::Attempted(next, record) => ChangeEvent::Attempted(*next, record.clone()),
+                What::Unsent(token, epoch) => ChangeEvent::Released(*token, *epoch),
+            };
+            Change {
+                uid: report.uid,
+                event,
+            }
+        })
+        .collect();
+    if changes.is_empty() {
+        return Ok(());
+    }
+    for (applied, report) in store.apply(&changes).await?.into_iter().zip(&changes) {
+        if let Applied::Live(row, Answer::Done) = applied {
+            if row.life.state.is_end() {
+                metrics.ended.with_label_values(&[row.life.state.word()]).inc();
+            }
+            if matches!(report.event, ChangeEvent::Released(..)) {
+                metrics.released.inc();
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,262 @@
+//! One attempt over HTTP: pooled connections, a timeout, no redirects, no proxies, bounded replies.
+
+use std::error::Error as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use reqwest::header::{HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
+use reqwest::redirect::Policy;
+use reqwest::{Client, Response};
+
+use super::event;
+use super::guard::{Guard, RefusedAddress};
+use crate::clock::StoreClock;
+use crate::cold::TimerRow;
+use crate::config::Config;
+use crate::model::target::Webhook;
+use crate::model::time::UnixMs;
+use crate::model::timer::AttemptResult;
+
+/// How much of a reply is kept.
+const REPLY_KEPT: usize = 1024;
+
+/// How much of a reply is read, so that its connection can be used again.
+const REPLY_READ: usize = 64 * 1024;
+
+/// How long is waited for the rest of a reply whose status is known.
+const REPLY_WAIT: Duration = Duration::from_millis(500);
+
+/// The longest wait that a receiver's `Retry-After` is granted.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(86_400);
+
+/// How an attempt came out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outcome {
+    /// The result.
+    pub result: AttemptResult,
+    /// The HTTP status, if there was one.
+    pub status: Option<u16>,
+    /// The beginning of the answer's body.
+    pub reply: Option<String>,
+    /// What went wrong, in words.
+    pub detail: Option<String>,
+    /// The receiver asked for this wait.
+    pub retry_after: Option<Duration>,
+    /// The receiver will never take it (410).
+    pub gone: bool,
+}
+
+impl Outcome {
+    fn failed(result: AttemptResult, detail: String) -> Self {
+        Self {
+            result,
+            status: None,
+            reply: None,
+            detail: Some(detail),
+            retry_after: None,
+            gone: false,
+        }
+    }
+}
+
+/// Sends webhooks.
+#[derive(Clone)]
+pub struct Sender {
+    client: Client,
+    guard: Guard,
+    clock: StoreClock,
+    timeout: Duration,
+}
+
+impl Sender {
+    /// A sender under these settings.
+    pub fn new(config: &Arc<Config>, clock: StoreClock) -> Result<Self, reqwest::Error> {
+        let guard = Guard::new(Arc::clone(config));
+        let timeout = config.webhook.timeout.get();
+        let client = Client::builder()
+            .user_agent(concat!("mainspring/", env!("CARGO_PKG_VERSION")))
+            .redirect(Policy::none())
+            .no_proxy()
+            .dns_resolver(Arc::new(guard.clone()))
+            // A little before the attempt's own end, so that a connection that never came counts as unsent.
+            .connect_timeout(timeout.mul_f64(0.95))
+            .timeout(timeout)
+            .pool_max_idle_per_host(config.webhook.concurrency)
+            .pool_idle_timeout(Duration::from_secs(30))
+            .tcp_nodelay(true)
+            .build()?;
+        Ok(Self {
+            client,
+            guard,
+            clock,
+            timeout,
+        })
+    }
+
+    /// Makes one attempt.
+    pub async fn send(&self, row: &TimerRow, hook: &Webhook) -> Outcome {
+        if let Err(refused) = self.guard.check_url(&hook.url) {
+            return Outcome::failed(AttemptResult::Refused, refused.to_string());
+        }
+        let delivery_id = row.delivery_id();
+        let body = row.body();
+        let at = self.clock.now();
+        let mut headers = HeaderMap::new();
+        let mut set = |name: &str, value: &str| {
+            // Both were checked when the timer was registered.
+            if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::try_from(value)) {
+                headers.insert(name, value);
+            }
+        };
+        hook.headers.iter().for_each(|(name, value)| set(name, value));
+        event::headers(row, &delivery_id, at)
+            .iter()
+            .for_each(|(name, value)| set(name, value));
+        if let Some(signature) = hook
+            .secret
+            .as_deref()
+            .and_then(|secret| event::signature(secret, &delivery_id, at, &body))
+        {
+            set("webhook-signature", &signature);
+        }
+        match self
+            .client
+            .post(hook.url.clone())
+            .headers(headers)
+            .body(body)
+            .send()
+            .await
+        {
+            Ok(response) => self.judge(response).await,
+            Err(why) => self.judge_error(&why),
+        }
+    }
+
+    async fn judge(&self, mut response: Response) -> Outcome {
+        let status = response.status();
+        let now = self.clock.now();
+        let retry_after = match status.as_u16() {
+            429 | 503 => response
+                .headers()
+                .get(RETRY_AFTER)
+                .and_then(|value| retry_after(value.to_str().ok()?, now)),
+            _ => None,
+        };
+        let reply = read_reply(&mut response).await;
+        let (result, detail) = match status.as_u16() {
+            200..=299 => (AttemptResult::Ok, None),
+            300..=399 => (
+                AttemptResult::Failed,
+                Some(format!("answered {status}; redirects are not followed")),
+            ),
+            _ => (AttemptResult::Failed, Some(format!("answered {status}"))),
+        };
+        Outcome {
+            result,
+            status: Some(status.as_u16()),
+            reply,
+            detail,
+            retry_after,
+            gone: status.as_u16() == 410,
+        }
+    }
+
+    fn judge_error(&self, why: &reqwest::Error) -> Outcome {
+        if let Some(refused) = refused_address(why) {
+            return Outcome::failed(AttemptResult::Refused, refused.to_string());
+        }
+        let cause = root_cause(why);
+        if why.is_connect() || why.is_builder() {
+            return Outcome::failed(AttemptResult::Refused, format!("no connection: {cause}"));
+        }
+        if why.is_timeout() {
+            return Outcome::failed(
+                AttemptResult::Timeout,
+                format!("no answer within {} s", self.timeout.as_secs_f64()),
+            );
+        }
+        Outcome::failed(
+            AttemptResult::Unknown,
+            format!("the connection broke before an answer came: {cause}"),
+        )
+    }
+}
+
+/// The beginning of a reply, as text that every database takes. A slow or endless rest is left unread.
+async fn read_reply(response: &mut Response) -> Option<String> {
+    let mut kept = Vec::new();
+    let read = async {
+        let mut total = 0;
+        while let Ok(Some(chunk)) = response.chunk().await {
+            total += chunk.len();
+            kept.extend_from_slice(&chunk[..chunk.len().min(REPLY_KEPT - kept.len())]);
+            if total >= REPLY_READ {
+                break;
+            }
+        }
+    };
+    // Running out of time keeps what has come so far.
+    let _ = tokio::time::timeout(REPLY_WAIT, read).await;
+    (!kept.is_empty()).then(|| String::from_utf8_lossy(&kept).replace('\0', "\u{fffd}"))
+}
+
+/// `Retry-After`: seconds, or an HTTP date.
+fn retry_after(value: &str, now: UnixMs) -> Option<Duration> {
+    let wait = match value.trim().parse::<u64>() {
+        Ok(seconds) => Duration::from_secs(seconds),
+        Err(_) => {
+            let at = httpdate::parse_http_date(value.trim())
+                .ok()?
+                .duration_since(std::time::UNIX_EPOCH)
+                .ok()?;
+            UnixMs::new(i64::try_from(at.as_millis()).ok()?).since(now)
+        }
+    };
+    Some(wait.min(RETRY_AFTER_MAX))
+}
+
+fn refused_address(why: &reqwest::Error) -> Option<&RefusedAddress> {
+    let mut source = why.source();
+    while let Some(error) = source {
+        if let Some(refused) = error.downcast_ref::<RefusedAddress>() {
+            return Some(refused);
+        }
+        source = error.source();
+    }
+    None
+}
+
+/// The innermost error says what happened; the outer ones name the URL, which may hold a secret.
+fn root_cause(why: &reqwest::Error) -> String {
+    let mut cause: &dyn std::error::Error = why;
+    while let Some(inner) = cause.source() {
+        cause = inner;
+    }
+    cause
+        .to_string()
+        .replace('\0', "\u{fffd}")
+        .chars()
+        .take(200)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn retry_after_is_seconds_or_a_date() {
+        let now = UnixMs::parse_rfc3339("2015-10-21T07:28:00Z").unwrap();
+        assert_eq!(retry_after("120", now), Some(Duration::from_secs(120)));
+        assert_eq!(
+            retry_after("Wed, 21 Oct 2015 07:28:30 GMT", now),
+            Some(Duration::from_secs(30))
+        );
+        assert_eq!(
+            retry_after("Wed, 21 Oct 2015 07:27:00 GMT", now),
+            Some(Duration::ZERO)
+        );
+        assert_eq!(retry_after("99999999", now), Some(RETRY_AFTER_MAX));
+        assert_eq!(retry_after("soon", now), None);
+    }
+}

@@ -1,0 +1,109 @@
+//! Group commit: whoever waits goes into the next transaction together, without a timed window.
+//!
+//! A worker takes what is queued, runs it as one batch and answers each after the commit. While it is busy
+//! the next batch gathers. A caller who goes away does not take his request back: it may be committed.
+
+use std::future::Future;
+use std::sync::Arc;
+
+use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio_util::task::TaskTracker;
+
+/// A queue of requests that are answered in batches.
+pub struct Batcher<Q, A> {
+    queue: mpsc::Sender<(Q, oneshot::Sender<A>)>,
+}
+
+impl<Q, A> Clone for Batcher<Q, A> {
+    fn clone(&self) -> Self {
+        Self {
+            queue: self.queue.clone(),
+        }
+    }
+}
+
+/// Why a request was not answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NotTaken {
+    /// More is waiting than the store keeps up with.
+    Full,
+    /// The service is stopping.
+    Stopping,
+}
+
+impl<Q: Send + 'static, A: Send + 'static> Batcher<Q, A> {
+    /// Starts `workers` that run batches of up to `most`; at most `capacity` requests wait.
+    ///
+    /// `run` gets the requests in order and returns as many answers in the same order. The workers end when
+    /// the last handle is dropped and everything queued is answered.
+    pub fn start<F, R>(tasks: &TaskTracker, workers: usize, most: usize, capacity: usize, run: F) -> Self
+    where
+        F: Fn(Vec<Q>) -> R + Clone + Send + 'static,
+        R: Future<Output = Vec<A>> + Send,
+    {
+        let (queue, waiting) = mpsc::channel::<(Q, oneshot::Sender<A>)>(capacity);
+        let waiting = Arc::new(Mutex::new(waiting));
+        for _ in 0..workers {
+            let (waiting, run) = (Arc::clone(&waiting), run.clone());
+            tasks.spawn(async move {
+                loop {
+                    let mut batch = Vec::new();
+                    if waiting.lock().await.recv_many(&mut batch, most).await == 0 {
+                        return;
+                    }
+                    let (requests, callers): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
+                    for (caller, answer) in callers.into_iter().zip(run(requests).await) {
+                        // A caller that hung up has nobody to tell.
+                        let _ = caller.send(answer);
+                    }
+                }
+            });
+        }
+        Self { queue }
+    }
+
+    /// Hands in a request and waits for its answer.
+    pub async fn submit(&self, request: Q) -> Result<A, NotTaken> {
+        let (answer, answered) = oneshot::channel();
+        match self.queue.try_send((request, answer)) {
+            Ok(()) => answered.await.map_err(|_| NotTaken::Stopping),
+            Err(mpsc::error::TrySendError::Full(_)) => Err(NotTaken::Full),
+            Err(mpsc::error::TrySendError::Closed(_)) => Err(NotTaken::Stopping),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn each_caller_gets_the_answer_to_its_own_request() {
+        let tasks = TaskTracker::new();
+        let batcher = Batcher::start(&tasks, 2, 10, 100, |batch: Vec<u32>| async move {
+            tokio::task::yield_now().await;
+            batch.into_iter().map(|n| n * 2).collect()
+        });
+        let answers = futures::future::join_all((0..100).map(|n| batcher.submit(n))).await;
+        assert!(
+            answers
+                .into_iter()
+                .zip(0..)
+                .all(|(answer, n)| answer == Ok(n * 2))
+        );
+        drop(batcher);
+        tasks.close();
+        tasks.wait().await;
+    }
+
+    #[tokio::test]
+    async fn a_full_queue_refuses_instead_of_growing() {
+        let tasks = TaskTracker::new();
+        let batcher: Batcher<u32, u32> = Batcher::start(&tasks, 1, 1, 1, |_| std::future::pending());
+        let mut waiting: Vec<_> = (0..3).map(|n| Box::pin(batcher.submit(n))).collect();
+        assert!(futures::poll!(&mut waiting[0]).is_pending());
+        tokio::task::yield_now().await;
+        assert!(futures::poll!(&mut waiting[1]).is_pending());
+        assert_eq!(waiting.remove(2).await, Err(NotTaken::Full));
+    }
+}

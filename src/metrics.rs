@@ -1,0 +1,175 @@
+//! What operators watch. Every series is defined here; ids never become labels.
+
+use prometheus::core::Collector;
+use prometheus::{
+    Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+    TextEncoder,
+};
+
+/// All series of a node.
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    registry: Registry,
+    /// Timers acknowledged by this node.
+    pub registered: IntCounter,
+    /// Timers that this node ended, by end.
+    pub ended: IntCounterVec,
+    /// Attempts that this node made, by result.
+    pub attempts: IntCounterVec,
+    /// First attempts: start of the attempt − due time.
+    pub lateness: Histogram,
+    /// How long attempts took.
+    pub attempt_seconds: Histogram,
+    /// Rows that the sweep found and nobody held.
+    pub swept: IntCounter,
+    /// Pointers whose claim got nothing: stale, doubled or cancelled.
+    pub claims_dropped: IntCounter,
+    /// Claims that ran out without a report.
+    pub claims_expired: IntCounter,
+    /// Claims given back unsent.
+    pub released: IntCounter,
+    /// Rows put off because their receiver's lane was full and slow.
+    pub postponed: IntCounter,
+    /// Attempts under way.
+    pub in_flight: IntGauge,
+    /// Pointers that wait for room.
+    pub held: IntGauge,
+    /// Shards owned.
+    pub shards_owned: IntGauge,
+    /// Shards taken over from a node that was gone.
+    pub shards_taken: IntCounter,
+    /// Live timers by state, as the owner of shard 0 counts them.
+    pub live: IntGaugeVec,
+    /// Whether the cold store answered last time.
+    pub store_up: IntGauge,
+    /// Calls to the cold store that failed.
+    pub store_errors: IntCounter,
+    /// This node's wall clock − the store's, in milliseconds.
+    pub clock_skew_ms: IntGauge,
+    /// API calls by route, method and status.
+    pub requests: IntCounterVec,
+    /// How long API calls took, by route.
+    pub request_seconds: HistogramVec,
+}
+
+impl Metrics {
+    /// Registers every series anew.
+    pub fn new() -> Result<Self, prometheus::Error> {
+        let registry = Registry::new();
+        let keep = |collector: Box<dyn Collector>| registry.register(collector);
+        macro_rules! series {
+            ($make:expr) => {{
+                let series = $make?;
+                keep(Box::new(series.clone()))?;
+                series
+            }};
+        }
+        let seconds = vec![
+            0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0, 600.0,
+        ];
+        let metrics = Self {
+            registered: series!(IntCounter::new(
+                "mainspring_registered_total",
+                "Timers acknowledged by this node"
+            )),
+            ended: series!(IntCounterVec::new(
+                Opts::new("mainspring_ended_total", "Timers that this node ended, by end"),
+                &["state"]
+            )),
+            attempts: series!(IntCounterVec::new(
+                Opts::new("mainspring_attempts_total", "Delivery attempts by result"),
+                &["result"]
+            )),
+            lateness: series!(Histogram::with_opts(
+                HistogramOpts::new("mainspring_lateness_seconds", "First attempt started - due time")
+                    .buckets(seconds.clone())
+            )),
+            attempt_seconds: series!(Histogram::with_opts(
+                HistogramOpts::new("mainspring_attempt_seconds", "Duration of delivery attempts")
+                    .buckets(seconds.clone())
+            )),
+            swept: series!(IntCounter::new(
+                "mainspring_swept_total",
+                "Due rows found by the sweep"
+            )),
+            claims_dropped: series!(IntCounter::new(
+                "mainspring_claims_dropped_total",
+                "Pointers whose claim got nothing"
+            )),
+            claims_expired: series!(IntCounter::new(
+                "mainspring_claims_expired_total",
+                "Claims that ran out without a report"
+            )),
+            released: series!(IntCounter::new(
+                "mainspring_released_total",
+                "Claims given back unsent"
+            )),
+            postponed: series!(IntCounter::new(
+                "mainspring_postponed_total",
+                "Due rows put off for a slow receiver"
+            )),
+            in_flight: series!(IntGauge::new(
+                "mainspring_attempts_in_flight",
+                "Delivery attempts under way"
+            )),
+            held: series!(IntGauge::new(
+                "mainspring_pointers_held",
+                "Due timers waiting for room to be sent"
+            )),
+            shards_owned: series!(IntGauge::new(
+                "mainspring_shards_owned",
+                "Shards owned by this node"
+            )),
+            shards_taken: series!(IntCounter::new(
+                "mainspring_shards_taken_total",
+                "Shards taken over"
+            )),
+            live: series!(IntGaugeVec::new(
+                Opts::new(
+                    "mainspring_live_timers",
+                    "Live timers by state (from the owner of shard 0)"
+                ),
+                &["state"]
+            )),
+            store_up: series!(IntGauge::new(
+                "mainspring_store_up",
+                "1 if the cold store answered last time"
+            )),
+            store_errors: series!(IntCounter::new(
+                "mainspring_store_errors_total",
+                "Failed calls to the cold store"
+            )),
+            clock_skew_ms: series!(IntGauge::new(
+                "mainspring_clock_skew_milliseconds",
+                "Wall clock of this node - clock of the cold store"
+            )),
+            requests: series!(IntCounterVec::new(
+                Opts::new("mainspring_http_requests_total", "API calls"),
+                &["route", "method", "status"]
+            )),
+            request_seconds: series!(HistogramVec::new(
+                HistogramOpts::new("mainspring_http_request_seconds", "Duration of API calls")
+                    .buckets(seconds),
+                &["route"]
+            )),
+            registry: registry.clone(),
+        };
+        keep(Box::new(
+            prometheus::process_collector::ProcessCollector::for_self(),
+        ))?;
+        for state in ["delivered", "cancelled", "expired", "dead"] {
+            metrics.ended.with_label_values(&[state]);
+        }
+        for result in ["ok", "failed", "timeout", "refused", "unknown"] {
+            metrics.attempts.with_label_values(&[result]);
+        }
+        Ok(metrics)
+    }
+
+    /// All series in the Prometheus text format.
+    pub fn text(&self) -> String {
+        TextEncoder::new()
+            .encode_to_string(&self.registry.gather())
+            .unwrap_or_default()
+    }
+}

@@ -1,0 +1,174 @@
+//! Names of things: timers, deliveries, shards, generations, epochs.
+//!
+//! A timer has two names. Its *id* is text, chosen by the caller or by the service. Its *uid* is 16 bytes
+//! and the primary key: a UUIDv7 for a service-made id, a 128-bit hash of (namespace, id) for a caller's
+//! own, so that uniqueness needs no second index.
+
+use std::fmt;
+
+use sha2::{Digest, Sha256};
+use uuid::Uuid;
+
+/// The prefix of ids that the service makes.
+const SERVER_PREFIX: &str = "tmr_";
+
+/// The longest id a caller may choose, in bytes.
+pub const MAX_ID_LEN: usize = 128;
+
+/// The 16-byte primary key of a timer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Uid(pub Uuid);
+
+/// A timer's id as text: 1–128 of `A-Z a-z 0-9 . _ : -`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct TimerId(String);
+
+/// Why a text is no timer id.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("an id is 1 to {MAX_ID_LEN} characters of A-Z a-z 0-9 . _ : -")]
+pub struct BadId;
+
+impl TimerId {
+    /// Checks a caller's text.
+    pub fn parse(text: &str) -> Result<Self, BadId> {
+        let fits = (1..=MAX_ID_LEN).contains(&text.len());
+        let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b':' | b'-');
+        if fits && text.bytes().all(allowed) {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(BadId)
+        }
+    }
+
+    /// The id of a timer that the service names itself.
+    pub fn of_server(uid: Uid) -> Self {
+        Self(format!("{SERVER_PREFIX}{}", uid.0.simple()))
+    }
+
+    /// The text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The uid inside an id of the service's own form, if it has that form.
+    pub fn server_uid(&self) -> Option<Uid> {
+        let hex = self.0.strip_prefix(SERVER_PREFIX)?;
+        let canonical = hex.len() == 32 && hex.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+        canonical.then(|| Uuid::try_parse(hex).ok().map(Uid))?
+    }
+
+    /// The primary key of the timer with this id.
+    pub fn uid(&self, namespace: &str) -> Uid {
+        self.server_uid()
+            .unwrap_or_else(|| hashed("id", namespace, &self.0))
+    }
+}
+
+impl fmt::Display for TimerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The uid of the timer that was made under an `Idempotency-Key`.
+pub fn idempotency_uid(namespace: &str, key: &str) -> Uid {
+    hashed("key", namespace, key)
+}
+
+fn hashed(kind: &str, namespace: &str, text: &str) -> Uid {
+    Uid(Uuid::from_bytes(digest16(&[
+        kind.as_bytes(),
+        namespace.as_bytes(),
+        text.as_bytes(),
+    ])))
+}
+
+/// The first 128 bits of SHA-256 over length-prefixed parts.
+pub fn digest16(parts: &[&[u8]]) -> [u8; 16] {
+    let mut hash = Sha256::new();
+    for part in parts {
+        hash.update((part.len() as u64).to_be_bytes());
+        hash.update(part);
+    }
+    let mut first = [0; 16];
+    first.copy_from_slice(&hash.finalize()[..16]);
+    first
+}
+
+/// The delivery id: one for all attempts of one firing, never shared by two firings.
+///
+/// It hangs on the registration (`created_at_ms`), so that an id which is free again after its history is
+/// gone does not repeat the delivery ids of its former life.
+pub fn delivery_id(uid: Uid, created_at_ms: i64, generation: Generation) -> String {
+    let hash = digest16(&[
+        b"delivery",
+        uid.0.as_bytes(),
+        &created_at_ms.to_be_bytes(),
+        &generation.0.to_be_bytes(),
+    ]);
+    format!("dlv_{}", Uuid::from_bytes(hash).simple())
+}
+
+/// The fixed parallel partition that an owner's timers live in: 0 to `shards` − 1.
+pub fn shard_of(namespace: &str, owner: &str, shards: u16) -> i32 {
+    let hash = digest16(&[b"shard", namespace.as_bytes(), owner.as_bytes()]);
+    let mut first = [0; 8];
+    first.copy_from_slice(&hash[..8]);
+    i32::try_from(u64::from_be_bytes(first) % u64::from(shards.max(1))).unwrap_or(0)
+}
+
+/// The version of a timer's due time; a reschedule makes a new one. Starts at 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Generation(pub i32);
+
+/// The number of a shard's ownership; only rises.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Epoch(pub i64);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_checked() {
+        for good in ["a", "order-8841-review", "A.b_c:9-", &"x".repeat(128)] {
+            assert!(TimerId::parse(good).is_ok(), "{good}");
+        }
+        for bad in ["", " ", "a/b", "ä", "a\0", "a b", &"x".repeat(129)] {
+            assert_eq!(TimerId::parse(bad), Err(BadId), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_server_id_leads_back_to_its_uid() {
+        let uid = Uid(Uuid::from_u128(0x0192_0000_0000_7000_8000_0000_0000_0001));
+        assert_eq!(TimerId::of_server(uid).uid("default"), uid);
+        assert!(TimerId::parse("tmr_0192").unwrap().server_uid().is_none());
+    }
+
+    #[test]
+    fn one_id_is_one_uid_and_namespaces_do_not_meet() {
+        let id = TimerId::parse("order-1").unwrap();
+        assert_eq!(id.uid("a"), id.uid("a"));
+        assert_ne!(id.uid("a"), id.uid("b"));
+        assert_ne!(id.uid("a"), idempotency_uid("a", "order-1"));
+    }
+
+    #[test]
+    fn no_two_firings_share_a_delivery_id() {
+        let uid = Uid(Uuid::from_u128(7));
+        let first = delivery_id(uid, 1, Generation(1));
+        assert_eq!(first, delivery_id(uid, 1, Generation(1)));
+        assert_ne!(first, delivery_id(uid, 1, Generation(2)));
+        assert_ne!(first, delivery_id(uid, 2, Generation(1)));
+    }
+
+    #[test]
+    fn shards_are_all_used_and_stay_in_range() {
+        let mut seen = [0; 64];
+        for n in 0..6400 {
+            seen[shard_of("default", &format!("user:{n}"), 64) as usize] += 1;
+        }
+        assert!(seen.iter().all(|&n| (50..200).contains(&n)), "{seen:?}");
+    }
+}

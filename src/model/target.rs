@@ -1,0 +1,262 @@
+//! Where a firing goes: today an inline webhook.
+
+use std::collections::BTreeMap;
+
+use base64::Engine;
+use serde::{Deserialize, Serialize};
+use url::Url;
+
+use super::id::digest16;
+
+/// The most static headers a webhook may carry.
+pub const MAX_HEADERS: usize = 16;
+const MAX_URL: usize = 2048;
+const MAX_HEADER_BYTES: usize = 1024;
+const SECRET_PREFIX: &str = "whsec_";
+
+/// Headers that belong to the connection or to the service; a caller cannot set them.
+const RESERVED: [&str; 10] = [
+    "host",
+    "content-length",
+    "content-type",
+    "transfer-encoding",
+    "connection",
+    "te",
+    "trailer",
+    "upgrade",
+    "expect",
+    "user-agent",
+];
+
+/// Where a firing goes, as it is kept in the cold store.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Target {
+    /// An HTTP receiver.
+    Webhook(Webhook),
+}
+
+/// An HTTP receiver, checked.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Webhook {
+    /// `http` or `https`, without credentials or fragment.
+    pub url: Url,
+    /// The signing secret, `whsec_` and base64; never shown again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret: Option<String>,
+    /// Static headers, lower-case names.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub headers: BTreeMap<String, String>,
+}
+
+impl std::fmt::Debug for Webhook {
+    /// Secrets and headers (which often hold tokens) never reach a log.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Webhook")
+            .field("origin", &self.url.origin().ascii_serialization())
+            .finish_non_exhaustive()
+    }
+}
+
+/// What is wrong with a webhook: which field, and in words.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{detail}")]
+pub struct BadWebhook {
+    /// The JSON pointer inside the webhook object.
+    pub pointer: String,
+    /// What is wrong and what would be right.
+    pub detail: String,
+}
+
+impl Webhook {
+    /// Checks a caller's webhook.
+    pub fn new(
+        url: &str,
+        secret: Option<String>,
+        headers: BTreeMap<String, String>,
+    ) -> Result<Self, BadWebhook> {
+        let bad = |pointer: &str, detail: String| BadWebhook {
+            pointer: pointer.into(),
+            detail,
+        };
+        let url = check_url(url).map_err(|detail| bad("/url", detail))?;
+        if let Some(secret) = &secret {
+            secret_bytes(secret).map_err(|detail| bad("/secret", detail))?;
+        }
+        if headers.len() > MAX_HEADERS {
+            return Err(bad(
+                "/headers",
+                format!("{} headers; at most {MAX_HEADERS}", headers.len()),
+            ));
+        }
+        let mut kept = BTreeMap::new();
+        for (name, value) in headers {
+            let lower = name.to_ascii_lowercase();
+            check_header(&lower, &value).map_err(|detail| {
+                bad(
+                    &format!("/headers/{}", name.replace('~', "~0").replace('/', "~1")),
+                    detail,
+                )
+            })?;
+            kept.insert(lower, value);
+        }
+        Ok(Self {
+            url,
+            secret,
+            headers: kept,
+        })
+    }
+
+    /// Which lane this receiver is served in: scheme, host and port.
+    pub fn lane(&self) -> i64 {
+        let port = self.url.port_or_known_default().unwrap_or(0);
+        let host = self.url.host_str().unwrap_or("");
+        let hash = digest16(&[
+            b"lane",
+            self.url.scheme().as_bytes(),
+            host.as_bytes(),
+            &port.to_be_bytes(),
+        ]);
+        let mut first = [0; 8];
+        first.copy_from_slice(&hash[..8]);
+        i64::from_be_bytes(first)
+    }
+}
+
+fn check_url(text: &str) -> Result<Url, String> {
+    if text.len() > MAX_URL {
+        return Err(format!("a URL of {} bytes; at most {MAX_URL}", text.len()));
+    }
+    let url =
+        Url::parse(text).map_err(|why| format!("not a URL ({why}); give an absolute http or https URL"))?;
+    if !matches!(url.scheme(), "http" | "https") {
+        return Err(format!(
+            "scheme `{}`; only http and https are delivered to",
+            url.scheme()
+        ));
+    }
+    if url.host_str().is_none_or(str::is_empty) {
+        return Err("the URL has no host".into());
+    }
+    if !url.username().is_empty() || url.password().is_some() {
+        return Err("the URL carries credentials; send them as a header, such as authorization".into());
+    }
+    if url.fragment().is_some() {
+        return Err("the URL has a fragment (#…), which is never sent; remove it".into());
+    }
+    if url.port() == Some(0) {
+        return Err("port 0 cannot be delivered to".into());
+    }
+    Ok(url)
+}
+
+fn check_header(name: &str, value: &str) -> Result<(), String> {
+    let token = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
+    if name.is_empty() || !name.bytes().all(token) {
+        return Err("not a header name".into());
+    }
+    if RESERVED.contains(&name) || name.starts_with("ce-") || name.starts_with("webhook-") {
+        return Err(format!("`{name}` is set by the service"));
+    }
+    if name.len() + value.len() > MAX_HEADER_BYTES {
+        return Err(format!("name and value are over {MAX_HEADER_BYTES} bytes"));
+    }
+    if !value.bytes().all(|b| (0x20..0x7f).contains(&b)) {
+        return Err("the value has characters other than printable ASCII".into());
+    }
+    Ok(())
+}
+
+/// The key inside a Standard Webhooks secret: base64, with or without the `whsec_` prefix.
+pub fn secret_bytes(secret: &str) -> Result<Vec<u8>, String> {
+    let text = secret.strip_prefix(SECRET_PREFIX).unwrap_or(secret);
+    let key = base64::engine::general_purpose::STANDARD
+        .decode(text)
+        .map_err(|_| "not a Standard Webhooks secret: `whsec_` followed by base64".to_owned())?;
+    match key.len() {
+        0 => Err("the secret is empty".into()),
+        1..=512 => Ok(key),
+        n => Err(format!("the secret has {n} bytes; at most 512")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hook(url: &str) -> Result<Webhook, BadWebhook> {
+        Webhook::new(url, None, BTreeMap::new())
+    }
+
+    #[test]
+    fn urls_are_checked() {
+        for good in [
+            "http://127.0.0.1:9000/x?y=1",
+            "https://shop.example/hooks",
+            "http://[::1]:9/",
+        ] {
+            assert!(hook(good).is_ok(), "{good}");
+        }
+        for bad in [
+            "",
+            "shop.example",
+            "ftp://a/",
+            "http://",
+            "http://u:p@a/",
+            "http://a/#f",
+            "http://a:0/",
+            "file:///etc",
+        ] {
+            assert_eq!(hook(bad).unwrap_err().pointer, "/url", "{bad}");
+        }
+    }
+
+    #[test]
+    fn headers_and_secrets_are_checked() {
+        let with = |name: &str, value: &str| {
+            Webhook::new(
+                "http://a/",
+                None,
+                BTreeMap::from([(name.to_owned(), value.to_owned())]),
+            )
+        };
+        assert!(with("X-Api-Key", "k").is_ok());
+        for (name, value) in [
+            ("Host", "x"),
+            ("ce-id", "x"),
+            ("webhook-id", "x"),
+            ("a b", "x"),
+            ("x", "a\r\nb: c"),
+            ("x", "ü"),
+        ] {
+            assert!(with(name, value).is_err(), "{name}: {value}");
+        }
+        assert!(Webhook::new("http://a/", Some("whsec_c2VjcmV0".into()), BTreeMap::new()).is_ok());
+        assert_eq!(
+            Webhook::new("http://a/", Some("not base64!".into()), BTreeMap::new())
+                .unwrap_err()
+                .pointer,
+            "/secret"
+        );
+    }
+
+    #[test]
+    fn a_lane_is_scheme_host_and_port() {
+        let lane = |url| hook(url).unwrap().lane();
+        assert_eq!(lane("http://a/x"), lane("http://A:80/y"));
+        assert_ne!(lane("http://a/"), lane("https://a/"));
+        assert_ne!(lane("http://a/"), lane("http://a:81/"));
+    }
+
+    #[test]
+    fn debug_shows_no_secret() {
+        let hook = Webhook::new(
+            "http://a/?token=t0p",
+            Some("whsec_c2VjcmV0".into()),
+            BTreeMap::new(),
+        )
+        .unwrap();
+        let shown = format!("{hook:?}");
+        assert!(!shown.contains("c2Vj") && !shown.contains("t0p"), "{shown}");
+    }
+}

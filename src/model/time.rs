@@ -1,0 +1,379 @@
+//! Instants and durations as the contract writes them: RFC 3339 and ISO 8601, in whole milliseconds.
+
+use std::fmt;
+use std::time::Duration;
+
+use chrono::{DateTime, LocalResult, NaiveDateTime, SecondsFormat, TimeZone, Utc};
+use chrono_tz::Tz;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// 9999-12-31T23:59:59.999Z, the last moment that RFC 3339 can write.
+pub const LAST: UnixMs = UnixMs(253_402_300_799_999);
+
+/// An instant: milliseconds since the Unix epoch, UTC.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct UnixMs(i64);
+
+/// What is wrong with a time or a duration, in words for the caller.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// No RFC 3339 instant with an offset.
+    #[error("`{0}` is not an RFC 3339 time with an offset, such as 2026-12-01T09:00:00+08:00")]
+    Instant(String),
+    /// No ISO 8601 duration.
+    #[error(
+        "`{0}` is not an ISO 8601 duration of weeks, days, hours, minutes and seconds, such as PT48H or PT0.5S"
+    )]
+    Duration(String),
+    /// Years and months have no fixed length.
+    #[error(
+        "`{0}` counts in years or months, which have no fixed length; say days (P30D), or give `fire_at`"
+    )]
+    Calendar(String),
+    /// The instant lies after the year 9999.
+    #[error("the time lies after 9999-12-31, the last that can be kept")]
+    TooFar,
+    /// No IANA time zone.
+    #[error("`{0}` is not an IANA time zone, such as Asia/Shanghai")]
+    Zone(String),
+    /// No local date and time.
+    #[error("`{0}` is not a local time without offset, such as 2026-12-01T09:00:00")]
+    Local(String),
+}
+
+impl UnixMs {
+    /// From milliseconds since the Unix epoch.
+    pub const fn new(ms: i64) -> Self {
+        Self(ms)
+    }
+
+    /// Milliseconds since the Unix epoch.
+    pub const fn get(self) -> i64 {
+        self.0
+    }
+
+    /// Reads RFC 3339 with an offset; a fraction finer than a millisecond is rounded up (never early).
+    pub fn parse_rfc3339(text: &str) -> Result<Self, Error> {
+        let at = DateTime::parse_from_rfc3339(text).map_err(|_| Error::Instant(shown(text)))?;
+        Self::from_datetime(at.with_timezone(&Utc))
+    }
+
+    /// The instant of a wall time in a zone: a gap gives the first valid instant, an overlap the first of two.
+    pub fn from_local(local: &str, zone: &str) -> Result<Self, Error> {
+        let tz: Tz = zone.parse().map_err(|_| Error::Zone(shown(zone)))?;
+        let at = ["%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%dT%H:%M"]
+            .iter()
+            .find_map(|format| NaiveDateTime::parse_from_str(local, format).ok())
+            .ok_or_else(|| Error::Local(shown(local)))?;
+        Self::from_datetime(first_valid(tz, at).ok_or_else(|| Error::Local(shown(local)))?)
+    }
+
+    fn from_datetime(at: DateTime<Utc>) -> Result<Self, Error> {
+        let ms = at.timestamp_millis();
+        let rounded = if at.timestamp_subsec_nanos() % 1_000_000 == 0 {
+            ms
+        } else {
+            ms + 1
+        };
+        Self(rounded).bounded()
+    }
+
+    /// This instant, if it can be written as RFC 3339.
+    pub fn bounded(self) -> Result<Self, Error> {
+        if self <= LAST {
+            Ok(self)
+        } else {
+            Err(Error::TooFar)
+        }
+    }
+
+    /// `by` later; saturates far beyond [`LAST`].
+    #[must_use]
+    pub fn plus(self, by: Duration) -> Self {
+        Self(
+            self.0
+                .saturating_add(i64::try_from(by.as_millis()).unwrap_or(i64::MAX)),
+        )
+    }
+
+    /// How long this is after `earlier`; zero if it is not.
+    pub fn since(self, earlier: Self) -> Duration {
+        Duration::from_millis(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))
+    }
+
+    /// Rounded up to the whole minute.
+    #[must_use]
+    pub fn ceil_minute(self) -> Self {
+        Self(-(-self.0).div_euclid(60_000) * 60_000)
+    }
+
+    /// RFC 3339 in UTC with milliseconds, as answers carry it.
+    pub fn rfc3339(self) -> String {
+        match Utc.timestamp_millis_opt(self.0) {
+            LocalResult::Single(at) => at.to_rfc3339_opts(SecondsFormat::Millis, true),
+            _ => format!("{} ms since 1970", self.0),
+        }
+    }
+}
+
+impl fmt::Display for UnixMs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.rfc3339())
+    }
+}
+
+impl Serialize for UnixMs {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.rfc3339())
+    }
+}
+
+impl<'de> Deserialize<'de> for UnixMs {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        Self::parse_rfc3339(&text).map_err(serde::de::Error::custom)
+    }
+}
+
+/// The first valid instant at or after a wall time: zones skip at most a day, in steps of whole minutes.
+fn first_valid(tz: Tz, at: NaiveDateTime) -> Option<DateTime<Utc>> {
+    match tz.from_local_datetime(&at) {
+        LocalResult::Single(one) => Some(one.with_timezone(&Utc)),
+        LocalResult::Ambiguous(first, _) => Some(first.with_timezone(&Utc)),
+        LocalResult::None => {
+            // In a gap: walk on minute by minute to the first wall time that exists, then take the gap's end.
+            let minute = chrono::TimeDelta::minutes(1);
+            let floor =
+                at - chrono::TimeDelta::nanoseconds(at.and_utc().timestamp_nanos_opt()? % 60_000_000_000);
+            let mut probe = floor;
+            for _ in 0..=1440 {
+                probe += minute;
+                if let Some(found) = tz.from_local_datetime(&probe).earliest() {
+                    return Some(found.with_timezone(&Utc));
+                }
+            }
+            None
+        }
+    }
+}
+
+/// A span of time as ISO 8601, without months or years, in whole milliseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Span(Duration);
+
+impl Span {
+    /// From a [`Duration`]; finer than a millisecond is cut off.
+    pub const fn from_duration(span: Duration) -> Self {
+        Self(span)
+    }
+
+    /// As a [`Duration`].
+    pub const fn get(self) -> Duration {
+        self.0
+    }
+
+    /// Reads `P[nW][nD][T[nH][nM][n[.n]S]]`; a fraction finer than a millisecond is rounded up.
+    pub fn parse(text: &str) -> Result<Self, Error> {
+        let bad = || Error::Duration(shown(text));
+        let rest = text.strip_prefix('P').ok_or_else(bad)?;
+        let (date, time) = match rest.split_once('T') {
+            Some((_, "")) => return Err(bad()),
+            Some((date, time)) => (date, time),
+            None => (rest, ""),
+        };
+        if rest.is_empty() {
+            return Err(bad());
+        }
+        if date.contains(['Y', 'M']) {
+            return Err(Error::Calendar(shown(text)));
+        }
+        let mut total_ms: u128 = 0;
+        for (part, units) in [
+            (date, &[('W', 604_800_000), ('D', 86_400_000)][..]),
+            (time, &[('H', 3_600_000), ('M', 60_000), ('S', 1000)][..]),
+        ] {
+            total_ms = total_ms
+                .checked_add(sum_units(part, units).ok_or_else(bad)?)
+                .ok_or_else(bad)?;
+        }
+        // Longer than what an instant can hold is too far in any use of it.
+        u64::try_from(total_ms)
+            .ok()
+            .filter(|&ms| i64::try_from(ms).is_ok_and(|ms| ms <= LAST.get()))
+            .map(|ms| Self(Duration::from_millis(ms)))
+            .ok_or(Error::TooFar)
+    }
+}
+
+/// Adds up `12H30M` style text, each unit at most once and in the order of `units`; `None` if malformed.
+fn sum_units(mut text: &str, units: &[(char, u128)]) -> Option<u128> {
+    let mut total = 0_u128;
+    let mut allowed = units;
+    while !text.is_empty() {
+        let end = text.find(|c: char| !c.is_ascii_digit() && c != '.' && c != ',')?;
+        let (number, tail) = text.split_at(end);
+        let unit = tail.chars().next()?;
+        let place = allowed.iter().position(|(name, _)| *name == unit)?;
+        let size = allowed[place].1;
+        allowed = &allowed[place + 1..];
+        text = &tail[unit.len_utf8()..];
+        let (whole, fraction) = match number.split_once(['.', ',']) {
+            Some((whole, fraction)) if unit == 'S' && !fraction.is_empty() => (whole, fraction),
+            Some(_) => return None,
+            None => (number, ""),
+        };
+        if whole.is_empty() || fraction.contains(['.', ',']) {
+            return None;
+        }
+        // More digits than any representable span has: far too long rather than malformed.
+        let whole: u128 = if whole.len() > 24 {
+            10_u128.pow(24)
+        } else {
+            whole.parse().ok()?
+        };
+        total = total.checked_add(whole.checked_mul(size)?)?;
+        if !fraction.is_empty() {
+            let kept: u128 = format!("{fraction:0<3}")[..3].parse().ok()?;
+            let finer = fraction.len() > 3 && fraction[3..].bytes().any(|b| b != b'0');
+            total = total.checked_add(kept + u128::from(finer))?;
+        }
+    }
+    Some(total)
+}
+
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ms = self.0.as_millis();
+        let (days, hours, minutes) = (ms / 86_400_000, ms / 3_600_000 % 24, ms / 60_000 % 60);
+        let (seconds, rest) = (ms / 1000 % 60, ms % 1000);
+        f.write_str("P")?;
+        if days > 0 {
+            write!(f, "{days}D")?;
+        }
+        if ms % 86_400_000 > 0 || ms == 0 {
+            f.write_str("T")?;
+        }
+        if hours > 0 {
+            write!(f, "{hours}H")?;
+        }
+        if minutes > 0 {
+            write!(f, "{minutes}M")?;
+        }
+        match (seconds, rest) {
+            (0, 0) if ms > 0 => Ok(()),
+            (seconds, 0) => write!(f, "{seconds}S"),
+            (seconds, rest) => write!(f, "{seconds}.{}S", format!("{rest:03}").trim_end_matches('0')),
+        }
+    }
+}
+
+impl Serialize for Span {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Span {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        Self::parse(&text).map_err(serde::de::Error::custom)
+    }
+}
+
+/// A caller's text, cut short so that an error message stays one.
+fn shown(text: &str) -> String {
+    let cut: String = text.chars().take(60).collect();
+    if cut.len() < text.len() {
+        format!("{cut}…")
+    } else {
+        cut
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_read_and_written() {
+        for (text, ms, written) in [
+            ("PT0S", 0, "PT0S"),
+            ("PT48H", 172_800_000, "P2D"),
+            ("PT0.5S", 500, "PT0.5S"),
+            ("PT0,25S", 250, "PT0.25S"),
+            ("P1W", 604_800_000, "P7D"),
+            ("P1DT2H3M4.005S", 93_784_005, "P1DT2H3M4.005S"),
+            ("PT90M", 5_400_000, "PT1H30M"),
+            ("PT0.0001S", 1, "PT0.001S"),
+        ] {
+            let span = Span::parse(text).unwrap();
+            assert_eq!(span.get().as_millis(), ms, "{text}");
+            assert_eq!(span.to_string(), written, "{text}");
+        }
+    }
+
+    #[test]
+    fn bad_durations_are_named() {
+        for text in [
+            "", "P", "PT", "48H", "P1H", "PT1H1H", "PT1M1H", "PT-5S", "-PT5S", "PT1.5H", "PT.5S", "PT5",
+            "PT1.S", "P1D T1H",
+        ] {
+            assert_eq!(Span::parse(text), Err(Error::Duration(text.into())), "{text}");
+        }
+        for text in ["P1Y", "P1M", "P1Y2M3D"] {
+            assert_eq!(Span::parse(text), Err(Error::Calendar(text.into())), "{text}");
+        }
+        for text in ["P3650000D", "P99999999999999999999999999999999999999D"] {
+            assert_eq!(Span::parse(text), Err(Error::TooFar), "{text}");
+        }
+    }
+
+    #[test]
+    fn instants_round_up_never_early() {
+        let at = |text| UnixMs::parse_rfc3339(text).map(UnixMs::get);
+        assert_eq!(at("1970-01-01T00:00:00Z"), Ok(0));
+        assert_eq!(at("1970-01-01T08:00:00.0001+08:00"), Ok(1));
+        assert_eq!(at("1969-12-31T23:59:59.9995Z"), Ok(0));
+        assert!(at("2026-12-01T09:00:00").is_err());
+        assert!(at("2026-13-01T09:00:00Z").is_err());
+        assert_eq!(UnixMs::new(60_001).ceil_minute().get(), 120_000);
+        assert_eq!(UnixMs::new(60_000).ceil_minute().get(), 60_000);
+        assert_eq!(
+            UnixMs::parse_rfc3339("2026-12-01T09:00:00+08:00")
+                .unwrap()
+                .rfc3339(),
+            "2026-12-01T01:00:00.000Z"
+        );
+    }
+
+    #[test]
+    fn a_gap_gives_its_end_and_an_overlap_its_first() {
+        let at = |local, zone| UnixMs::from_local(local, zone).map(UnixMs::rfc3339);
+        assert_eq!(
+            at("2026-12-01T09:00:00", "Asia/Shanghai").unwrap(),
+            "2026-12-01T01:00:00.000Z"
+        );
+        // Berlin skips 02:00–03:00 on 2026-03-29 and repeats 02:00–03:00 on 2026-10-25.
+        assert_eq!(
+            at("2026-03-29T02:30:30", "Europe/Berlin").unwrap(),
+            "2026-03-29T01:00:00.000Z"
+        );
+        assert_eq!(
+            at("2026-10-25T02:30", "Europe/Berlin").unwrap(),
+            "2026-10-25T00:30:00.000Z"
+        );
+        assert_eq!(
+            at("2026-10-25T02:30", "Mars/Olympus"),
+            Err(Error::Zone("Mars/Olympus".into()))
+        );
+        assert!(at("2026-10-25 02:30", "Europe/Berlin").is_err());
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn a_written_duration_reads_back(ms in 0_u64..400_000_000_000) {
+            let span = Span::from_duration(Duration::from_millis(ms));
+            proptest::prop_assert_eq!(Span::parse(&span.to_string()), Ok(span));
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! Which shards this node owns, and for how long it may believe so.
+//!
+//! The store's clock judges leases; the node counts its own on monotonic time from *before* it asked for the
+//! renewal, so it stops believing before the store does. Excess shards are drained first and handed over
+//! when nothing of theirs is in flight. [`Ownership::valid`] is asked before every claim and once more just
+//! before every send; the store asks the epoch again in the claim itself.
+
+use std::collections::HashMap;
+use std::sync::RwLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use crate::clock::Monotonic;
+use crate::cold::{ColdStore, Error, Identity};
+use crate::model::id::Epoch;
+
+#[derive(Debug, Clone, Copy)]
+struct Held {
+    epoch: Epoch,
+    valid_until: Monotonic,
+    draining: bool,
+}
+
+/// The shards of this node.
+#[derive(Debug)]
+pub struct Ownership {
+    me: Identity,
+    lease: Duration,
+    shards: usize,
+    held: RwLock<HashMap<i32, Held>>,
+    in_flight: Vec<AtomicUsize>,
+}
+
+/// What one round of [`Ownership::run_once`] did.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Round {
+    /// Shards newly owned.
+    pub taken: Vec<i32>,
+    /// Shards that another node has taken.
+    pub lost: Vec<i32>,
+    /// Shards handed over.
+    pub given_up: Vec<i32>,
+    /// Attempts of dead owners that are due again.
+    pub recalled: u64,
+    /// Another process runs under this node's name: stop.
+    pub usurped: bool,
+}
+
+impl Ownership {
+    /// A node that owns nothing yet.
+    pub fn new(me: Identity, lease: Duration, shards: u16) -> Self {
+        let shards = usize::from(shards);
+        Self {
+            me,
+            lease,
+            shards,
+            held: RwLock::default(),
+            in_flight: (0..shards).map(|_| AtomicUsize::new(0)).collect(),
+        }
+    }
+
+    /// Who this node is.
+    pub const fn me(&self) -> &Identity {
+        &self.me
+    }
+
+    /// The first step after a start: takes the name, then at once the shards that stand under it.
+    pub async fn enter(&self, store: &ColdStore) -> Result<Round, Error> {
+        store.enter(&self.me).await?;
+        self.round(store, true).await
+    }
+
+    /// One round: sign of life, renewal, hand-over of what is too much, take-over of what is free.
+    pub async fn run_once(&self, store: &ColdStore) -> Result<Round, Error> {
+        self.round(store, false).await
+    }
+
+    async fn round(&self, store: &ColdStore, own_too: bool) -> Result<Round, Error> {
+        let lease_ms = i64::try_from(self.lease.as_millis()).unwrap_or(i64::MAX);
+        let mut round = Round::default();
+        let beat = store.beat(&self.me, lease_ms).await?;
+        if beat.usurped {
+            self.lock_write(HashMap::clear);
+            return Ok(Round {
+                usurped: true,
+                ..round
+            });
+        }
+        let asked_at = Monotonic::now();
+        let before: Vec<(i32, Epoch)> = self.all();
+        let kept = store.renew(&self.me, &before, lease_ms).await?;
+        round.lost = before
+            .iter()
+            .map(|(shard, _)| *shard)
+            .filter(|shard| !kept.contains(shard))
+            .collect();
+        self.lock_write(|held| {
+            held.retain(|shard, _| !round.lost.contains(shard));
+            for shard in &kept {
+                if let Some(one) = held.get_mut(shard) {
+                    one.valid_until = asked_at.plus(self.lease);
+                }
+            }
+        });
+
+        let fair = self.shards.div_ceil(beat.alive);
+        round.given_up = self.hand_over(store, fair).await?;
+        let room = fair.saturating_sub(self.all().len());
+        if room > 0 || own_too {
+            round.taken = self
+                .take(store, room, own_too, lease_ms, &mut round.recalled)
+                .await?;
+        }
+        Ok(round)
+    }
+
+    /// Marks what is over the fair share as draining, and gives up what has drained.
+    async fn hand_over(&self, store: &ColdStore, fair: usize) -> Result<Vec<i32>, Error> {
+        let idle: Vec<(i32, Epoch)> = self.lock_write(|held| {
+            let mut shards: Vec<i32> = held.keys().copied().collect();
+            shards.sort_unstable();
+            for (place, shard) in shards.iter().enumerate() {
+                if let Some(one) = held.get_mut(shard) {
+                    one.draining = place >= fair;
+                }
+            }
+            let drained = |shard: i32| self.counter(shard).is_none_or(|n| n.load(Ordering::SeqCst) == 0);
+            held.iter()
+                .filter(|(shard, one)| one.draining && drained(**shard))
+                .map(|(s, one)| (*s, one.epoch))
+                .collect()
+        });
+        // Draining since before this round, or nothing could have been claimed in between: `begin` refuses.
+        store.give_up(&self.me, &idle).await?;
+        self.lock_write(|held| held.retain(|shard, _| !idle.iter().any(|(given_up, _)| given_up == shard)));
+        Ok(idle.into_iter().map(|(shard, _)| shard).collect())
+    }
+
+    async fn take(
+        &self,
+        store: &ColdStore,
+        room: usize,
+        own_too: bool,
+        lease_ms: i64,
+        recalled: &mut u64,
+    ) -> Result<Vec<i32>, Error> {
+        let asked_at = Monotonic::now();
+        let room = if own_too { room.max(1) } else { room };
+        let taken = store.take(&self.me, room, own_too, lease_ms).await?;
+        *recalled = store.recall(&taken).await?;
+        let valid_until = asked_at.plus(self.lease);
+        self.lock_write(|held| {
+            for (shard, epoch) in &taken {
+                held.insert(
+                    *shard,
+                    Held {
+                        epoch: *epoch,
+                        valid_until,
+                        draining: false,
+                    },
+                );
+            }
+        });
+        Ok(taken.into_iter().map(|(shard, _)| shard).collect())
+    }
+
+    /// Shards that may be swept and claimed now.
+    pub fn claimable(&self) -> Vec<(i32, Epoch)> {
+        let now = Monotonic::now();
+        let mut shards: Vec<_> = self.lock_read(|held| {
+            held.iter()
+                .filter(|(_, one)| !one.draining && now < one.valid_until)
+                .map(|(shard, one)| (*shard, one.epoch))
+                .collect()
+        });
+        shards.sort_unstable();
+        shards
+    }
+
+    /// Counts an attempt of this shard as in flight, if it may be claimed now; tells the epoch to claim under.
+    /// The caller ends it with [`Ownership::end`].
+    pub fn begin(&self, shard: i32) -> Option<Epoch> {
+        // Counted while the lock is held, so that a hand-over sees either the count or a claim refused.
+        self.lock_read(|held| {
+            let one = held
+                .get(&shard)
+                .filter(|one| !one.draining && Monotonic::now() < one.valid_until)?;
+            self.counter(shard)?.fetch_add(1, Ordering::SeqCst);
+            Some(one.epoch)
+        })
+    }
+
+    /// The attempt is over and recorded.
+    pub fn end(&self, shard: i32) {
+        if let Some(count) = self.counter(shard) {
+            count.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+
+    /// Whether this node still owns the shard under this epoch, as far as it can know.
+    pub fn valid(&self, shard: i32, epoch: Epoch) -> bool {
+        let now = Monotonic::now();
+        self.lock_read(|held| {
+            held.get(&shard)
+                .is_some_and(|one| one.epoch == epoch && now < one.valid_until)
+        })
+    }
+
+    /// The last step of a stop: gives all shards up and takes the node off the list.
+    pub async fn leave(&self, store: &ColdStore) -> Result<(), Error> {
+        let all = self.all();
+        self.lock_write(HashMap::clear);
+        store.give_up(&self.me, &all).await?;
+        store.leave(&self.me).await
+    }
+
+    /// How many shards this node owns.
+    pub fn count(&self) -> usize {
+        self.lock_read(HashMap::len)
+    }
+
+    /// Whether this node owns shard 0, whose owner does what one node should do.
+    pub fn is_first(&self) -> bool {
+        self.claimable().first().is_some_and(|(shard, _)| *shard == 0)
+    }
+
+    fn all(&self) -> Vec<(i32, Epoch)> {
+        self.lock_read(|held| held.iter().map(|(shard, one)| (*shard, one.epoch)).collect())
+    }
+
+    fn counter(&self, shard: i32) -> Option<&AtomicUsize> {
+        self.in_flight.get(usize::try_from(shard).ok()?)
+    }
+
+    fn lock_read<T>(&self, read: impl FnOnce(&HashMap<i32, Held>) -> T) -> T {
+        // A panic while holding the lock leaves plain data; go on with it.
+        read(
+            &self
+                .held
+                .read()
+                .unwrap_or_else(std::sync::PoisonError::into_inner),
+        )
+    }
+
+    fn lock_write<T>(&self, write: impl FnOnce(&mut HashMap<i32, Held>) -> T) -> T {
+        write(
+            &mut self
+                .held
+                .write()
+                .unwrap_or_else(std::sync::PoisonError::into_inner),
+        )
+    }
+}

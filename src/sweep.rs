@@ -1,0 +1,205 @@
+//! The guarantee: whatever is past its `wake_at` and in nobody's hands is found here, at every tick.
+//!
+//! One index probe per owned shard, from a lower bound that follows what was seen; once a minute from the
+//! very bottom. Found rows are offered to the dispatcher; claims that ran out become retries; what is later
+//! than its grace expires; rows that a slow receiver's full lane cannot hold are put off.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+
+use crate::clock::Monotonic;
+use crate::cold::{Applied, Change, ChangeEvent, ColdStore, Due, Error, MAX_APPLY_BATCH, Pointer};
+use crate::dispatch::{Dispatcher, Offer};
+use crate::metrics::Metrics;
+use crate::model::timer::{Answer, State, Token};
+use crate::ownership::Ownership;
+
+/// How often the sweep looks when nothing else wakes it.
+pub const TICK: Duration = Duration::from_millis(250);
+
+/// Rows looked at in one probe beyond those that are held already.
+const PROBE: usize = 2048;
+
+/// A row's `wake_at` lies at or after the store's time at the start of the statement that wrote it; such a
+/// transaction is over, or given up, well within this.
+const SETTLED_MS: i64 = 60_000;
+
+/// How often every shard is looked through from the bottom.
+const FULL_DEPTH: Duration = Duration::from_secs(60);
+
+/// Finds what is due.
+pub struct Sweep {
+    store: ColdStore,
+    ownership: Arc<Ownership>,
+    dispatcher: Arc<Dispatcher>,
+    metrics: Metrics,
+    floors: Mutex<Floors>,
+}
+
+#[derive(Default)]
+struct Floors {
+    by_shard: HashMap<i32, i64>,
+    full_at: Option<Monotonic>,
+}
+
+impl Sweep {
+    /// A sweep over the shards that `ownership` holds.
+    pub fn new(
+        store: ColdStore,
+        ownership: Arc<Ownership>,
+        dispatcher: Arc<Dispatcher>,
+        metrics: Metrics,
+    ) -> Self {
+        Self {
+            store,
+            ownership,
+            dispatcher,
+            metrics,
+            floors: Mutex::default(),
+        }
+    }
+
+    /// Sweeps until stopped.
+    pub async fn run(self, stop: CancellationToken) {
+        let mut failing = false;
+        while !stop.is_cancelled() {
+            match self.run_once().await {
+                Ok(_) if failing => {
+                    failing = false;
+                    tracing::info!("sweeping again");
+                }
+                Ok(_) => {}
+                Err(why) => {
+                    self.metrics.store_errors.inc();
+                    if !failing {
+                        tracing::warn!(%why, "sweep failed; nothing fires until the cold store is back");
+                    }
+                    failing = true;
+                }
+            }
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = tokio::time::sleep(TICK) => {}
+                () = self.dispatcher.has_room(), if !failing => {}
+            }
+        }
+    }
+
+    /// Looks once through all owned shards, on and on while there is more and room for it. Returns how many
+    /// rows it handed on.
+    pub async fn run_once(&self) -> Result<usize, Error> {
+        let mut handed_on = 0;
+        loop {
+            let (held, room) = self.dispatcher.held_and_room();
+            let shards = self.probes();
+            if room == 0 || shards.is_empty() {
+                return Ok(handed_on);
+            }
+            let limit = held + PROBE;
+            let found = self.store.due(&shards, limit).await?;
+            let now = found.store_now.unwrap_or_else(|| self.store.clock().now());
+            let more = found.rows.len() >= limit;
+            if !more {
+                self.raise_floors(&shards, &found.rows, now.get());
+            }
+            let moved = self.hand_on(found.rows).await?;
+            handed_on += moved;
+            if !more || moved == 0 {
+                return Ok(handed_on);
+            }
+        }
+    }
+
+    async fn hand_on(&self, rows: Vec<Due>) -> Result<usize, Error> {
+        let (fresh, ending): (Vec<Due>, Vec<Due>) = rows
+            .into_iter()
+            .partition(|due| due.state != State::Delivering && !due.too_late);
+        let changes: Vec<Change> = ending.iter().map(ending_change).collect();
+        for chunk in changes.chunks(MAX_APPLY_BATCH) {
+            self.end(chunk).await?;
+        }
+        let mut held = 0;
+        let mut put_off: Vec<(Pointer, i64)> = Vec::new();
+        for (due, offer) in fresh.iter().zip(self.dispatcher.offer(&fresh)) {
+            match offer {
+                Offer::Held => held += 1,
+                Offer::Later(ms) => put_off.push((due.pointer, ms)),
+                Offer::Known | Offer::Full => {}
+            }
+        }
+        for chunk in put_off.chunks(1000) {
+            self.store.postpone(chunk).await?;
+            self.metrics.postponed.inc_by(chunk.len() as u64);
+        }
+        self.metrics.swept.inc_by(held);
+        Ok(usize::try_from(held).unwrap_or(0) + changes.len() + put_off.len())
+    }
+
+    async fn end(&self, changes: &[Change]) -> Result<(), Error> {
+        for (applied, change) in self.store.apply(changes).await?.into_iter().zip(changes) {
+            if let Applied::Live(row, Answer::Done) = applied {
+                if matches!(change.event, ChangeEvent::ClaimExpired(_)) {
+                    self.metrics.claims_expired.inc();
+                }
+                if row.life.state.is_end() {
+                    self.metrics
+                        .ended
+                        .with_label_values(&[row.life.state.word()])
+                        .inc();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn probes(&self) -> Vec<(i32, i64)> {
+        let mut floors = self.floors.lock().unwrap_or_else(PoisonError::into_inner);
+        if floors.full_at.is_none_or(|at| at.elapsed() >= FULL_DEPTH) {
+            floors.by_shard.clear();
+            floors.full_at = Some(Monotonic::now());
+        }
+        let claimable = self.ownership.claimable();
+        // A shard that was lost and came back is looked through from the bottom.
+        floors
+            .by_shard
+            .retain(|shard, _| claimable.iter().any(|(one, _)| one == shard));
+        claimable
+            .into_iter()
+            .map(|(shard, _)| (shard, floors.by_shard.get(&shard).copied().unwrap_or(i64::MIN)))
+            .collect()
+    }
+
+    /// Everything below what was found, and settled, need not be looked at again.
+    fn raise_floors(&self, shards: &[(i32, i64)], rows: &[Due], now: i64) {
+        let mut floors = self.floors.lock().unwrap_or_else(PoisonError::into_inner);
+        for (shard, _) in shards {
+            floors.by_shard.insert(*shard, now - SETTLED_MS);
+        }
+        for due in rows {
+            let wake_at = due.pointer.wake_at.get();
+            floors
+                .by_shard
+                .entry(due.pointer.shard)
+                .and_modify(|floor| *floor = wake_at.min(*floor));
+        }
+    }
+}
+
+fn ending_change(due: &Due) -> Change {
+    let pointer = due.pointer;
+    let event = if due.too_late {
+        ChangeEvent::TooLate(pointer.generation)
+    } else {
+        ChangeEvent::ClaimExpired(Token {
+            generation: pointer.generation,
+            attempt: pointer.attempt,
+        })
+    };
+    Change {
+        uid: pointer.uid,
+        event,
+    }
+}

@@ -1,0 +1,25 @@
+//! Log lines on stderr. Payloads, secrets and URLs' paths never reach them.
+
+use std::io::IsTerminal;
+
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt;
+
+use crate::config::{Log, LogFormat};
+
+/// Starts logging; later calls in the same process change nothing.
+pub fn init(log: &Log) -> anyhow::Result<()> {
+    let filter = EnvFilter::try_new(&log.filter).map_err(|why| {
+        anyhow::anyhow!("settings: `log.filter`: {why}; for example info or info,mainspring=debug")
+    })?;
+    let lines = fmt::Subscriber::builder()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal());
+    // Fails only if a subscriber is set already, as in tests.
+    let _ = match log.format {
+        LogFormat::Text => tracing::subscriber::set_global_default(lines.compact().finish()),
+        LogFormat::Json => tracing::subscriber::set_global_default(lines.json().finish()),
+    };
+    Ok(())
+}

@@ -1,0 +1,11 @@
+//! Tests against the real binary, real servers and a real HTTP receiver. One binary, so that it
+//! links once.
+//!
+//! `scripts/test` provides the shared servers; a test that needs one fails without it, and never
+//! passes by skipping.
+#![allow(clippy::disallowed_methods, reason = "tests are outside the clock room")]
+
+mod store;
+mod support;
+
+mod servers_and_support;

@@ -1,0 +1,41 @@
+//! What the tests stand on: private servers, the real binary as a child, and a receiver which
+//! remembers when everything arrived.
+//!
+//! Whatever is started here is ended by its own pid when its handle is dropped, also while a
+//! failed test unwinds, and every wait has an end.
+#![allow(dead_code, unused_imports, reason = "each test takes the parts it needs")]
+
+mod api;
+mod node;
+mod process;
+mod receiver;
+mod servers;
+
+use std::sync::Once;
+use std::time::Duration;
+
+pub use api::{Answer, Api, Ledger};
+pub use node::{Node, NodeBuilder};
+pub use process::{Exit, Process};
+pub use receiver::{Received, Receiver, Reply};
+pub use servers::{Postgres, free_port, fresh_database, psql};
+
+/// Chooses the TLS provider for this process. A client cannot be built before; more calls do nothing.
+pub fn init() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        rustls::crypto::ring::default_provider().install_default().ok();
+    });
+}
+
+/// An HTTP client that ignores any proxy of the environment, does not follow redirects and gives up
+/// after `timeout`. One for each test: its connections belong to the runtime which made them.
+pub fn http_client(timeout: Duration) -> reqwest::Client {
+    init();
+    reqwest::Client::builder()
+        .no_proxy()
+        .redirect(reqwest::redirect::Policy::none())
+        .timeout(timeout)
+        .build()
+        .expect("a plain HTTP client builds")
+}

@@ -1,0 +1,204 @@
+//! The real binary as a child process, to be killed, paused and started again.
+
+use std::fs::{self, File};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+use super::{Api, Process, free_port, http_client};
+
+/// A killed process is gone in milliseconds, unless the disk holds it.
+const REAP: Duration = Duration::from_secs(10);
+/// Past this, a stop is no stop. Tests set tighter limits on the time they are given.
+const STOP: Duration = Duration::from_secs(60);
+/// As much of a failed node's log as is worth reading.
+const LOG_TAIL: usize = 100;
+
+/// What a node is to be started with.
+#[derive(Default)]
+pub struct NodeBuilder {
+    cold: Option<String>,
+    name: Option<String>,
+    env: Vec<(String, String)>,
+}
+
+impl NodeBuilder {
+    /// The cold store's URL; without one, an SQLite file of the node's own.
+    pub fn cold(mut self, url: impl Into<String>) -> Self {
+        self.cold = Some(url.into());
+        self
+    }
+
+    /// The node's name; without one, a name that no other node of this test run has.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// One more environment variable. The last of equal names counts.
+    pub fn env(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.env.push((name.into(), value.into()));
+        self
+    }
+
+    /// Starts the process and does not wait for it.
+    pub fn start(self) -> Node {
+        let dir = tempfile::Builder::new()
+            .prefix("node")
+            .tempdir()
+            .expect("a temporary directory");
+        let port = free_port();
+        let cold = self
+            .cold
+            .unwrap_or_else(|| format!("sqlite://{}/mainspring.db", dir.path().display()));
+        let mut env = vec![
+            (
+                "MAINSPRING__SERVER__LISTEN".to_owned(),
+                format!("127.0.0.1:{port}"),
+            ),
+            ("MAINSPRING__COLD__URL".to_owned(), cold),
+            (
+                "MAINSPRING__NODE__NAME".to_owned(),
+                self.name.unwrap_or_else(|| format!("node-{port}")),
+            ),
+        ];
+        env.extend(self.env);
+        Node {
+            process: launch(&dir, &env),
+            dir,
+            port,
+            env,
+        }
+    }
+
+    /// Starts it and returns when it is ready to serve.
+    pub async fn start_ready(self) -> Node {
+        let node = self.start();
+        node.wait_ready(Duration::from_secs(30)).await;
+        node
+    }
+}
+
+/// A node. Dropping it kills it; while a test fails, its log is shown first.
+pub struct Node {
+    // Before `dir`: the process ends before its directory goes.
+    process: Process,
+    dir: TempDir,
+    port: u16,
+    env: Vec<(String, String)>,
+}
+
+impl Node {
+    pub fn builder() -> NodeBuilder {
+        NodeBuilder::default()
+    }
+
+    /// Waits until it has started up and can serve; panics after `timeout`, or as soon as the process ends.
+    pub async fn wait_ready(&self, timeout: Duration) {
+        let client = http_client(Duration::from_secs(5));
+        let end = Instant::now() + timeout;
+        for path in ["/startupz", "/readyz"] {
+            let url = format!("{}{path}", self.base());
+            while !client
+                .get(&url)
+                .send()
+                .await
+                .is_ok_and(|answer| answer.status() == 200)
+            {
+                if let Some(exit) = self.process.ended() {
+                    panic!("the node ended instead of getting ready: {}", exit.status);
+                }
+                assert!(Instant::now() < end, "{path} is not 200 within {timeout:?}");
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        }
+    }
+
+    /// `http://127.0.0.1:PORT`, the same after a restart.
+    pub fn base(&self) -> String {
+        format!("http://127.0.0.1:{}", self.port)
+    }
+
+    /// A client of this node.
+    pub fn api(&self) -> Api {
+        Api::new(self.base())
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
+    /// SIGKILL; returns when it is gone.
+    pub async fn kill9(&self) {
+        self.process.end_with(Signal::KILL, REAP).await;
+    }
+
+    /// Stops it in its tracks, as a long pause would; returns when it stands still. See [`Node::resume`].
+    pub fn pause(&self) {
+        assert!(self.process.pause(), "the node has ended and cannot be paused");
+    }
+
+    pub fn resume(&self) {
+        assert!(
+            self.process.signal(Signal::CONT),
+            "the node has ended and cannot go on"
+        );
+    }
+
+    /// SIGTERM; returns how it ended and how long that took.
+    pub async fn sigterm(&self) -> (ExitStatus, Duration) {
+        let asked = Instant::now();
+        let exit = self.process.end_with(Signal::TERM, STOP).await;
+        (exit.status, exit.at.saturating_duration_since(asked))
+    }
+
+    /// Waits until it ends by itself; `None` when it still runs after `timeout`.
+    pub async fn wait_exit(&self, timeout: Duration) -> Option<ExitStatus> {
+        self.process.wait(timeout).await.map(|exit| exit.status)
+    }
+
+    /// Starts it with the same settings, port and directory, killing it first if it runs. Does not wait
+    /// until it is ready.
+    pub async fn restart(&mut self) {
+        self.kill9().await;
+        self.process = launch(&self.dir, &self.env);
+    }
+
+    /// All that it has written to stderr so far, over all its restarts.
+    pub fn log(&self) -> String {
+        let bytes = fs::read(self.dir.path().join("log")).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let log = self.log();
+            let lines: Vec<&str> = log.lines().collect();
+            let tail = lines[lines.len().saturating_sub(LOG_TAIL)..].join("\n");
+            eprintln!("--- last lines of the node on port {}\n{tail}\n---", self.port);
+        }
+    }
+}
+
+/// It runs in its own directory and sees none of this process's settings.
+fn launch(dir: &TempDir, env: &[(String, String)]) -> Process {
+    let log = File::options()
+        .create(true)
+        .append(true)
+        .open(dir.path().join("log"))
+        .expect("a log file");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_mainspring"));
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("MAINSPRING__") {
+            command.env_remove(name);
+        }
+    }
+    command.arg("serve").current_dir(dir.path());
+    command.envs(env.iter().map(|(name, value)| (name, value)));
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+    Process::spawn(&mut command)
+}
