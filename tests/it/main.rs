@@ -5,6 +5,8 @@
 //! passes by skipping.
 #![allow(clippy::disallowed_methods, reason = "tests are outside the clock room")]
 
+mod crash;
+mod races;
 mod store;
 mod support;
 

@@ -1,0 +1,246 @@
+//! Cancels and reschedules that race their own due time, against receivers that are fast, slow, failing and
+//! hanging: every answer is checked against what the receiver really saw.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use serde_json::{Value, json};
+use tokio::sync::Semaphore;
+
+use crate::support::{Api, Node, Received, Receiver, fresh_database};
+
+fn wall_ms() -> i64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970");
+    i64::try_from(since.as_millis()).expect("fits")
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Cancel,
+    Reschedule,
+}
+
+/// One race: who, what was asked, what was answered and when.
+#[derive(Debug)]
+struct Race {
+    id: String,
+    kind: Kind,
+    hanging: bool,
+    failing: bool,
+    status: u16,
+    body: Value,
+    answered_at: i64,
+    new_due: i64,
+}
+
+/// Timers are due this long after the first is registered, so that registration does not race.
+const HEAD_START: i64 = 2500;
+
+/// Races `each` cancels and `each` reschedules, spread over as many seconds as `rate` a second takes.
+async fn every_answer_is_true(node: Node, each: usize, rate: usize) {
+    let seed: u64 = std::env::var("MAINSPRING_TEST_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(wall_ms() as u64);
+    println!("seed {seed} (MAINSPRING_TEST_SEED repeats it)");
+    let mut dice = SmallRng::seed_from_u64(seed);
+    let (quick, slow) = (Receiver::start().await, Receiver::start().await);
+    let (failing, hanging) = (Receiver::start().await, Receiver::start().await);
+    let api = node.api();
+    let mut races = Vec::new();
+    let total = each * 2;
+    let per_wave = rate / 2;
+    let mut first = 0;
+    while first < total {
+        let base = wall_ms() + HEAD_START;
+        let mut items = Vec::new();
+        let mut plans = Vec::new();
+        for n in first..(first + per_wave).min(total) {
+            let id = format!("race-{n}");
+            let due = base + dice.random_range(0..500);
+            // A hanging receiver holds an attempt for its whole timeout, so it gets the smallest share.
+            let (url, fails, hangs) = match dice.random_range(0..100) {
+                0..70 => (quick.url("/ok"), false, false),
+                70..85 => (slow.url("/slow/20"), false, false),
+                85..98 => (failing.url("/status/500"), true, false),
+                _ => (hanging.url("/hang"), false, true),
+            };
+            items.push(json!({
+                "id": id, "fire_at": rfc3339(due), "data": n,
+                "target": {"webhook": {"url": url}},
+                "retry": {"attempts": 2, "first": "PT0.3S", "cap": "PT0.3S"},
+            }));
+            // Half of them around the due time, half around the moment at which the sweep finds it.
+            let offset = if dice.random_bool(0.5) { dice.random_range(-50..=50) } else { dice.random_range(0..300) };
+            let kind = if n % 2 == 0 { Kind::Cancel } else { Kind::Reschedule };
+            plans.push((id, kind, fails, hangs, due + offset));
+        }
+        let (status, answer) = api.post("/v1/timers/batch", &json!({ "timers": items })).await;
+        assert_eq!(status, 200, "{answer}");
+        assert!(answer["results"].as_array().expect("results").iter().all(|r| r["status"] == 201), "{answer}");
+        races.push(tokio::spawn(run_wave(api.clone(), plans)));
+        first += per_wave;
+        // One wave after another: each takes half a second of due times.
+        let ahead = u64::try_from(base - HEAD_START + 500 - wall_ms()).unwrap_or(0);
+        tokio::time::sleep(Duration::from_millis(ahead)).await;
+    }
+    let mut all = Vec::new();
+    for wave in races {
+        all.extend(wave.await.expect("a wave runs"));
+    }
+    assert_eq!(all.len(), total);
+    settled(&api, total as u64).await;
+    let mut arrivals: HashMap<String, Vec<Received>> = HashMap::new();
+    for receiver in [&quick, &slow, &failing, &hanging] {
+        for received in receiver.received() {
+            assert!(received.lateness_ms() >= 0, "early: {received:?}");
+            arrivals.entry(received.timer.clone()).or_default().push(received);
+        }
+    }
+    let ends = ends(&api).await;
+    let mut counts: HashMap<String, usize> = HashMap::new();
+    for race in &all {
+        let answer = check(race, arrivals.get(&race.id).map_or(&[][..], Vec::as_slice), &ends[&race.id]);
+        *counts.entry(format!("{:?} {answer}", race.kind)).or_default() += 1;
+    }
+    println!("{total} races: {counts:?}");
+    for wanted in ["Cancel cancelled", "Cancel in_flight", "Cancel already_fired", "Reschedule 200", "Reschedule already_fired"] {
+        assert!(counts.contains_key(wanted), "no {wanted}: these were no races ({counts:?})");
+    }
+}
+
+fn rfc3339(ms: i64) -> String {
+    mainspring::model::time::UnixMs::new(ms).rfc3339()
+}
+
+async fn run_wave(api: Api, plans: Vec<(String, Kind, bool, bool, i64)>) -> Vec<Race> {
+    let calls = Arc::new(Semaphore::new(64));
+    let tasks: Vec<_> = plans
+        .into_iter()
+        .map(|(id, kind, failing, hanging, at)| {
+            let (api, calls) = (api.clone(), Arc::clone(&calls));
+            tokio::spawn(async move {
+                let wait = u64::try_from(at - wall_ms()).unwrap_or(0);
+                tokio::time::sleep(Duration::from_millis(wait)).await;
+                let _place = calls.acquire().await.expect("open");
+                let new_due = wall_ms() + 1500;
+                let (status, body) = match kind {
+                    Kind::Cancel => api.delete(&id).await,
+                    Kind::Reschedule => api.patch(&id, &json!({ "fire_at": rfc3339(new_due) })).await,
+                };
+                Race { id, kind, failing, hanging, status, body, answered_at: wall_ms(), new_due }
+            })
+        })
+        .collect();
+    let mut races = Vec::new();
+    for task in tasks {
+        races.push(task.await.expect("a race runs"));
+    }
+    races
+}
+
+/// Compares an answer with what happened; names the answer.
+fn check(race: &Race, arrivals: &[Received], end: &Value) -> String {
+    let state = end["state"].as_str().expect("a state");
+    let code = race.body["code"].as_str().unwrap_or_default();
+    let after = arrivals.iter().filter(|r| r.at_ms > race.answered_at).count();
+    let second = arrivals.iter().filter(|r| r.generation == 2).count();
+    let what = || format!("{race:?}\narrivals {arrivals:?}\nend {end}");
+    match (race.kind, race.status, code) {
+        (Kind::Cancel, 200, _) => match race.body["outcome"].as_str().expect("an outcome") {
+            "cancelled" => {
+                assert!(arrivals.is_empty(), "cancelled, and sent: {}", what());
+                assert_eq!((state, &end["uncertain"]), ("cancelled", &Value::Null), "{}", what());
+                "cancelled".into()
+            }
+            "stopped" => {
+                assert!(race.failing && !arrivals.is_empty() && after == 0, "stopped, and sent: {}", what());
+                assert_eq!(state, "cancelled", "{}", what());
+                "stopped".into()
+            }
+            other => panic!("{other}: {}", what()),
+        },
+        (Kind::Cancel, 409, "in_flight") => {
+            // The attempt under way may arrive after the answer; a further one may not.
+            assert!(arrivals.len() <= 2 && after <= 1, "a further attempt: {}", what());
+            let ended = state == "delivered" || (state == "cancelled" && end["uncertain"] == true);
+            assert!(ended, "in_flight, and ended otherwise: {}", what());
+            assert!(state != "delivered" || !(race.failing || race.hanging), "{}", what());
+            "in_flight".into()
+        }
+        (Kind::Cancel | Kind::Reschedule, 409, "already_fired") => {
+            assert!(matches!(state, "delivered" | "dead") && !arrivals.is_empty() && after == 0, "{}", what());
+            assert_eq!(second, 0, "{}", what());
+            "already_fired".into()
+        }
+        (Kind::Reschedule, 200, _) => {
+            let old = arrivals.iter().filter(|r| r.generation == 1);
+            let old: Vec<_> = old.collect();
+            assert!(old.iter().all(|r| r.at_ms <= race.answered_at), "the old due time fired: {}", what());
+            assert!(race.failing || old.is_empty(), "rescheduled although delivered: {}", what());
+            assert!(second > 0, "the new due time did not fire: {}", what());
+            assert!(arrivals.iter().filter(|r| r.generation == 2).all(|r| r.at_ms >= race.new_due), "{}", what());
+            "200".into()
+        }
+        (Kind::Reschedule, 409, "in_flight") => {
+            assert_eq!(second, 0, "refused, and rescheduled: {}", what());
+            "in_flight".into()
+        }
+        _ => panic!("no such answer: {}", what()),
+    }
+}
+
+/// Waits until every timer has ended.
+async fn settled(api: &Api, total: u64) {
+    for _ in 0..600 {
+        let ledger = api.ledger().await;
+        assert!(ledger.balances(), "{ledger:?}");
+        if ledger.pending == 0 {
+            assert_eq!(ledger.registered, total);
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    panic!("not all ended: {:?}", api.ledger().await);
+}
+
+/// How every timer ended, by id.
+async fn ends(api: &Api) -> HashMap<String, Value> {
+    let mut ends = HashMap::new();
+    let mut cursor = String::new();
+    loop {
+        let (status, page) = api.get(&format!("/v1/timers?limit=1000{cursor}")).await;
+        assert_eq!(status, 200, "{page}");
+        for item in page["items"].as_array().expect("items") {
+            ends.insert(item["id"].as_str().expect("an id").to_owned(), item.clone());
+        }
+        match page["next"].as_str() {
+            Some(next) => cursor = format!("&cursor={next}"),
+            None => return ends,
+        }
+    }
+}
+
+fn node(cold: Option<&str>) -> crate::support::NodeBuilder {
+    let builder = Node::builder().env("MAINSPRING__WEBHOOK__TIMEOUT", "PT0.5S");
+    match cold {
+        Some(url) => builder.cold(url),
+        None => builder,
+    }
+}
+
+/// Half of the 20,000 here, half on PostgreSQL; all of them on each with `scripts/test --long`.
+fn each() -> usize {
+    if std::env::var_os("MAINSPRING_TEST_LONG").is_some() { 20_000 } else { 10_000 }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_answer_is_true_on_sqlite() {
+    every_answer_is_true(node(None).start_ready().await, each(), 1000).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_answer_is_true_on_postgres() {
+    let url = fresh_database().await;
+    every_answer_is_true(node(Some(&url)).start_ready().await, each(), 1000).await;
+}
