@@ -171,14 +171,9 @@ async fn work(
     };
     let ownership = Arc::new(Ownership::new(me, config.lease.get(), config.shards));
     let recorders = TaskTracker::new();
-    let dispatcher = Dispatcher::start(
-        config,
-        store.clone(),
-        Arc::clone(&ownership),
-        app.metrics.clone(),
-        &recorders,
-    )
-    .context("the HTTP client cannot be made")?;
+    let dispatcher =
+        Dispatcher::start(config, store.clone(), Arc::clone(&ownership), app.metrics.clone(), &recorders)
+            .context("the HTTP client cannot be made")?;
     let (loops, owning) = (TaskTracker::new(), TaskTracker::new());
     let (halt, disown) = (CancellationToken::new(), CancellationToken::new());
     let batchers = TaskTracker::new();
@@ -187,29 +182,16 @@ async fn work(
     let _ = app.service.set(service);
 
     let (failed, mut failure) = tokio::sync::mpsc::channel::<anyhow::Error>(4);
-    let renewing = own(
-        Arc::clone(app),
-        store.clone(),
-        Arc::clone(&ownership),
-        disown.clone(),
-    );
+    let renewing = own(Arc::clone(app), store.clone(), Arc::clone(&ownership), disown.clone());
     spawn_watched(&owning, &failed, "ownership", renewing);
-    let sweep = Sweep::new(
-        store.clone(),
-        Arc::clone(&ownership),
-        Arc::clone(&dispatcher),
-        app.metrics.clone(),
-    );
+    let sweep =
+        Sweep::new(store.clone(), Arc::clone(&ownership), Arc::clone(&dispatcher), app.metrics.clone());
     let swept = Arc::clone(app);
     let sweep_halt = halt.clone();
     spawn_watched(&loops, &failed, "sweep", async move {
         while !sweep_halt.is_cancelled() {
             match sweep.run_once().await {
-                Ok(_)
-                    if swept
-                        .service()
-                        .is_some_and(|service| service.ownership.count() > 0) =>
-                {
+                Ok(_) if swept.service().is_some_and(|service| service.ownership.count() > 0) => {
                     break;
                 }
                 _ => tokio::time::sleep(Duration::from_millis(50)).await,
@@ -253,10 +235,7 @@ async fn work(
     recorders.close();
     recorders.wait().await;
     end(&owning, &disown).await;
-    if let Err(why) = tokio::time::timeout(DRAIN, ownership.leave(store))
-        .await
-        .unwrap_or(Err(Error::Busy))
-    {
+    if let Err(why) = tokio::time::timeout(DRAIN, ownership.leave(store)).await.unwrap_or(Err(Error::Busy)) {
         tracing::warn!(%why, "shards not given up; their leases run out");
     }
     ended
@@ -270,23 +249,14 @@ async fn end(loops: &TaskTracker, halt: &CancellationToken) {
 
 fn start_service(store: &ColdStore, ownership: &Arc<Ownership>, tasks: &TaskTracker) -> Service {
     let registering = store.clone();
-    let registrations = Batcher::start(
-        tasks,
-        store.writers(),
-        MAX_REGISTER_BATCH,
-        QUEUE,
-        move |batch: Vec<NewTimer>| {
+    let registrations =
+        Batcher::start(tasks, store.writers(), MAX_REGISTER_BATCH, QUEUE, move |batch: Vec<NewTimer>| {
             let store = registering.clone();
             async move { store.register(&batch).await }
-        },
-    );
+        });
     let changing = store.clone();
-    let changes = Batcher::start(
-        tasks,
-        store.writers(),
-        MAX_APPLY_BATCH,
-        QUEUE,
-        move |batch: Vec<Change>| {
+    let changes =
+        Batcher::start(tasks, store.writers(), MAX_APPLY_BATCH, QUEUE, move |batch: Vec<Change>| {
             let store = changing.clone();
             async move {
                 match store.apply(&batch).await {
@@ -294,14 +264,8 @@ fn start_service(store: &ColdStore, ownership: &Arc<Ownership>, tasks: &TaskTrac
                     Err(why) => batch.iter().map(|_| Err(why.clone())).collect(),
                 }
             }
-        },
-    );
-    Service {
-        store: store.clone(),
-        registrations,
-        changes,
-        ownership: Arc::clone(ownership),
-    }
+        });
+    Service { store: store.clone(), registrations, changes, ownership: Arc::clone(ownership) }
 }
 
 /// A loop that ends before it was told to takes the process with it: a timer service that is half alive is
@@ -335,11 +299,7 @@ async fn own(
     let mut entered = false;
     let mut failing = false;
     while !halt.is_cancelled() {
-        let round = if entered {
-            ownership.run_once(&store).await
-        } else {
-            ownership.enter(&store).await
-        };
+        let round = if entered { ownership.run_once(&store).await } else { ownership.enter(&store).await };
         match round {
             Ok(Round { usurped: true, .. }) => anyhow::bail!(
                 "another process has started under the node name `{}`; give each its own `node.name`",

@@ -77,10 +77,7 @@ impl Monotonic {
 
     /// This moment, `by` later.
     pub fn plus(self, by: Duration) -> Self {
-        Self(
-            self.0
-                .saturating_add(i64::try_from(by.as_millis()).unwrap_or(i64::MAX)),
-        )
+        Self(self.0.saturating_add(i64::try_from(by.as_millis()).unwrap_or(i64::MAX)))
     }
 
     /// The raw milliseconds; comparable only within one boot of one machine.
@@ -108,10 +105,7 @@ impl StoreClock {
     /// The store has a clock of its own; until it is first heard, `wall` stands in for it.
     pub fn remote(wall: Arc<dyn Clock>) -> Self {
         let offset = wall.now().get() - Monotonic::now().as_ms();
-        Self {
-            wall,
-            offset: Some(Arc::new(AtomicI64::new(offset))),
-        }
+        Self { wall, offset: Some(Arc::new(AtomicI64::new(offset))) }
     }
 
     /// Takes in the time that the store gave in an answer which has just arrived.

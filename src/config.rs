@@ -26,7 +26,7 @@ pub const MAX_WEBHOOK_TIMEOUT: Duration = Duration::from_secs(60);
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A value cannot be read, or a key is unknown.
-    #[error("settings: {0}")]
+    #[error("settings: {}", told(.0))]
     Read(Box<figment::Error>),
     /// A file named by `--config` or a `_FILE` variable cannot be read.
     #[error("settings: {what} names {path}, which cannot be read: {source}")]
@@ -194,31 +194,14 @@ impl Default for Config {
                 rate_per_second: 0,
                 max_connections: 4096,
             },
-            cold: Cold {
-                url: "sqlite://mainspring.db".into(),
-                connections: 16,
-            },
-            hot: Hot {
-                url: "memory://".into(),
-            },
+            cold: Cold { url: "sqlite://mainspring.db".into(), connections: 16 },
+            hot: Hot { url: "memory://".into() },
             node: Node { name: String::new() },
-            wheel: Wheel {
-                window: span(3600),
-                near: span(120),
-            },
-            history: History {
-                retention: span(7 * 86_400),
-            },
-            webhook: Webhook {
-                allow_networks: Vec::new(),
-                timeout: span(10),
-                concurrency: 128,
-            },
+            wheel: Wheel { window: span(3600), near: span(120) },
+            history: History { retention: span(7 * 86_400) },
+            webhook: Webhook { allow_networks: Vec::new(), timeout: span(10), concurrency: 128 },
             dispatch: Dispatch { concurrency: 2048 },
-            log: Log {
-                filter: "info".into(),
-                format: LogFormat::Text,
-            },
+            log: Log { filter: "info".into(), format: LogFormat::Text },
         }
     }
 }
@@ -240,7 +223,8 @@ impl Config {
         env: impl IntoIterator<Item = (String, String)>,
         sets: &[String],
     ) -> Result<Self, Error> {
-        let mut figment = Figment::from(Serialized::defaults(Self::default()));
+        let defaults = Figment::from(Serialized::defaults(Self::default()));
+        let mut figment = defaults.clone();
         match file {
             Some(path) => {
                 let text = std::fs::read_to_string(path).map_err(|source| Error::File {
@@ -270,11 +254,12 @@ impl Config {
                 }
                 None => (path, value),
             };
-            figment = figment.merge(one(&path.to_ascii_lowercase().replace("__", "."), &value, &name));
+            figment =
+                figment.merge(one(&path.to_ascii_lowercase().replace("__", "."), &value, &name, &defaults));
         }
         for set in sets {
             let (key, value) = set.split_once('=').ok_or_else(|| Error::Flag(set.clone()))?;
-            figment = figment.merge(one(key.trim(), value, "--set"));
+            figment = figment.merge(one(key.trim(), value, "--set", &defaults));
         }
         let config: Self = figment.extract().map_err(|why| Error::Read(Box::new(why)))?;
         config.checked()
@@ -282,32 +267,19 @@ impl Config {
 
     /// Checks the values against each other.
     fn checked(mut self) -> Result<Self, Error> {
-        let wrong = |key, detail: &str| {
-            Err(Error::Check {
-                key,
-                detail: detail.into(),
-            })
-        };
+        let wrong = |key, detail: &str| Err(Error::Check { key, detail: detail.into() });
         if !(1..=1024).contains(&self.shards) {
             return wrong("shards", "from 1 to 1024");
         }
         if !(1..=64).contains(&self.namespace.len())
-            || !self
-                .namespace
-                .bytes()
-                .all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
+            || !self.namespace.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
         {
             return wrong("namespace", "1 to 64 of A-Z a-z 0-9 . _ -");
         }
         if !(Duration::from_millis(500)..=Duration::from_secs(60)).contains(&self.lease.get()) {
             return wrong("lease", "from PT0.5S to PT60S");
         }
-        if self
-            .server
-            .api_keys
-            .iter()
-            .any(|key| key.expose_secret().len() < 16)
-        {
+        if self.server.api_keys.iter().any(|key| key.expose_secret().len() < 16) {
             return wrong(
                 "server.api_keys",
                 "a key has fewer than 16 characters; make one with `openssl rand -hex 24`",
@@ -354,10 +326,7 @@ impl Config {
             self.node.name = format!("{host}:{}", self.server.listen.port());
         }
         if self.node.name.len() > 128 || self.node.name.chars().any(char::is_control) {
-            return wrong(
-                "node.name",
-                "at most 128 characters, none of them control characters",
-            );
+            return wrong("node.name", "at most 128 characters, none of them control characters");
         }
         Ok(self)
     }
@@ -397,6 +366,19 @@ impl Config {
 /// What a claim lasts beyond the attempt's own timeout: time to record the result.
 const CLAIM_MARGIN: Duration = Duration::from_secs(10);
 
+/// What could not be read, by key and source; one clause for each.
+fn told(why: &figment::Error) -> String {
+    let one = |why: figment::Error| {
+        // The first step of a path is figment's own profile name.
+        let steps = why.path.iter().skip_while(|step| *step == "default");
+        let key = steps.map(String::as_str).collect::<Vec<_>>().join(".");
+        let at = if key.is_empty() { String::new() } else { format!("`{key}`: ") };
+        let source = why.metadata.as_ref().map(|from| format!(" (from {})", from.name)).unwrap_or_default();
+        format!("{at}{}{source}", why.kind)
+    };
+    why.clone().into_iter().map(one).collect::<Vec<_>>().join("; ")
+}
+
 /// One key from the environment or a flag, under the name of what set it.
 struct One {
     key: String,
@@ -404,16 +386,16 @@ struct One {
     source: String,
 }
 
-/// Text that reads as TOML of another type is taken as that; everything else stays text.
-fn one(key: &str, value: &str, source: &str) -> One {
-    let parsed = toml::from_str::<Dict>(&format!("v = {value}"))
-        .ok()
-        .and_then(|mut dict| dict.remove("v"));
-    One {
-        key: key.into(),
-        value: parsed.unwrap_or_else(|| Value::from(value)),
-        source: source.into(),
-    }
+/// Reads the text as what the key's default is: text stays text, numbers and lists are read as TOML.
+fn one(key: &str, value: &str, source: &str, defaults: &Figment) -> One {
+    let text = match defaults.find_value(key) {
+        Ok(Value::Num(..) | Value::Bool(..)) => false,
+        Ok(Value::Array(..)) => !value.trim_start().starts_with('['),
+        _ => true,
+    };
+    let parsed = if text { None } else { toml::from_str::<Dict>(&format!("v = {value}")).ok() };
+    let value = parsed.and_then(|mut dict| dict.remove("v")).unwrap_or_else(|| Value::from(value));
+    One { key: key.into(), value, source: source.into() }
 }
 
 impl figment::Provider for One {
@@ -422,9 +404,7 @@ impl figment::Provider for One {
     }
 
     fn data(&self) -> Result<figment::value::Map<figment::Profile, Dict>, figment::Error> {
-        let dict = figment::util::nest(&self.key, self.value.clone())
-            .into_dict()
-            .unwrap_or_default();
+        let dict = figment::util::nest(&self.key, self.value.clone()).into_dict().unwrap_or_default();
         Ok(figment::value::Map::from([(figment::Profile::Default, dict)]))
     }
 }
@@ -459,14 +439,17 @@ fn hidden<S: serde::Serializer>(keys: &[SecretString], serializer: S) -> Result<
 
 /// A database URL with its password replaced, for logs and `config show`.
 pub fn shown_url(text: &str) -> String {
-    match url::Url::parse(text) {
-        Ok(mut url) if url.password().is_some() => {
-            // Fails only for URLs that cannot have a password, and this one has.
-            let _ = url.set_password(Some("hidden"));
-            url.to_string()
-        }
-        _ => text.to_owned(),
+    let Ok(mut url) = url::Url::parse(text) else { return text.to_owned() };
+    if url.password().is_some() {
+        // Fails only for URLs that cannot have a password, and this one has.
+        let _ = url.set_password(Some("hidden"));
     }
+    if url.query_pairs().any(|(name, _)| name == "password") {
+        let kept: Vec<(String, String)> =
+            url.query_pairs().into_owned().filter(|(name, _)| name != "password").collect();
+        url.query_pairs_mut().clear().extend_pairs(kept).append_pair("password", "hidden");
+    }
+    url.to_string()
 }
 
 #[cfg(test)]
@@ -490,24 +473,14 @@ mod tests {
     fn environment_goes_over_the_file_and_flags_over_both() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("c.toml");
-        std::fs::write(
-            &file,
-            "shards = 8\nlease = \"PT5S\"\n[server]\nlisten = \"127.0.0.1:1\"\n",
-        )
-        .unwrap();
+        std::fs::write(&file, "shards = 8\nlease = \"PT5S\"\n[server]\nlisten = \"127.0.0.1:1\"\n").unwrap();
         let secret = dir.path().join("keys");
         std::fs::write(&secret, "0123456789abcdef\nfedcba9876543210\n").unwrap();
         let env = [
             ("MAINSPRING__LEASE".to_owned(), "PT7S".to_owned()),
             ("MAINSPRING__SERVER__LISTEN".to_owned(), "127.0.0.1:2".to_owned()),
-            (
-                "MAINSPRING__SERVER__API_KEYS_FILE".to_owned(),
-                secret.display().to_string(),
-            ),
-            (
-                "MAINSPRING__WEBHOOK__ALLOW_NETWORKS".to_owned(),
-                "10.0.0.0/8, fd00::/8".to_owned(),
-            ),
+            ("MAINSPRING__SERVER__API_KEYS_FILE".to_owned(), secret.display().to_string()),
+            ("MAINSPRING__WEBHOOK__ALLOW_NETWORKS".to_owned(), "10.0.0.0/8, fd00::/8".to_owned()),
             ("UNRELATED".to_owned(), "x".to_owned()),
         ];
         let config = Config::load(Some(&file), env, &["server.listen=127.0.0.1:3".to_owned()]).unwrap();
@@ -537,6 +510,7 @@ mod tests {
             ("wheel.near=PT2H", "wheel.near"),
             ("log.format=xml", "format"),
             ("nonsense", "nonsense"),
+            ("shards=many", "shards"),
         ] {
             let message = load(&[set]).expect_err(set).to_string();
             assert!(message.contains(named), "{set}: {message}");
@@ -544,8 +518,18 @@ mod tests {
     }
 
     #[test]
+    fn text_stays_text_even_if_it_looks_like_a_number() {
+        let config = load(&["node.name=7", "server.api_keys=1234567890123456"]).unwrap();
+        assert_eq!((config.node.name.as_str(), config.server.api_keys.len()), ("7", 1));
+        let listed = load(&["webhook.allow_networks=[\"10.0.0.0/8\"]"]).unwrap();
+        assert_eq!(listed.webhook.allow_networks.len(), 1);
+    }
+
+    #[test]
     fn a_password_is_never_shown() {
         let config = load(&["cold.url=postgres://me:s3cret@localhost/x"]).unwrap();
         assert!(!config.shown().contains("s3cret"));
+        assert!(!shown_url("postgres://localhost/x?user=me&password=s3cret").contains("s3cret"));
+        assert_eq!(shown_url("sqlite://mainspring.db"), "sqlite://mainspring.db");
     }
 }

@@ -32,13 +32,7 @@ impl Housekeeping {
     /// Housekeeping for a store whose ended timers stay for `retention`.
     pub fn new(store: ColdStore, ownership: Arc<Ownership>, metrics: Metrics, retention: Duration) -> Self {
         let clean_every = (retention / 2).clamp(Duration::from_secs(1), Duration::from_secs(600));
-        Self {
-            store,
-            ownership,
-            metrics,
-            clean_every,
-            cleaned_at: None,
-        }
+        Self { store, ownership, metrics, clean_every, cleaned_at: None }
     }
 
     /// Keeps house until stopped.

@@ -16,9 +16,7 @@ pub struct Batcher<Q, A> {
 
 impl<Q, A> Clone for Batcher<Q, A> {
     fn clone(&self) -> Self {
-        Self {
-            queue: self.queue.clone(),
-        }
+        Self { queue: self.queue.clone() }
     }
 }
 
@@ -85,12 +83,7 @@ mod tests {
             batch.into_iter().map(|n| n * 2).collect()
         });
         let answers = futures::future::join_all((0..100).map(|n| batcher.submit(n))).await;
-        assert!(
-            answers
-                .into_iter()
-                .zip(0..)
-                .all(|(answer, n)| answer == Ok(n * 2))
-        );
+        assert!(answers.into_iter().zip(0..).all(|(answer, n)| answer == Ok(n * 2)));
         drop(batcher);
         tasks.close();
         tasks.wait().await;

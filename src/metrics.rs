@@ -64,9 +64,8 @@ impl Metrics {
                 series
             }};
         }
-        let seconds = vec![
-            0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0, 600.0,
-        ];
+        let seconds =
+            vec![0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0, 600.0];
         let metrics = Self {
             registered: series!(IntCounter::new(
                 "mainspring_registered_total",
@@ -88,10 +87,7 @@ impl Metrics {
                 HistogramOpts::new("mainspring_attempt_seconds", "Duration of delivery attempts")
                     .buckets(seconds.clone())
             )),
-            swept: series!(IntCounter::new(
-                "mainspring_swept_total",
-                "Due rows found by the sweep"
-            )),
+            swept: series!(IntCounter::new("mainspring_swept_total", "Due rows found by the sweep")),
             claims_dropped: series!(IntCounter::new(
                 "mainspring_claims_dropped_total",
                 "Pointers whose claim got nothing"
@@ -100,41 +96,23 @@ impl Metrics {
                 "mainspring_claims_expired_total",
                 "Claims that ran out without a report"
             )),
-            released: series!(IntCounter::new(
-                "mainspring_released_total",
-                "Claims given back unsent"
-            )),
+            released: series!(IntCounter::new("mainspring_released_total", "Claims given back unsent")),
             postponed: series!(IntCounter::new(
                 "mainspring_postponed_total",
                 "Due rows put off for a slow receiver"
             )),
-            in_flight: series!(IntGauge::new(
-                "mainspring_attempts_in_flight",
-                "Delivery attempts under way"
-            )),
+            in_flight: series!(IntGauge::new("mainspring_attempts_in_flight", "Delivery attempts under way")),
             held: series!(IntGauge::new(
                 "mainspring_pointers_held",
                 "Due timers waiting for room to be sent"
             )),
-            shards_owned: series!(IntGauge::new(
-                "mainspring_shards_owned",
-                "Shards owned by this node"
-            )),
-            shards_taken: series!(IntCounter::new(
-                "mainspring_shards_taken_total",
-                "Shards taken over"
-            )),
+            shards_owned: series!(IntGauge::new("mainspring_shards_owned", "Shards owned by this node")),
+            shards_taken: series!(IntCounter::new("mainspring_shards_taken_total", "Shards taken over")),
             live: series!(IntGaugeVec::new(
-                Opts::new(
-                    "mainspring_live_timers",
-                    "Live timers by state (from the owner of shard 0)"
-                ),
+                Opts::new("mainspring_live_timers", "Live timers by state (from the owner of shard 0)"),
                 &["state"]
             )),
-            store_up: series!(IntGauge::new(
-                "mainspring_store_up",
-                "1 if the cold store answered last time"
-            )),
+            store_up: series!(IntGauge::new("mainspring_store_up", "1 if the cold store answered last time")),
             store_errors: series!(IntCounter::new(
                 "mainspring_store_errors_total",
                 "Failed calls to the cold store"
@@ -154,9 +132,7 @@ impl Metrics {
             )),
             registry: registry.clone(),
         };
-        keep(Box::new(
-            prometheus::process_collector::ProcessCollector::for_self(),
-        ))?;
+        keep(Box::new(prometheus::process_collector::ProcessCollector::for_self()))?;
         for state in ["delivered", "cancelled", "expired", "dead"] {
             metrics.ended.with_label_values(&[state]);
         }
@@ -168,8 +144,6 @@ impl Metrics {
 
     /// All series in the Prometheus text format.
     pub fn text(&self) -> String {
-        TextEncoder::new()
-            .encode_to_string(&self.registry.gather())
-            .unwrap_or_default()
+        TextEncoder::new().encode_to_string(&self.registry.gather()).unwrap_or_default()
     }
 }

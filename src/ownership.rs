@@ -81,19 +81,12 @@ impl Ownership {
         let beat = store.beat(&self.me, lease_ms).await?;
         if beat.usurped {
             self.lock_write(HashMap::clear);
-            return Ok(Round {
-                usurped: true,
-                ..round
-            });
+            return Ok(Round { usurped: true, ..round });
         }
         let asked_at = Monotonic::now();
         let before: Vec<(i32, Epoch)> = self.all();
         let kept = store.renew(&self.me, &before, lease_ms).await?;
-        round.lost = before
-            .iter()
-            .map(|(shard, _)| *shard)
-            .filter(|shard| !kept.contains(shard))
-            .collect();
+        round.lost = before.iter().map(|(shard, _)| *shard).filter(|shard| !kept.contains(shard)).collect();
         self.lock_write(|held| {
             held.retain(|shard, _| !round.lost.contains(shard));
             for shard in &kept {
@@ -107,9 +100,7 @@ impl Ownership {
         round.given_up = self.hand_over(store, fair).await?;
         let room = fair.saturating_sub(self.all().len());
         if room > 0 || own_too {
-            round.taken = self
-                .take(store, room, own_too, lease_ms, &mut round.recalled)
-                .await?;
+            round.taken = self.take(store, room, own_too, lease_ms, &mut round.recalled).await?;
         }
         Ok(round)
     }
@@ -151,14 +142,7 @@ impl Ownership {
         let valid_until = asked_at.plus(self.lease);
         self.lock_write(|held| {
             for (shard, epoch) in &taken {
-                held.insert(
-                    *shard,
-                    Held {
-                        epoch: *epoch,
-                        valid_until,
-                        draining: false,
-                    },
-                );
+                held.insert(*shard, Held { epoch: *epoch, valid_until, draining: false });
             }
         });
         Ok(taken.into_iter().map(|(shard, _)| shard).collect())
@@ -182,9 +166,7 @@ impl Ownership {
     pub fn begin(&self, shard: i32) -> Option<Epoch> {
         // Counted while the lock is held, so that a hand-over sees either the count or a claim refused.
         self.lock_read(|held| {
-            let one = held
-                .get(&shard)
-                .filter(|one| !one.draining && Monotonic::now() < one.valid_until)?;
+            let one = held.get(&shard).filter(|one| !one.draining && Monotonic::now() < one.valid_until)?;
             self.counter(shard)?.fetch_add(1, Ordering::SeqCst);
             Some(one.epoch)
         })
@@ -200,10 +182,7 @@ impl Ownership {
     /// Whether this node still owns the shard under this epoch, as far as it can know.
     pub fn valid(&self, shard: i32, epoch: Epoch) -> bool {
         let now = Monotonic::now();
-        self.lock_read(|held| {
-            held.get(&shard)
-                .is_some_and(|one| one.epoch == epoch && now < one.valid_until)
-        })
+        self.lock_read(|held| held.get(&shard).is_some_and(|one| one.epoch == epoch && now < one.valid_until))
     }
 
     /// The last step of a stop: gives all shards up and takes the node off the list.
@@ -234,20 +213,10 @@ impl Ownership {
 
     fn lock_read<T>(&self, read: impl FnOnce(&HashMap<i32, Held>) -> T) -> T {
         // A panic while holding the lock leaves plain data; go on with it.
-        read(
-            &self
-                .held
-                .read()
-                .unwrap_or_else(std::sync::PoisonError::into_inner),
-        )
+        read(&self.held.read().unwrap_or_else(std::sync::PoisonError::into_inner))
     }
 
     fn lock_write<T>(&self, write: impl FnOnce(&mut HashMap<i32, Held>) -> T) -> T {
-        write(
-            &mut self
-                .held
-                .write()
-                .unwrap_or_else(std::sync::PoisonError::into_inner),
-        )
+        write(&mut self.held.write().unwrap_or_else(std::sync::PoisonError::into_inner))
     }
 }

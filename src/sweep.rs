@@ -53,13 +53,7 @@ impl Sweep {
         dispatcher: Arc<Dispatcher>,
         metrics: Metrics,
     ) -> Self {
-        Self {
-            store,
-            ownership,
-            dispatcher,
-            metrics,
-            floors: Mutex::default(),
-        }
+        Self { store, ownership, dispatcher, metrics, floors: Mutex::default() }
     }
 
     /// Sweeps until stopped.
@@ -114,9 +108,8 @@ impl Sweep {
     }
 
     async fn hand_on(&self, rows: Vec<Due>) -> Result<usize, Error> {
-        let (fresh, ending): (Vec<Due>, Vec<Due>) = rows
-            .into_iter()
-            .partition(|due| due.state != State::Delivering && !due.too_late);
+        let (fresh, ending): (Vec<Due>, Vec<Due>) =
+            rows.into_iter().partition(|due| due.state != State::Delivering && !due.too_late);
         let changes: Vec<Change> = ending.iter().map(ending_change).collect();
         for chunk in changes.chunks(MAX_APPLY_BATCH) {
             self.end(chunk).await?;
@@ -145,10 +138,7 @@ impl Sweep {
                     self.metrics.claims_expired.inc();
                 }
                 if row.life.state.is_end() {
-                    self.metrics
-                        .ended
-                        .with_label_values(&[row.life.state.word()])
-                        .inc();
+                    self.metrics.ended.with_label_values(&[row.life.state.word()]).inc();
                 }
             }
         }
@@ -163,9 +153,7 @@ impl Sweep {
         }
         let claimable = self.ownership.claimable();
         // A shard that was lost and came back is looked through from the bottom.
-        floors
-            .by_shard
-            .retain(|shard, _| claimable.iter().any(|(one, _)| one == shard));
+        floors.by_shard.retain(|shard, _| claimable.iter().any(|(one, _)| one == shard));
         claimable
             .into_iter()
             .map(|(shard, _)| (shard, floors.by_shard.get(&shard).copied().unwrap_or(i64::MIN)))
@@ -180,10 +168,7 @@ impl Sweep {
         }
         for due in rows {
             let wake_at = due.pointer.wake_at.get();
-            floors
-                .by_shard
-                .entry(due.pointer.shard)
-                .and_modify(|floor| *floor = wake_at.min(*floor));
+            floors.by_shard.entry(due.pointer.shard).and_modify(|floor| *floor = wake_at.min(*floor));
         }
     }
 }
@@ -193,13 +178,7 @@ fn ending_change(due: &Due) -> Change {
     let event = if due.too_late {
         ChangeEvent::TooLate(pointer.generation)
     } else {
-        ChangeEvent::ClaimExpired(Token {
-            generation: pointer.generation,
-            attempt: pointer.attempt,
-        })
+        ChangeEvent::ClaimExpired(Token { generation: pointer.generation, attempt: pointer.attempt })
     };
-    Change {
-        uid: pointer.uid,
-        event,
-    }
+    Change { uid: pointer.uid, event }
 }

@@ -23,16 +23,10 @@ async fn run(manager: &SchemaManager<'_>, postgres: &str, sqlite: &str) -> Resul
         DbBackend::Postgres => postgres,
         DbBackend::Sqlite => sqlite,
         other => {
-            return Err(DbErr::Custom(format!(
-                "{other:?} is not a cold store of Mainspring"
-            )));
+            return Err(DbErr::Custom(format!("{other:?} is not a cold store of Mainspring")));
         }
     };
-    for statement in script
-        .split(";\n")
-        .map(str::trim)
-        .filter(|statement| !statement.is_empty())
-    {
+    for statement in script.split(";\n").map(str::trim).filter(|statement| !statement.is_empty()) {
         db.execute_unprepared(statement).await?;
     }
     Ok(())

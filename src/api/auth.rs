@@ -25,16 +25,11 @@ pub struct Auth {
 impl Auth {
     /// Keys and limits from the settings.
     pub fn new(server: &Server) -> Self {
-        let keys: Vec<[u8; 32]> = server
-            .api_keys
-            .iter()
-            .map(|key| Sha256::digest(key.expose_secret().as_bytes()).into())
-            .collect();
+        let keys: Vec<[u8; 32]> =
+            server.api_keys.iter().map(|key| Sha256::digest(key.expose_secret().as_bytes()).into()).collect();
         let limits = NonZeroU32::new(server.rate_per_second)
             .map(|rate| {
-                (0..keys.len().max(1))
-                    .map(|_| RateLimiter::direct(Quota::per_second(rate)))
-                    .collect()
+                (0..keys.len().max(1)).map(|_| RateLimiter::direct(Quota::per_second(rate))).collect()
             })
             .unwrap_or_default();
         Self { keys, limits }
@@ -48,11 +43,7 @@ impl Auth {
         let given = headers
             .get(header::AUTHORIZATION)
             .and_then(|value| value.to_str().ok())
-            .and_then(|value| {
-                value
-                    .strip_prefix("Bearer ")
-                    .or_else(|| value.strip_prefix("bearer "))
-            });
+            .and_then(|value| value.strip_prefix("Bearer ").or_else(|| value.strip_prefix("bearer ")));
         let Some(given) = given else {
             let detail = "this server wants `Authorization: Bearer <key>`";
             return Err(Problem::new(StatusCode::UNAUTHORIZED, "no_key", detail));
@@ -65,11 +56,7 @@ impl Auth {
             }
         }
         found.ok_or_else(|| {
-            Problem::new(
-                StatusCode::UNAUTHORIZED,
-                "unknown_key",
-                "this key is not known here",
-            )
+            Problem::new(StatusCode::UNAUTHORIZED, "unknown_key", "this key is not known here")
         })
     }
 

@@ -98,10 +98,7 @@ pub fn router(app: Arc<App>) -> Router {
         utoipa_swagger_ui::SwaggerUi::new("/docs").config(utoipa_swagger_ui::Config::from("/openapi.json"));
     routes
         .merge(page)
-        .route(
-            "/openapi.json",
-            axum::routing::get(move || async move { Json(document) }),
-        )
+        .route("/openapi.json", axum::routing::get(move || async move { Json(document) }))
         .fallback(|| async { StatusCode::NOT_FOUND })
         .layer(middleware::from_fn_with_state(Arc::clone(&state), admit))
         .layer(CatchPanicLayer::custom(panicked))
@@ -115,10 +112,7 @@ async fn admit(
     mut request: Request,
     next: Next,
 ) -> Result<Response, Problem> {
-    if matches!(
-        request.uri().path(),
-        "/livez" | "/readyz" | "/startupz" | "/metrics"
-    ) {
+    if matches!(request.uri().path(), "/livez" | "/readyz" | "/startupz" | "/metrics") {
         return Ok(next.run(request).await);
     }
     let caller = state.auth.check(request.headers())?;
@@ -128,12 +122,8 @@ async fn admit(
     request.extensions_mut().insert(caller);
     match tokio::time::timeout(CALL_WAIT, next.run(request)).await {
         Ok(response) => Ok(response),
-        Err(_) => Err(Problem::new(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "timeout",
-            "not answered within 60 s",
-        )
-        .retry_after(1)),
+        Err(_) => Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "timeout", "not answered within 60 s")
+            .retry_after(1)),
     }
 }
 
@@ -157,21 +147,10 @@ async fn observe(State(state): State<Arc<ApiState>>, request: Request, next: Nex
         known @ ("GET" | "PUT" | "POST" | "PATCH" | "DELETE") => known,
         _ => "other",
     };
-    metrics
-        .requests
-        .with_label_values(&[route.as_str(), method, response.status().as_str()])
-        .inc();
-    metrics
-        .request_seconds
-        .with_label_values(&[route.as_str()])
-        .observe(began.elapsed().as_secs_f64());
+    metrics.requests.with_label_values(&[route.as_str(), method, response.status().as_str()]).inc();
+    metrics.request_seconds.with_label_values(&[route.as_str()]).observe(began.elapsed().as_secs_f64());
     if response.status().is_server_error() {
-        tracing::debug!(
-            request_id,
-            route,
-            status = response.status().as_u16(),
-            "answered with an error"
-        );
+        tracing::debug!(request_id, route, status = response.status().as_u16(), "answered with an error");
     }
     response
 }
@@ -191,9 +170,7 @@ pub async fn serve(listener: TcpListener, app: Arc<App>, closing: CancellationTo
     let router = router(app);
     let graceful = GracefulShutdown::new();
     let mut http = hyper::server::conn::http1::Builder::new();
-    http.timer(TokioTimer::new())
-        .header_read_timeout(HEADER_WAIT)
-        .max_buf_size(MAX_HEADERS);
+    http.timer(TokioTimer::new()).header_read_timeout(HEADER_WAIT).max_buf_size(MAX_HEADERS);
     loop {
         let place = tokio::select! {
             () = closing.cancelled() => break,

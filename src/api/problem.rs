@@ -23,11 +23,7 @@ pub struct FieldError {
 impl FieldError {
     /// An error at `pointer`.
     pub fn new(pointer: impl Into<String>, code: &'static str, detail: impl Into<String>) -> Self {
-        Self {
-            pointer: pointer.into(),
-            code,
-            detail: detail.into(),
-        }
+        Self { pointer: pointer.into(), code, detail: detail.into() }
     }
 }
 
@@ -88,10 +84,7 @@ impl Problem {
             [one] => format!("{}: {}", one.pointer, one.detail),
             many => format!("{} fields are not valid; see errors", many.len()),
         };
-        Self {
-            errors,
-            ..Self::new(status, code, detail)
-        }
+        Self { errors, ..Self::new(status, code, detail) }
     }
 
     /// 404 for a timer.
@@ -144,10 +137,7 @@ impl From<ColdError> for Problem {
 impl From<NotTaken> for Problem {
     fn from(why: NotTaken) -> Self {
         let (code, detail) = match why {
-            NotTaken::Full => (
-                "overloaded",
-                "more is waiting to be committed than the store keeps up with",
-            ),
+            NotTaken::Full => ("overloaded", "more is waiting to be committed than the store keeps up with"),
             NotTaken::Stopping => ("stopping", "this node is stopping"),
         };
         Self::new(StatusCode::SERVICE_UNAVAILABLE, code, detail).retry_after(1)
@@ -169,10 +159,8 @@ pub fn finish(mut response: Response, request_id: &str) -> Response {
     let status = response.status();
     let problem = response.extensions_mut().remove::<Problem>();
     if status.is_client_error() || status.is_server_error() {
-        let ours = response
-            .headers()
-            .get(header::CONTENT_TYPE)
-            .is_some_and(|kind| kind == "application/json");
+        let ours =
+            response.headers().get(header::CONTENT_TYPE).is_some_and(|kind| kind == "application/json");
         if problem.is_some() || !ours {
             let mut problem = problem.unwrap_or_else(|| generic(status));
             problem.request_id = request_id.to_owned();
@@ -180,14 +168,9 @@ pub fn finish(mut response: Response, request_id: &str) -> Response {
             let (mut parts, _) = response.into_parts();
             let json = Json(problem).into_response();
             parts.headers.remove(header::CONTENT_LENGTH);
-            parts.headers.insert(
-                header::CONTENT_TYPE,
-                HeaderValue::from_static("application/problem+json"),
-            );
+            parts.headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
             if let Some(seconds) = retry_after {
-                parts
-                    .headers
-                    .insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+                parts.headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
             }
             response = Response::from_parts(parts, Body::new(json.into_body()));
         }
@@ -203,20 +186,12 @@ fn generic(status: StatusCode) -> Problem {
         StatusCode::NOT_FOUND => {
             Problem::new(status, "not_found", "there is nothing at this path; see /docs")
         }
-        StatusCode::METHOD_NOT_ALLOWED => Problem::new(
-            status,
-            "method_not_allowed",
-            "this path does not know that method; see /docs",
-        ),
-        StatusCode::REQUEST_TIMEOUT => Problem::new(
-            status,
-            "timeout",
-            "the request did not arrive, or was not answered, in time",
-        ),
-        _ => Problem::new(
-            status,
-            "error",
-            status.canonical_reason().unwrap_or("the request failed"),
-        ),
+        StatusCode::METHOD_NOT_ALLOWED => {
+            Problem::new(status, "method_not_allowed", "this path does not know that method; see /docs")
+        }
+        StatusCode::REQUEST_TIMEOUT => {
+            Problem::new(status, "timeout", "the request did not arrive, or was not answered, in time")
+        }
+        _ => Problem::new(status, "error", status.canonical_reason().unwrap_or("the request failed")),
     }
 }

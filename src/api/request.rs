@@ -174,22 +174,15 @@ pub fn read<'de, T: Deserialize<'de>>(text: &'de [u8], at: &str) -> Result<T, Ba
         match inner.classify() {
             serde_json::error::Category::Data => {
                 let text = inner.to_string();
-                let detail = text
-                    .rsplit_once(" at line ")
-                    .map_or(text.as_str(), |(detail, _)| detail)
-                    .to_owned();
-                let code = if detail.starts_with("unknown field") {
-                    "unknown_field"
-                } else {
-                    "wrong_type"
-                };
+                let detail =
+                    text.rsplit_once(" at line ").map_or(text.as_str(), |(detail, _)| detail).to_owned();
+                let code = if detail.starts_with("unknown field") { "unknown_field" } else { "wrong_type" };
                 Bad::Fields(vec![FieldError::new(pointer, code, detail)])
             }
             _ => Bad::Syntax(format!("the body is not JSON: {inner}")),
         }
     })?;
-    json.end()
-        .map_err(|why| Bad::Syntax(format!("the body is not one JSON value: {why}")))?;
+    json.end().map_err(|why| Bad::Syntax(format!("the body is not one JSON value: {why}")))?;
     Ok(value)
 }
 
@@ -225,14 +218,7 @@ pub fn timer(text: &[u8], naming: Naming, again: bool, context: &Context<'_>) ->
         }
     }
     let minute = raw.precision == Some(Precision::Minute);
-    let due_at = due(
-        &raw.fire_at,
-        &raw.delay,
-        &raw.local,
-        &raw.zone,
-        context.now,
-        &mut errors,
-    );
+    let due_at = due(&raw.fire_at, &raw.delay, &raw.local, &raw.zone, context.now, &mut errors);
     let due_at = due_at.map(|at| if minute { at.ceil_minute() } else { at });
     if let Some(owner) = &raw.owner {
         check_text(owner, 1, MAX_OWNER, "/owner", &mut errors);
@@ -240,10 +226,8 @@ pub fn timer(text: &[u8], naming: Naming, again: bool, context: &Context<'_>) ->
     let target = target(raw.target.as_deref(), context.guard, &mut errors);
     check_data(raw.data.as_deref(), &mut errors);
     let labels = labels(raw.labels.as_ref(), &mut errors);
-    let policies = Policies {
-        retry: retry(raw.retry.as_ref(), &mut errors),
-        late: late(raw.late, &mut errors),
-    };
+    let policies =
+        Policies { retry: retry(raw.retry.as_ref(), &mut errors), late: late(raw.late, &mut errors) };
     let hash = request_hash(text, &mut errors);
     let (Some(due_at), Some(target), true) = (due_at, target, errors.is_empty()) else {
         return Err(Bad::Fields(errors));
@@ -324,11 +308,7 @@ fn no_id(raw: &RawTimer, errors: &mut Vec<FieldError>) {
 }
 
 fn not_yet(pointer: &str) -> FieldError {
-    FieldError::new(
-        pointer,
-        "not_supported",
-        "not supported by this version; leave it out",
-    )
+    FieldError::new(pointer, "not_supported", "not supported by this version; leave it out")
 }
 
 /// The due time from whichever form was given.
@@ -350,11 +330,7 @@ pub fn due(
             0 => "give one of `fire_at`, `delay`, or `local` with `zone`".to_owned(),
             _ => format!("give one of them, not {}", given.join(" and ")),
         };
-        errors.push(FieldError::new(
-            if given.is_empty() { "" } else { "/fire_at" },
-            "when",
-            detail,
-        ));
+        errors.push(FieldError::new(if given.is_empty() { "" } else { "/fire_at" }, "when", detail));
         return None;
     }
     if zone.is_some() && local.is_none() {
@@ -363,17 +339,12 @@ pub fn due(
     }
     let (pointer, read) = match (fire_at, delay, local, zone) {
         (Some(at), ..) => ("/fire_at", UnixMs::parse_rfc3339(at)),
-        (_, Some(delay), ..) => (
-            "/delay",
-            Span::parse(delay).and_then(|span| now.plus(span.get()).bounded()),
-        ),
+        (_, Some(delay), ..) => {
+            ("/delay", Span::parse(delay).and_then(|span| now.plus(span.get()).bounded()))
+        }
         (_, _, Some(local), Some(zone)) => ("/local", UnixMs::from_local(local, zone)),
         _ => {
-            errors.push(FieldError::new(
-                "/zone",
-                "when",
-                "`local` needs `zone`, an IANA time zone",
-            ));
+            errors.push(FieldError::new("/zone", "when", "`local` needs `zone`, an IANA time zone"));
             return None;
         }
     };
@@ -381,11 +352,7 @@ pub fn due(
         Ok(at) => Some(at),
         Err(why) => {
             let zone = matches!(why, crate::model::time::Error::Zone(_));
-            errors.push(FieldError::new(
-                if zone { "/zone" } else { pointer },
-                "bad_time",
-                why.to_string(),
-            ));
+            errors.push(FieldError::new(if zone { "/zone" } else { pointer }, "bad_time", why.to_string()));
             None
         }
     }
@@ -429,11 +396,7 @@ fn target(raw: Option<&RawValue>, guard: &Guard, errors: &mut Vec<FieldError>) -
         Ok(hook) => match guard.check_url(&hook.url) {
             Ok(()) => Some(Target::Webhook(hook)),
             Err(why) => {
-                errors.push(FieldError::new(
-                    "/target/webhook/url",
-                    "address_refused",
-                    why.to_string(),
-                ));
+                errors.push(FieldError::new("/target/webhook/url", "address_refused", why.to_string()));
                 None
             }
         },
@@ -452,27 +415,15 @@ fn target(raw: Option<&RawValue>, guard: &Guard, errors: &mut Vec<FieldError>) -
 pub fn check_data(data: Option<&RawValue>, errors: &mut Vec<FieldError>) {
     let size = data.map_or(0, |data| data.get().len());
     if size > MAX_DATA {
-        errors.push(FieldError::new(
-            "/data",
-            "too_large",
-            format!("{size} bytes; at most {MAX_DATA}"),
-        ));
+        errors.push(FieldError::new("/data", "too_large", format!("{size} bytes; at most {MAX_DATA}")));
     }
 }
 
 fn check_text(text: &str, least: usize, most: usize, pointer: &str, errors: &mut Vec<FieldError>) {
     if !(least..=most).contains(&text.len()) {
-        errors.push(FieldError::new(
-            pointer,
-            "length",
-            format!("{least} to {most} bytes"),
-        ));
+        errors.push(FieldError::new(pointer, "length", format!("{least} to {most} bytes")));
     } else if text.chars().any(char::is_control) {
-        errors.push(FieldError::new(
-            pointer,
-            "control_character",
-            "control characters are not allowed here",
-        ));
+        errors.push(FieldError::new(pointer, "control_character", "control characters are not allowed here"));
     }
 }
 
@@ -536,10 +487,7 @@ fn retry(given: Option<&RetryIn>, errors: &mut Vec<FieldError>) -> Option<Retry>
 fn late(given: Option<LateIn>, errors: &mut Vec<FieldError>) -> Option<Late> {
     let given = given?;
     match Span::parse(&given.grace) {
-        Ok(grace) => Some(Late {
-            grace,
-            then: given.then,
-        }),
+        Ok(grace) => Some(Late { grace, then: given.then }),
         Err(why) => {
             errors.push(FieldError::new("/late/grace", "bad_duration", why.to_string()));
             None
@@ -561,11 +509,7 @@ fn request_hash(text: &[u8], errors: &mut Vec<FieldError>) -> [u8; 16] {
         }
         Err(why) => {
             // It was read once already; what is left is nesting deeper than a parser should follow.
-            errors.push(FieldError::new(
-                "/data",
-                "too_deep",
-                format!("cannot be compared: {why}"),
-            ));
+            errors.push(FieldError::new("/data", "too_deep", format!("cannot be compared: {why}")));
             [0; 16]
         }
     }

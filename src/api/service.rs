@@ -40,16 +40,8 @@ pub async fn readyz(State(state): State<Arc<ApiState>>) -> Response {
         (false, true) => "stopping",
         (false, false) => "unavailable",
     };
-    let code = if ready {
-        StatusCode::OK
-    } else {
-        StatusCode::SERVICE_UNAVAILABLE
-    };
-    (
-        code,
-        Json(json!({ "status": status, "checks": { "cold_store": store } })),
-    )
-        .into_response()
+    let code = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (code, Json(json!({ "status": status, "checks": { "cold_store": store } }))).into_response()
 }
 
 /// It has recovered: shards are owned and everything overdue has been looked at once.
@@ -59,22 +51,14 @@ pub async fn startupz(State(state): State<Arc<ApiState>>) -> Response {
     if state.app.has_recovered() {
         Json(json!({ "status": "ok" })).into_response()
     } else {
-        (
-            StatusCode::SERVICE_UNAVAILABLE,
-            Json(json!({ "status": "starting" })),
-        )
-            .into_response()
+        (StatusCode::SERVICE_UNAVAILABLE, Json(json!({ "status": "starting" }))).into_response()
     }
 }
 
 /// Prometheus text.
 #[utoipa::path(get, path = "/metrics", tag = "service", responses((status = 200, description = "Prometheus text")))]
 pub async fn metrics(State(state): State<Arc<ApiState>>) -> Response {
-    (
-        [(header::CONTENT_TYPE, "text/plain; version=0.0.4")],
-        state.app.metrics.text(),
-    )
-        .into_response()
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], state.app.metrics.text()).into_response()
 }
 
 /// registered = delivered + cancelled + expired + dead + pending.

@@ -46,17 +46,11 @@ async fn body(body: Body, most: usize) -> Result<Bytes, Problem> {
                 let detail = format!("the body is over {most} bytes");
                 return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", detail));
             }
-            Err(Problem::new(
-                StatusCode::BAD_REQUEST,
-                "body_broken",
-                "the body did not arrive whole",
-            ))
+            Err(Problem::new(StatusCode::BAD_REQUEST, "body_broken", "the body did not arrive whole"))
         }
-        Err(_) => Err(Problem::new(
-            StatusCode::REQUEST_TIMEOUT,
-            "timeout",
-            "the body did not arrive within 30 s",
-        )),
+        Err(_) => {
+            Err(Problem::new(StatusCode::REQUEST_TIMEOUT, "timeout", "the body did not arrive within 30 s"))
+        }
     }
 }
 
@@ -117,12 +111,7 @@ pub async fn put(
     let id = parse_id(&id)?;
     let bytes = body(request.into_body(), MAX_BODY).await?;
     let reserved = id.server_uid().is_some();
-    let new = request::timer(
-        &bytes,
-        Naming::Path(id.clone()),
-        query.again,
-        &context(&state, service),
-    )?;
+    let new = request::timer(&bytes, Naming::Path(id.clone()), query.again, &context(&state, service))?;
     if reserved {
         return put_reserved(service, &id, &new).await;
     }
@@ -173,14 +162,10 @@ pub async fn post(State(state): State<Arc<ApiState>>, request: Request) -> Answe
     let naming = match request.headers().get("idempotency-key") {
         None => Naming::Server,
         Some(key) => {
-            let key = key
-                .to_str()
-                .ok()
-                .filter(|key| (1..=255).contains(&key.len()))
-                .ok_or_else(|| {
-                    let detail = "1 to 255 printable ASCII characters";
-                    Problem::invalid(vec![FieldError::new("?idempotency-key", "bad_key", detail)])
-                })?;
+            let key = key.to_str().ok().filter(|key| (1..=255).contains(&key.len())).ok_or_else(|| {
+                let detail = "1 to 255 printable ASCII characters";
+                Problem::invalid(vec![FieldError::new("?idempotency-key", "bad_key", detail)])
+            })?;
             Naming::Key(idempotency_uid(service.store.namespace(), key))
         }
     };
@@ -191,11 +176,7 @@ pub async fn post(State(state): State<Arc<ApiState>>, request: Request) -> Answe
         Registered::Same(row) => (StatusCode::OK, row),
         Registered::Taken => {
             let detail = "this Idempotency-Key was used with another body; use a new key for a new request";
-            return Err(Problem::new(
-                StatusCode::UNPROCESSABLE_ENTITY,
-                "key_reused",
-                detail,
-            ));
+            return Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "key_reused", detail));
         }
     };
     let mut response = shown(status, &row);
@@ -248,21 +229,9 @@ pub struct ItemError {
 impl ItemAnswer {
     fn refused(id: Option<String>, problem: Problem) -> Self {
         // Within a batch every invalid item is 422, its size included.
-        let status = if problem.status == 413 || problem.status == 400 {
-            422
-        } else {
-            problem.status
-        };
-        let error = ItemError {
-            code: problem.code,
-            detail: problem.detail,
-            errors: problem.errors,
-        };
-        Self {
-            id,
-            status,
-            error: Some(error),
-        }
+        let status = if problem.status == 413 || problem.status == 400 { 422 } else { problem.status };
+        let error = ItemError { code: problem.code, detail: problem.detail, errors: problem.errors };
+        Self { id, status, error: Some(error) }
     }
 }
 
@@ -279,22 +248,13 @@ pub async fn batch(
     let raw: RawBatch = request::read(&bytes, "")?;
     if raw.timers.len() > MAX_BATCH {
         let detail = format!("{} timers; at most {MAX_BATCH}", raw.timers.len());
-        return Err(Problem::invalid(vec![FieldError::new(
-            "/timers",
-            "too_large",
-            detail,
-        )]));
+        return Err(Problem::invalid(vec![FieldError::new("/timers", "too_large", detail)]));
     }
     state.auth.charge(&caller, raw.timers.len().saturating_sub(1))?;
     let mut results: Vec<Option<ItemAnswer>> = Vec::with_capacity(raw.timers.len());
     let mut good: Vec<(usize, NewTimer)> = Vec::with_capacity(raw.timers.len());
     for (place, item) in raw.timers.iter().enumerate() {
-        match request::timer(
-            item.get().as_bytes(),
-            Naming::Own,
-            false,
-            &context(&state, service),
-        ) {
+        match request::timer(item.get().as_bytes(), Naming::Own, false, &context(&state, service)) {
             Ok(new) => {
                 good.push((place, new));
                 results.push(None);
@@ -311,26 +271,15 @@ pub async fn batch(
             results[*place] = Some(match answer {
                 Ok(Registered::New(_)) => {
                     state.app.metrics.registered.inc();
-                    ItemAnswer {
-                        id,
-                        status: 201,
-                        error: None,
-                    }
+                    ItemAnswer { id, status: 201, error: None }
                 }
-                Ok(Registered::Same(_)) => ItemAnswer {
-                    id,
-                    status: 200,
-                    error: None,
-                },
+                Ok(Registered::Same(_)) => ItemAnswer { id, status: 200, error: None },
                 Ok(Registered::Taken) => ItemAnswer::refused(id, id_taken(&new.id)),
                 Err(why) => ItemAnswer::refused(id, why.into()),
             });
         }
     }
-    Ok(Json(BatchAnswer {
-        results: results.into_iter().flatten().collect(),
-    })
-    .into_response())
+    Ok(Json(BatchAnswer { results: results.into_iter().flatten().collect() }).into_response())
 }
 
 /// The id an invalid item asked for, to name it in the answer.
@@ -351,11 +300,7 @@ pub async fn get(State(state): State<Arc<ApiState>>, Path(id): Path<String>) -> 
 
 async fn find(service: &Service, id: &str) -> Result<TimerRow, Problem> {
     let uid = parse_id(id)?.uid(service.store.namespace());
-    service
-        .store
-        .find(uid)
-        .await?
-        .ok_or_else(|| Problem::no_timer(id))
+    service.store.find(uid).await?.ok_or_else(|| Problem::no_timer(id))
 }
 
 /// The attempts that are over, oldest first.
@@ -374,6 +319,14 @@ pub async fn attempts(State(state): State<Arc<ApiState>>, Path(id): Path<String>
     Ok(Json(json!({ "items": items })).into_response())
 }
 
+/// One page of a list. Written as it stands: a payload's numbers keep their digits.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct ListAnswer {
+    items: Vec<TimerView>,
+    /// Where the next page starts; null on the last.
+    next: Option<String>,
+}
+
 /// Timers in due order, live and ended.
 #[utoipa::path(get, path = "/v1/timers", tag = "timers",
     params(("state" = Option<String>, Query), ("owner" = Option<String>, Query),
@@ -382,8 +335,7 @@ pub async fn attempts(State(state): State<Arc<ApiState>>, Path(id): Path<String>
         ("due_before" = Option<String>, Query, description = "Before, RFC 3339"),
         ("limit" = Option<u32>, Query, description = "1 to 1000, default 100"),
         ("cursor" = Option<String>, Query, description = "`next` of the page before")),
-    responses((status = 200, description = "{\"items\": […], \"next\": cursor or null}; a page may be short, or empty, \
-        and still have a next one", body = [TimerView]), (status = 422, body = Problem)))]
+    responses((status = 200, description = "A page may be short, or empty, and still have a next one", body = ListAnswer), (status = 422, body = Problem)))]
 pub async fn list(
     State(state): State<Arc<ApiState>>,
     Query(query): Query<Vec<(String, String)>>,
@@ -392,7 +344,7 @@ pub async fn list(
     let (filter, limit, cursor) = filter_of(query)?;
     let page = service.store.list(&filter, cursor, limit).await?;
     let items: Vec<TimerView> = page.rows.iter().map(TimerView::from).collect();
-    Ok(Json(json!({ "items": items, "next": page.next.map(cursor_text) })).into_response())
+    Ok(Json(ListAnswer { items, next: page.next.map(cursor_text) }).into_response())
 }
 
 fn filter_of(query: Vec<(String, String)>) -> Result<(Filter, usize, Option<Place>), Problem> {
@@ -428,28 +380,18 @@ fn filter_of(query: Vec<(String, String)>) -> Result<(Filter, usize, Option<Plac
                 bad("not_supported", "not supported by this version".into())
             }
             label if label.starts_with("label.") => {
-                filter.labels.push((
-                    label["label.".len()..].replace('\0', ""),
-                    value.replace('\0', "\u{fffd}"),
-                ));
+                filter
+                    .labels
+                    .push((label["label.".len()..].replace('\0', ""), value.replace('\0', "\u{fffd}")));
             }
             _ => bad("unknown_field", "no such filter; see /docs".into()),
         }
     }
-    if errors.is_empty() {
-        Ok((filter, limit, cursor))
-    } else {
-        Err(Problem::invalid(errors))
-    }
+    if errors.is_empty() { Ok((filter, limit, cursor)) } else { Err(Problem::invalid(errors)) }
 }
 
 fn cursor_text(place: Place) -> String {
-    URL_SAFE_NO_PAD.encode(format!(
-        "{}.{}.{}",
-        place.due_at,
-        place.uid.simple(),
-        place.generation
-    ))
+    URL_SAFE_NO_PAD.encode(format!("{}.{}.{}", place.due_at, place.uid.simple(), place.generation))
 }
 
 fn place_of(text: &str) -> Option<Place> {
@@ -513,29 +455,15 @@ pub async fn patch(State(state): State<Arc<ApiState>>, Path(id): Path<String>, r
         _ => request::due(&raw.fire_at, &raw.delay, &None, &None, now, &mut errors),
     };
     request::check_data(raw.data.as_deref(), &mut errors);
-    let labels = raw
-        .labels
-        .as_ref()
-        .map(|given| request::labels(Some(given), &mut errors));
+    let labels = raw.labels.as_ref().map(|given| request::labels(Some(given), &mut errors));
     if raw.fire_at.is_none() && raw.delay.is_none() && raw.data.is_none() && labels.is_none() {
-        errors.push(FieldError::new(
-            "",
-            "empty",
-            "give at least one of fire_at, delay, data, labels",
-        ));
+        errors.push(FieldError::new("", "empty", "give at least one of fire_at, delay, data, labels"));
     }
     if !errors.is_empty() {
         return Err(Problem::invalid(errors));
     }
-    let data = raw
-        .data
-        .map(|data| (data.get() != "null").then(|| data.get().as_bytes().to_vec()));
-    let edit = Edit {
-        due_at,
-        data,
-        labels,
-        if_version,
-    };
+    let data = raw.data.map(|data| (data.get() != "null").then(|| data.get().as_bytes().to_vec()));
+    let edit = Edit { due_at, data, labels, if_version };
     match change(service, &timer_id, ChangeEvent::Edit(edit)).await? {
         (row, Answer::Done) => Ok(shown(StatusCode::OK, &row)),
         (row, answer) => Err(conflict(&row, answer)),
@@ -590,22 +518,11 @@ async fn change(service: &Service, id: &TimerId, event: ChangeEvent) -> Result<(
         _ => (Event::Relabel, UnixMs::default()),
     };
     for _ in 0..3 {
-        match service
-            .changes
-            .submit(Change {
-                uid,
-                event: event.clone(),
-            })
-            .await??
-        {
+        match service.changes.submit(Change { uid, event: event.clone() }).await?? {
             Applied::Live(row, answer) => return Ok((*row, answer)),
             Applied::OtherVersion(version) => {
                 let detail = format!("the timer's version is \"{version}\"; read it again and decide anew");
-                return Err(Problem::new(
-                    StatusCode::PRECONDITION_FAILED,
-                    "version_changed",
-                    detail,
-                ));
+                return Err(Problem::new(StatusCode::PRECONDITION_FAILED, "version_changed", detail));
             }
             Applied::NotLive => match service.store.find(uid).await? {
                 // Ended: the answer follows from how.
@@ -637,10 +554,9 @@ fn conflict(row: &TimerRow, answer: Answer) -> Problem {
                 "an attempt of `{id}` is under way; the cancel is recorded and no further attempt starts"
             ),
         ),
-        (Answer::InFlight, _) => (
-            "in_flight",
-            format!("an attempt of `{id}` is under way, or its outcome is not known"),
-        ),
+        (Answer::InFlight, _) => {
+            ("in_flight", format!("an attempt of `{id}` is under way, or its outcome is not known"))
+        }
         (Answer::AlreadyCancelled, _) => ("already_cancelled", format!("`{id}` was cancelled before")),
         (_, TimerState::Expired) => (
             "already_fired",

@@ -83,9 +83,7 @@ impl From<&TimerRow> for TimerView {
         let life = &row.life;
         let Target::Webhook(hook) = &row.target;
         let waiting = matches!(life.state, State::Scheduled | State::Retrying);
-        let data = String::from_utf8(row.body())
-            .ok()
-            .and_then(|text| RawValue::from_string(text).ok());
+        let data = String::from_utf8(row.body()).ok().and_then(|text| RawValue::from_string(text).ok());
         Self {
             id: row.id.clone(),
             state: life.state,

@@ -80,10 +80,7 @@ impl<'a> Arrival<'a> {
             Some(early) => format!("{} ms early", early.unsigned_abs()),
             None => "due -".into(),
         });
-        parts.extend(
-            self.signature
-                .map(|verdict| format!("signature {}", verdict.word())),
-        );
+        parts.extend(self.signature.map(|verdict| format!("signature {}", verdict.word())));
         if again {
             parts.push("again".into());
         }
@@ -193,10 +190,7 @@ mod tests {
             ("ce-generation", "1"),
             ("ce-dueat", "2026-12-01T01:00:00.000Z"),
         ];
-        pairs
-            .into_iter()
-            .map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()))
-            .collect()
+        pairs.into_iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect()
     }
 
     fn at(text: &str) -> UnixMs {
@@ -206,24 +200,13 @@ mod tests {
     #[test]
     fn a_line_says_when_what_and_how_late() {
         let headers = headers();
-        let arrival = Arrival::read(
-            &headers,
-            "/",
-            br#"{"order":1}"#,
-            at("2026-12-01T01:00:00.012Z"),
-            None,
-        );
+        let arrival = Arrival::read(&headers, "/", br#"{"order":1}"#, at("2026-12-01T01:00:00.012Z"), None);
         assert_eq!(
             arrival.line(false, 204),
             "2026-12-01T01:00:00.012Z  order-1  dlv_1  attempt 2  12 ms late  {\"order\":1}"
         );
-        let arrival = Arrival::read(
-            &headers,
-            "/hook",
-            b"\x1b[2J",
-            at("2026-12-01T00:59:59.997Z"),
-            Some(b"key"),
-        );
+        let arrival =
+            Arrival::read(&headers, "/hook", b"\x1b[2J", at("2026-12-01T00:59:59.997Z"), Some(b"key"));
         assert_eq!(
             arrival.line(true, 500),
             "2026-12-01T00:59:59.997Z  order-1  dlv_1  attempt 2  3 ms early  signature missing  again  \
@@ -236,13 +219,7 @@ mod tests {
         let headers = HeaderMap::new();
         let body = "x".repeat(300);
         let line = Arrival::read(&headers, "/", body.as_bytes(), UnixMs::new(0), None).line(false, 200);
-        assert_eq!(
-            line,
-            format!(
-                "1970-01-01T00:00:00.000Z  -  -  attempt -  due -  {}…",
-                &body[..200]
-            )
-        );
+        assert_eq!(line, format!("1970-01-01T00:00:00.000Z  -  -  attempt -  due -  {}…", &body[..200]));
     }
 
     #[test]
@@ -250,15 +227,9 @@ mod tests {
         let headers = headers();
         let read = |body| Arrival::read(&headers, "/", body, at("2026-12-01T01:00:00.012Z"), None);
         let line = read(b"{\n \"n\": 1.10 }").json(true, 204);
-        assert!(
-            line.ends_with(r#""again":true,"answered":204,"path":"/","body":{"n":1.10}}"#),
-            "{line}"
-        );
+        assert!(line.ends_with(r#""again":true,"answered":204,"path":"/","body":{"n":1.10}}"#), "{line}");
         let value: serde_json::Value = serde_json::from_str(&line).unwrap();
-        assert_eq!(
-            (&value["lateness_ms"], &value["attempt"]),
-            (&12.into(), &2.into())
-        );
+        assert_eq!((&value["lateness_ms"], &value["attempt"]), (&12.into(), &2.into()));
         let value: serde_json::Value = serde_json::from_str(&read(b"\xff\n").json(false, 204)).unwrap();
         assert_eq!(value["body"], "\u{fffd}\n");
     }

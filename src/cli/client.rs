@@ -89,11 +89,7 @@ struct Field {
 
 impl std::fmt::Display for Problem {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let title = if self.title.is_empty() {
-            self.status.to_string()
-        } else {
-            out::plain(&self.title)
-        };
+        let title = if self.title.is_empty() { self.status.to_string() } else { out::plain(&self.title) };
         f.write_str(&title)?;
         if let Some(detail) = self.detail.as_deref().filter(|detail| !detail.is_empty()) {
             write!(f, ": {}", out::plain(detail))?;
@@ -132,12 +128,7 @@ impl Error {
         };
         let line = |field: &Field| out::plain(&format!("{}: {}", field.pointer, field.detail));
         let said = problem.to_string();
-        problem
-            .errors
-            .iter()
-            .map(line)
-            .filter(|line| !said.contains(line))
-            .collect()
+        problem.errors.iter().map(line).filter(|line| !said.contains(line)).collect()
     }
 }
 
@@ -180,9 +171,7 @@ impl Client {
 
     /// A client of the server at `base`.
     pub fn of(base: &str, key: Option<&str>) -> anyhow::Result<Self> {
-        let url = Url::parse(base)
-            .ok()
-            .filter(|url| matches!(url.scheme(), "http" | "https"));
+        let url = Url::parse(base).ok().filter(|url| matches!(url.scheme(), "http" | "https"));
         let url = url.filter(|url| {
             url.query().is_none()
                 && url.fragment().is_none()
@@ -200,11 +189,7 @@ impl Client {
             }
             None => None,
         };
-        Ok(Self {
-            http: http(TIMEOUT)?,
-            base: url.as_str().trim_end_matches('/').to_owned(),
-            key,
-        })
+        Ok(Self { http: http(TIMEOUT)?, base: url.as_str().trim_end_matches('/').to_owned(), key })
     }
 
     /// Makes one call. `path` is appended to the server's URL as it is.
@@ -217,10 +202,7 @@ impl Client {
     ) -> Result<Reply, Error> {
         let hint = if method == Method::GET { "" } else { UNSURE };
         let failed = |why: reqwest::Error| self.failed(&why, hint);
-        let mut request = self
-            .http
-            .request(method, format!("{}{path}", self.base))
-            .query(query);
+        let mut request = self.http.request(method, format!("{}{path}", self.base)).query(query);
         if let Some(key) = &self.key {
             request = request.header(AUTHORIZATION, key);
         }
@@ -229,33 +211,18 @@ impl Client {
         }
         let answer = request.send().await.map_err(failed)?;
         let status = answer.status();
-        let header = |name| {
-            answer
-                .headers()
-                .get(name)
-                .and_then(|value| value.to_str().ok())
-                .map(str::to_owned)
-        };
+        let header =
+            |name| answer.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
         let (kind, retry_after) = (header(CONTENT_TYPE).unwrap_or_default(), header(RETRY_AFTER));
         let text = answer.text().await.map_err(failed)?;
         if status.is_success() && kind.starts_with("application/json") {
-            return Ok(Reply {
-                status,
-                json: out::compact(&text),
-            });
+            return Ok(Reply { status, json: out::compact(&text) });
         }
         match serde_json::from_str::<Problem>(&text) {
             Ok(problem) if kind.starts_with("application/problem+json") => {
-                Err(Error::Refused(Box::new(Problem {
-                    status,
-                    retry_after,
-                    ..problem
-                })))
+                Err(Error::Refused(Box::new(Problem { status, retry_after, ..problem })))
             }
-            _ => Err(Error::Stranger {
-                server: self.base.clone(),
-                status,
-            }),
+            _ => Err(Error::Stranger { server: self.base.clone(), status }),
         }
     }
 
@@ -266,19 +233,11 @@ impl Client {
 
     fn failed(&self, why: &reqwest::Error, hint: &'static str) -> Error {
         let server = self.base.clone();
-        let text = if why.is_timeout() {
-            "it took too long".to_owned()
-        } else {
-            root_cause(why)
-        };
+        let text = if why.is_timeout() { "it took too long".to_owned() } else { root_cause(why) };
         if why.is_connect() || why.is_builder() {
             Error::Unreachable { server, why: text }
         } else {
-            Error::NoAnswer {
-                server,
-                why: text,
-                hint,
-            }
+            Error::NoAnswer { server, why: text, hint }
         }
     }
 }
@@ -309,10 +268,7 @@ mod tests {
 
     fn refused(status: u16, json: &str) -> Error {
         let status = StatusCode::from_u16(status).unwrap();
-        Error::Refused(Box::new(Problem {
-            status,
-            ..serde_json::from_str(json).unwrap()
-        }))
+        Error::Refused(Box::new(Problem { status, ..serde_json::from_str(json).unwrap() }))
     }
 
     #[test]
@@ -330,21 +286,10 @@ mod tests {
         ] {
             assert_eq!(refused(status, "{}").exit(), exit, "{status}");
         }
-        let stranger = |status| Error::Stranger {
-            server: String::new(),
-            status,
-        };
-        assert_eq!(
-            stranger(StatusCode::NOT_FOUND).exit(),
-            Exit::Failed,
-            "it says nothing about the timer"
-        );
+        let stranger = |status| Error::Stranger { server: String::new(), status };
+        assert_eq!(stranger(StatusCode::NOT_FOUND).exit(), Exit::Failed, "it says nothing about the timer");
         assert_eq!(stranger(StatusCode::BAD_GATEWAY).exit(), Exit::Unavailable);
-        let lost = Error::NoAnswer {
-            server: String::new(),
-            why: String::new(),
-            hint: UNSURE,
-        };
+        let lost = Error::NoAnswer { server: String::new(), why: String::new(), hint: UNSURE };
         assert_eq!(lost.exit(), Exit::Unavailable);
     }
 
@@ -367,21 +312,12 @@ mod tests {
             ("Not valid: /x: no", 0),
             "it is said once"
         );
-        assert_eq!(
-            refused(503, r#"{"request_id":"r"}"#).to_string(),
-            "503 Service Unavailable (request r)"
-        );
+        assert_eq!(refused(503, r#"{"request_id":"r"}"#).to_string(), "503 Service Unavailable (request r)");
     }
 
     #[test]
     fn a_server_that_is_no_url_is_a_usage_error() {
-        for bad in [
-            "",
-            "localhost:7600",
-            "ftp://a",
-            "http://a/?x=1",
-            "http://me:key@a",
-        ] {
+        for bad in ["", "localhost:7600", "ftp://a", "http://a/?x=1", "http://me:key@a"] {
             let why = Client::of(bad, None).err().unwrap();
             assert_eq!(super::super::exit::of(&why), Exit::Usage, "{bad}");
         }

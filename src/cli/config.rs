@@ -37,10 +37,7 @@ impl Settings {
     /// These, which stand before the verb, and over them those after it.
     pub fn and(&self, later: &Self) -> Self {
         let config = later.config.as_ref().or(self.config.as_ref()).cloned();
-        Self {
-            config,
-            sets: [&self.sets[..], &later.sets].concat(),
-        }
+        Self { config, sets: [&self.sets[..], &later.sets].concat() }
     }
 
     /// And over those, a verb's own flags.
@@ -67,9 +64,7 @@ fn environment() -> anyhow::Result<Vec<(String, String)>> {
         match (name.into_string(), value.into_string()) {
             (Ok(name), Ok(value)) => pairs.push((name, value)),
             (Ok(name), Err(_)) if name.starts_with("MAINSPRING__") => {
-                return Err(usage(format!(
-                    "settings: the value of {name} in the environment is not UTF-8"
-                )));
+                return Err(usage(format!("settings: the value of {name} in the environment is not UTF-8")));
             }
             _ => {}
         }

@@ -45,12 +45,7 @@ struct Report {
 
 impl Check {
     fn new(check: &'static str, result: Result, detail: impl Into<String>) -> Self {
-        Self {
-            check,
-            result,
-            detail: detail.into(),
-            cure: None,
-        }
+        Self { check, result, detail: detail.into(), cure: None }
     }
 
     fn cure(mut self, cure: impl Into<String>) -> Self {
@@ -64,10 +59,7 @@ impl Check {
             Result::Warn => "warn",
             Result::Fail => "fail",
         };
-        let cure = self
-            .cure
-            .as_ref()
-            .map_or_else(String::new, |cure| format!("; {cure}"));
+        let cure = self.cure.as_ref().map_or_else(String::new, |cure| format!("; {cure}"));
         format!("{result:<4}  {:<8}  {}{cure}", self.check, self.detail)
     }
 }
@@ -75,11 +67,7 @@ impl Check {
 impl Report {
     fn add(&mut self, check: &Check) -> anyhow::Result<()> {
         self.failed |= check.result == Result::Fail;
-        let text = if self.json {
-            serde_json::to_string(check)?
-        } else {
-            check.line()
-        };
+        let text = if self.json { serde_json::to_string(check)? } else { check.line() };
         match out::print(&text) {
             _ if self.closed => Ok(()),
             Err(why) if why.is::<out::PipeClosed>() => {
@@ -93,11 +81,7 @@ impl Report {
 
 /// Runs `doctor`.
 pub async fn run(settings: &Settings, json: bool) -> anyhow::Result<Exit> {
-    let mut report = Report {
-        json,
-        failed: false,
-        closed: false,
-    };
+    let mut report = Report { json, failed: false, closed: false };
     let config = match settings.load() {
         Ok(config) => config,
         Err(why) => {
@@ -124,11 +108,7 @@ fn of_settings(config: &Config) -> Check {
         0 => "open to everyone on this machine".to_owned(),
         n => format!("API keys: {n}"),
     };
-    Check::new(
-        "settings",
-        Result::Ok,
-        format!("node {}, {keys}", config.node.name),
-    )
+    Check::new("settings", Result::Ok, format!("node {}, {keys}", config.node.name))
 }
 
 /// Everything that takes a database.
@@ -206,10 +186,7 @@ async fn of_ledger(store: &ColdStore) -> Check {
             Check::new("ledger", Result::Fail, "does not close").cure("`mainspring verify` shows where")
         }
         Ok(found) if found.overdue > 0 => {
-            let detail = format!(
-                "closes, but timers are more than a minute overdue: {}",
-                found.overdue
-            );
+            let detail = format!("closes, but timers are more than a minute overdue: {}", found.overdue);
             Check::new("ledger", Result::Warn, detail)
                 .cure("is a server running on this store, and has it any room?")
         }
@@ -259,10 +236,8 @@ async fn of_server(listen: SocketAddr) -> Check {
             format!("{base} is ready with less: {}", out::short(&text, 500)),
         ),
         Ok(_) => fail(format!("{base} is not ready: {}", out::short(&text, 500))).cure("its log says why"),
-        Err(_) => fail(format!(
-            "{base} answers {status}, but not as a Mainspring server would"
-        ))
-        .cure("something else listens there; choose another `server.listen`"),
+        Err(_) => fail(format!("{base} answers {status}, but not as a Mainspring server would"))
+            .cure("something else listens there; choose another `server.listen`"),
     }
 }
 
@@ -288,19 +263,14 @@ mod tests {
             serde_json::to_string(&check).unwrap(),
             r#"{"check":"server","result":"warn","detail":"not running","cure":"start it"}"#
         );
-        assert_eq!(
-            Check::new("store", Result::Ok, "answers").line(),
-            "ok    store     answers"
-        );
+        assert_eq!(Check::new("store", Result::Ok, "answers").line(), "ok    store     answers");
     }
 
     #[test]
     fn a_server_on_all_addresses_is_reached_on_loopback() {
-        for (listen, reached) in [
-            ("0.0.0.0:7600", "127.0.0.1:7600"),
-            ("[::]:7600", "[::1]:7600"),
-            ("127.0.0.1:1", "127.0.0.1:1"),
-        ] {
+        for (listen, reached) in
+            [("0.0.0.0:7600", "127.0.0.1:7600"), ("[::]:7600", "[::1]:7600"), ("127.0.0.1:1", "127.0.0.1:1")]
+        {
             assert_eq!(reachable(listen.parse().unwrap()).to_string(), reached);
         }
     }

@@ -92,9 +92,7 @@ pub fn report(why: &anyhow::Error) -> Exit {
         return Exit::Ok;
     }
     out::note(&format!("mainspring: {}", message(why)));
-    let problem = why
-        .chain()
-        .find_map(|cause| cause.downcast_ref::<client::Error>());
+    let problem = why.chain().find_map(|cause| cause.downcast_ref::<client::Error>());
     for line in problem.map(client::Error::fields).unwrap_or_default() {
         out::note(&format!("  {line}"));
     }
@@ -127,21 +125,14 @@ mod tests {
             (out::PipeClosed.into(), Exit::Ok),
         ] {
             assert_eq!(of(&why), exit, "{why}");
-            assert_eq!(
-                of(&why.context("while at it")),
-                exit,
-                "a context does not hide the code"
-            );
+            assert_eq!(of(&why.context("while at it")), exit, "a context does not hide the code");
         }
     }
 
     #[test]
     fn a_failure_is_one_line_without_repeats() {
         let io = std::io::Error::other("no\nroom");
-        let why = Err::<(), _>(io)
-            .context("writing: no\nroom")
-            .context("saving")
-            .unwrap_err();
+        let why = Err::<(), _>(io).context("writing: no\nroom").context("saving").unwrap_err();
         assert_eq!(message(&why), "saving: writing: no room");
     }
 }

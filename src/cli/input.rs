@@ -10,21 +10,13 @@ use crate::model::id::TimerId;
 use crate::model::time::{Span, UnixMs};
 
 /// Units of the shorthand, largest first, in milliseconds.
-const UNITS: [(&str, u64); 6] = [
-    ("w", 604_800_000),
-    ("d", 86_400_000),
-    ("h", 3_600_000),
-    ("m", 60_000),
-    ("s", 1000),
-    ("ms", 1),
-];
+const UNITS: [(&str, u64); 6] =
+    [("w", 604_800_000), ("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
 
 /// A duration as the contract writes it, from ISO 8601 (kept as written) or shorthand such as `1h30m`.
 pub fn span(text: &str) -> Result<String, String> {
     if text.starts_with('P') {
-        return Span::parse(text)
-            .map(|_| text.to_owned())
-            .map_err(|why| why.to_string());
+        return Span::parse(text).map(|_| text.to_owned()).map_err(|why| why.to_string());
     }
     let ms = shorthand_ms(text).ok_or_else(|| {
         format!("`{text}` is no duration; write 30s, 5m, 2h30m, 1d, or ISO 8601 such as PT30S")
@@ -36,9 +28,7 @@ pub fn span(text: &str) -> Result<String, String> {
 
 /// A duration of this process's own, written as for [`span`].
 pub fn duration(text: &str) -> Result<Duration, String> {
-    Span::parse(&span(text)?)
-        .map(Span::get)
-        .map_err(|why| why.to_string())
+    Span::parse(&span(text)?).map(Span::get).map_err(|why| why.to_string())
 }
 
 /// Adds up `2h30m`: each unit at most once, largest first.
@@ -59,9 +49,7 @@ fn shorthand_ms(text: &str) -> Option<u64> {
 
 /// An RFC 3339 time, kept as written.
 pub fn instant(text: &str) -> Result<String, String> {
-    UnixMs::parse_rfc3339(text)
-        .map(|_| text.to_owned())
-        .map_err(|why| why.to_string())
+    UnixMs::parse_rfc3339(text).map(|_| text.to_owned()).map_err(|why| why.to_string())
 }
 
 /// A timer's id that can stand in a URL.
@@ -69,9 +57,7 @@ pub fn id(text: &str) -> Result<String, String> {
     if matches!(text, "." | "..") {
         return Err("`.` and `..` are steps of a path and cannot be named in a URL".into());
     }
-    TimerId::parse(text)
-        .map(|id| id.as_str().to_owned())
-        .map_err(|why| why.to_string())
+    TimerId::parse(text).map(|id| id.as_str().to_owned()).map_err(|why| why.to_string())
 }
 
 /// `Name: value`.
@@ -160,10 +146,7 @@ mod tests {
 
     #[test]
     fn headers_and_labels_are_split_at_their_first_mark() {
-        assert_eq!(
-            header("Authorization: Bearer a:b"),
-            Ok(("Authorization".into(), "Bearer a:b".into()))
-        );
+        assert_eq!(header("Authorization: Bearer a:b"), Ok(("Authorization".into(), "Bearer a:b".into())));
         assert_eq!(header("X-Empty:"), Ok(("X-Empty".into(), String::new())));
         for bad in ["", "Name value", ": x", "a b: c"] {
             assert!(header(bad).is_err(), "{bad}");

@@ -96,10 +96,7 @@ pub async fn run() -> ExitCode {
             return if why.use_stderr() { Exit::Usage } else { Exit::Ok }.into();
         }
     };
-    dispatch(&cli)
-        .await
-        .unwrap_or_else(|why| exit::report(&why))
-        .into()
+    dispatch(&cli).await.unwrap_or_else(|why| exit::report(&why)).into()
 }
 
 async fn dispatch(cli: &Cli) -> anyhow::Result<Exit> {
@@ -120,18 +117,12 @@ async fn dispatch(cli: &Cli) -> anyhow::Result<Exit> {
 impl Serve {
     /// The settings with what its own flags set. `--json` is about the log: `serve` prints no data.
     fn settings(&self, cli: &Cli) -> Settings {
-        let given = [
-            ("server.listen", &self.listen),
-            ("cold.url", &self.cold_url),
-            ("node.name", &self.node_name),
-        ];
-        let given = given
-            .into_iter()
-            .filter_map(|(key, value)| Some(config::set_text(key, value.as_deref()?)));
+        let given =
+            [("server.listen", &self.listen), ("cold.url", &self.cold_url), ("node.name", &self.node_name)];
+        let given =
+            given.into_iter().filter_map(|(key, value)| Some(config::set_text(key, value.as_deref()?)));
         let json = cli.json.then(|| "log.format=json".to_owned());
-        cli.settings
-            .and(&self.settings)
-            .and_sets(given.chain(json).collect())
+        cli.settings.and(&self.settings).and_sets(given.chain(json).collect())
     }
 }
 
@@ -199,16 +190,10 @@ mod tests {
     fn settings_count_before_and_after_the_verb() {
         let cli = parse("--config /dev/null --set lease=PT5S serve --set shards=8 --node-name 7");
         let cli = cli.unwrap_or_else(|why| panic!("{why}"));
-        let Verb::Serve(serve) = &cli.verb else {
-            panic!("another verb")
-        };
+        let Verb::Serve(serve) = &cli.verb else { panic!("another verb") };
         let config = serve.settings(&cli).load().unwrap();
         assert_eq!(
-            (
-                config.lease.to_string().as_str(),
-                config.shards,
-                config.node.name.as_str()
-            ),
+            (config.lease.to_string().as_str(), config.shards, config.node.name.as_str()),
             ("PT5S", 8, "7")
         );
     }

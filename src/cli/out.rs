@@ -37,11 +37,7 @@ pub fn note(line: &str) {
 pub fn plain(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
-        if c.is_control() {
-            safe.extend(c.escape_default())
-        } else {
-            safe.push(c)
-        }
+        if c.is_control() { safe.extend(c.escape_default()) } else { safe.push(c) }
     }
     safe
 }
@@ -76,18 +72,11 @@ pub fn compact(json: &str) -> String {
 /// Rows in columns, each as wide as its widest cell; no line ends in blanks.
 pub fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let width = |column: usize| {
-        rows.iter()
-            .filter_map(|row| row.get(column))
-            .map(|cell| cell.chars().count())
-            .max()
-    };
+    let width =
+        |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
     let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
     let line = |row: &Vec<String>| {
-        let cells = row
-            .iter()
-            .zip(&widths)
-            .map(|(cell, &width)| format!("{cell:<width$}"));
+        let cells = row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:<width$}"));
         cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
     };
     rows.iter().map(line).collect::<Vec<_>>().join("\n")
@@ -100,26 +89,15 @@ pub fn human(span: Duration) -> String {
         return format!("{ms}ms");
     }
     let s = span.as_secs();
-    let parts = [
-        (s / 86_400, 'd'),
-        (s / 3600 % 24, 'h'),
-        (s / 60 % 60, 'm'),
-        (s % 60, 's'),
-    ];
+    let parts = [(s / 86_400, 'd'), (s / 3600 % 24, 'h'), (s / 60 % 60, 'm'), (s % 60, 's')];
     let largest = parts.iter().position(|(n, _)| *n > 0).unwrap_or(3);
     let two = parts.iter().skip(largest).take(2).filter(|(n, _)| *n > 0);
-    two.map(|(n, unit)| format!("{n}{unit}"))
-        .collect::<Vec<_>>()
-        .join(" ")
+    two.map(|(n, unit)| format!("{n}{unit}")).collect::<Vec<_>>().join(" ")
 }
 
 /// Where an instant lies, seen from `now`: `in 29m 59s`, `12s ago`.
 pub fn from_now(at: UnixMs, now: UnixMs) -> String {
-    if at > now {
-        format!("in {}", human(at.since(now)))
-    } else {
-        format!("{} ago", human(now.since(at)))
-    }
+    if at > now { format!("in {}", human(at.since(now))) } else { format!("{} ago", human(now.since(at))) }
 }
 
 #[cfg(test)]
@@ -141,20 +119,14 @@ mod tests {
             assert_eq!(human(Duration::from_millis(ms)), text);
         }
         let (early, late) = (UnixMs::new(0), UnixMs::new(60_000));
-        assert_eq!(
-            (from_now(late, early), from_now(early, late)),
-            ("in 1m".into(), "1m ago".into())
-        );
+        assert_eq!((from_now(late, early), from_now(early, late)), ("in 1m".into(), "1m ago".into()));
     }
 
     #[test]
     fn json_is_put_in_one_line_and_keeps_its_text() {
         let text =
             "{\n  \"a b\" : [1.50, 12345678901234567890123],\r\n \"q\": \"x \\\" y \\\\\", \"z\" : null }";
-        assert_eq!(
-            compact(text),
-            r#"{"a b":[1.50,12345678901234567890123],"q":"x \" y \\","z":null}"#
-        );
+        assert_eq!(compact(text), r#"{"a b":[1.50,12345678901234567890123],"q":"x \" y \\","z":null}"#);
     }
 
     #[test]
@@ -166,10 +138,7 @@ mod tests {
 
     #[test]
     fn tables_line_up() {
-        let rows = [
-            vec!["ID".to_owned(), "STATE".to_owned()],
-            vec!["order-1".to_owned(), String::new()],
-        ];
+        let rows = [vec!["ID".to_owned(), "STATE".to_owned()], vec!["order-1".to_owned(), String::new()]];
         assert_eq!(table(&rows), "ID       STATE\norder-1");
         assert_eq!(table(&[]), "");
     }

@@ -154,20 +154,12 @@ impl Put {
             zone: self.when.zone.as_deref(),
             owner: self.owner.as_deref(),
             target: Target {
-                webhook: Webhook {
-                    url: &self.webhook,
-                    secret,
-                    headers: unique("--header", &self.header)?,
-                },
+                webhook: Webhook { url: &self.webhook, secret, headers: unique("--header", &self.header)? },
             },
             data: self.data()?,
             labels: unique("--label", &self.label)?,
             precision: self.precision,
-            late: self
-                .grace
-                .as_deref()
-                .zip(self.then)
-                .map(|(grace, then)| Late { grace, then }),
+            late: self.grace.as_deref().zip(self.then).map(|(grace, then)| Late { grace, then }),
             retry: self.retry(),
         })
     }
@@ -180,9 +172,7 @@ impl Put {
         };
         match serde_json::from_str(&text) {
             Ok(data) => Ok(Some(data)),
-            Err(why) => Err(usage(format!(
-                "{flag} is not JSON ({why}); text needs quotes: '\"text\"'"
-            ))),
+            Err(why) => Err(usage(format!("{flag} is not JSON ({why}); text needs quotes: '\"text\"'"))),
         }
     }
 
@@ -192,10 +182,7 @@ impl Put {
         let given = self.attempts.is_some() || self.retry_first.is_some() || self.retry_cap.is_some();
         given.then(|| Retries {
             attempts: self.attempts.unwrap_or(default.attempts),
-            first: self
-                .retry_first
-                .clone()
-                .unwrap_or_else(|| default.first.to_string()),
+            first: self.retry_first.clone().unwrap_or_else(|| default.first.to_string()),
             cap: self.retry_cap.clone().unwrap_or_else(|| default.cap.to_string()),
         })
     }

@@ -98,12 +98,7 @@ pub async fn run(receive: &Receive, json: bool) -> anyhow::Result<Exit> {
     let key = secret.as_deref().map(secret_bytes).transpose().map_err(usage)?;
     let listener = tokio::net::TcpListener::bind(receive.listen)
         .await
-        .with_context(|| {
-            format!(
-                "cannot listen on {}; --listen names another address",
-                receive.listen
-            )
-        })?;
+        .with_context(|| format!("cannot listen on {}; --listen names another address", receive.listen))?;
     greet(listener.local_addr()?, key.is_some());
 
     let desk = Arc::new(Desk {
@@ -116,10 +111,8 @@ pub async fn run(receive: &Receive, json: bool) -> anyhow::Result<Exit> {
         book: Mutex::default(),
         stop: CancellationToken::new(),
     });
-    let app = Router::new()
-        .fallback(arrive)
-        .layer(DefaultBodyLimit::max(MAX_BODY))
-        .with_state(Arc::clone(&desk));
+    let app =
+        Router::new().fallback(arrive).layer(DefaultBodyLimit::max(MAX_BODY)).with_state(Arc::clone(&desk));
     let server = axum::serve(listener, app).with_graceful_shutdown(desk.stop.clone().cancelled_owned());
     let mut terminate = signal(SignalKind::terminate())?;
     tokio::select! {
@@ -169,19 +162,10 @@ async fn arrive(
     body: Bytes,
 ) -> StatusCode {
     if method != Method::POST {
-        out::note(&format!(
-            "{method} {}: not a delivery, answered 405",
-            out::short(uri.path(), 200)
-        ));
+        out::note(&format!("{method} {}: not a delivery, answered 405", out::short(uri.path(), 200)));
         return StatusCode::METHOD_NOT_ALLOWED;
     }
-    let arrival = Arrival::read(
-        &headers,
-        uri.path(),
-        &body,
-        SystemClock.now(),
-        desk.key.as_deref(),
-    );
+    let arrival = Arrival::read(&headers, uri.path(), &body, SystemClock.now(), desk.key.as_deref());
     let Some((status, last)) = desk.enter(&arrival, out::print) else {
         return StatusCode::SERVICE_UNAVAILABLE;
     };
@@ -211,11 +195,7 @@ impl Desk {
         book.arrived += 1;
         let again = arrival.delivery().is_some_and(|id| book.deliveries.add(id) > 1);
         let nth = book.timers.add(arrival.timer().unwrap_or_default());
-        let status = if nth <= self.fail {
-            StatusCode::INTERNAL_SERVER_ERROR
-        } else {
-            self.status
-        };
+        let status = if nth <= self.fail { StatusCode::INTERNAL_SERVER_ERROR } else { self.status };
         let text = if self.json {
             arrival.json(again, status.as_u16())
         } else {
@@ -253,8 +233,7 @@ mod tests {
                 ("ce-id".parse().unwrap(), format!("dlv_{timer}").parse().unwrap()),
             ]);
             let arrival = Arrival::read(&headers, "/", b"null", SystemClock.now(), None);
-            desk.enter(&arrival, |_| Ok(()))
-                .map(|(status, last)| (status.as_u16(), last))
+            desk.enter(&arrival, |_| Ok(())).map(|(status, last)| (status.as_u16(), last))
         };
         timers.iter().map(enter).collect()
     }
@@ -281,13 +260,8 @@ mod tests {
         use clap::FromArgMatches;
         let command = Receive::augment_args(clap::Command::new("receive"));
         for listen in ["0.0.0.0:0", "192.0.2.1:0", "[::]:0"] {
-            let matches = command
-                .clone()
-                .try_get_matches_from(["receive", "--listen", listen])
-                .unwrap();
-            let why = run(&Receive::from_arg_matches(&matches).unwrap(), false)
-                .await
-                .unwrap_err();
+            let matches = command.clone().try_get_matches_from(["receive", "--listen", listen]).unwrap();
+            let why = run(&Receive::from_arg_matches(&matches).unwrap(), false).await.unwrap_err();
             assert_eq!(super::super::exit::of(&why), Exit::Usage, "{listen}");
         }
     }

@@ -33,30 +33,18 @@ const MAX_CELL: usize = 60;
 /// `put order-1: scheduled, due 2026-12-01T01:00:00.000Z (in 29m 59s)`.
 pub fn line(verb: &str, timer: &Fields, now: UnixMs) -> String {
     let (id, state) = (text(timer, "id"), text(timer, "state"));
-    format!(
-        "{verb} {id}: {state}, due {}",
-        instant(&text(timer, "due_at"), now)
-    )
+    format!("{verb} {id}: {state}, due {}", instant(&text(timer, "due_at"), now))
 }
 
 /// All there is to say about a timer, a field a line; absent and empty ones are left out.
 pub fn block(timer: &Fields, now: UnixMs) -> String {
-    let rest = timer
-        .keys()
-        .map(String::as_str)
-        .filter(|name| *name != "id" && !FIRST.contains(name));
+    let rest = timer.keys().map(String::as_str).filter(|name| *name != "id" && !FIRST.contains(name));
     let mut rows = Vec::new();
     for name in FIRST.into_iter().chain(rest) {
-        let empty = timer
-            .get(name)
-            .is_none_or(|value| matches!(value.get(), "null" | "{}" | "[]"));
+        let empty = timer.get(name).is_none_or(|value| matches!(value.get(), "null" | "{}" | "[]"));
         if !empty {
             let value = out::short(&text(timer, name), MAX_VALUE);
-            let value = if name.ends_with("_at") {
-                instant(&value, now)
-            } else {
-                value
-            };
+            let value = if name.ends_with("_at") { instant(&value, now) } else { value };
             rows.push(vec![format!("  {name}"), value]);
         }
     }
@@ -71,29 +59,18 @@ pub fn list(timers: &[Fields], now: UnixMs) -> String {
         let away = UnixMs::parse_rfc3339(&due).map_or_else(|_| String::new(), |at| out::from_now(at, now));
         let (attempts, target) = (text(timer, "attempts"), out::short(&target(timer), MAX_CELL));
         let owner = out::short(&text(timer, "owner"), MAX_CELL);
-        rows.push(vec![
-            text(timer, "id"),
-            text(timer, "state"),
-            due,
-            away,
-            attempts,
-            owner,
-            target,
-        ]);
+        rows.push(vec![text(timer, "id"), text(timer, "state"), due, away, attempts, owner, target]);
     }
     out::table(&rows)
 }
 
 /// A table of attempts, oldest first.
 pub fn attempts(items: &[Fields]) -> String {
-    let mut rows = vec![cells(&[
-        "ATTEMPT", "DELIVERY", "STARTED", "TOOK", "RESULT", "STATUS", "NODE", "DETAIL",
-    ])];
+    let mut rows =
+        vec![cells(&["ATTEMPT", "DELIVERY", "STARTED", "TOOK", "RESULT", "STATUS", "NODE", "DETAIL"])];
     for item in items {
         let at = |name| UnixMs::parse_rfc3339(&text(item, name)).ok();
-        let took = at("started_at")
-            .zip(at("ended_at"))
-            .map(|(start, end)| out::human(end.since(start)));
+        let took = at("started_at").zip(at("ended_at")).map(|(start, end)| out::human(end.since(start)));
         let detail = match text(item, "detail") {
             empty if empty.is_empty() => text(item, "reply"),
             detail => detail,
@@ -109,11 +86,7 @@ pub fn attempts(items: &[Fields]) -> String {
             out::short(&detail, MAX_CELL),
         ]);
     }
-    if items.is_empty() {
-        "no attempt yet".to_owned()
-    } else {
-        out::table(&rows)
-    }
+    if items.is_empty() { "no attempt yet".to_owned() } else { out::table(&rows) }
 }
 
 fn cells(texts: &[&str]) -> Vec<String> {
@@ -122,11 +95,7 @@ fn cells(texts: &[&str]) -> Vec<String> {
 
 /// A field as text, safe for a terminal; empty if absent or null. Strings lose their quotes, all else stays JSON.
 fn text(fields: &Fields, name: &str) -> String {
-    let Some(value) = fields
-        .get(name)
-        .map(|value| value.get())
-        .filter(|value| *value != "null")
-    else {
+    let Some(value) = fields.get(name).map(|value| value.get()).filter(|value| *value != "null") else {
         return String::new();
     };
     out::plain(&serde_json::from_str::<String>(value).unwrap_or_else(|_| value.to_owned()))
@@ -134,14 +103,10 @@ fn text(fields: &Fields, name: &str) -> String {
 
 /// Where a timer goes: the URL or name rather than the whole object.
 fn target(timer: &Fields) -> String {
-    let value = timer
-        .get("target")
-        .and_then(|raw| serde_json::from_str::<serde_json::Value>(raw.get()).ok());
+    let value = timer.get("target").and_then(|raw| serde_json::from_str::<serde_json::Value>(raw.get()).ok());
     let short = value.as_ref().and_then(|value| {
         let names = [&value["webhook"]["url"], &value["destination"], &value["queue"]];
-        names
-            .into_iter()
-            .find_map(|name| name.as_str().map(str::to_owned))
+        names.into_iter().find_map(|name| name.as_str().map(str::to_owned))
     });
     short.unwrap_or_else(|| text(timer, "target"))
 }
@@ -191,25 +156,13 @@ mod tests {
     fn a_list_is_a_table() {
         let (timer, now) = timer();
         let text = list(&[timer], now);
-        let columns = |line: &str| {
-            line.split("  ")
-                .map(str::trim)
-                .map(str::to_owned)
-                .collect::<Vec<_>>()
-        };
+        let columns = |line: &str| line.split("  ").map(str::trim).map(str::to_owned).collect::<Vec<_>>();
         assert_eq!(
             columns(text.lines().nth(1).unwrap())
                 .into_iter()
                 .filter(|cell| !cell.is_empty())
                 .collect::<Vec<_>>(),
-            [
-                "order-1",
-                "scheduled",
-                "2026-12-01T01:00:00.000Z",
-                "in 29m 59s",
-                "0",
-                "http://a/x"
-            ]
+            ["order-1", "scheduled", "2026-12-01T01:00:00.000Z", "in 29m 59s", "0", "http://a/x"]
         );
     }
 

@@ -41,33 +41,24 @@ impl Verdict {
 
 /// Checks the signature of a delivery that arrived at `now`.
 pub fn check(key: &[u8], headers: &HeaderMap, body: &[u8], now: UnixMs) -> Verdict {
-    let header = |name| {
-        headers
-            .get(name)
-            .and_then(|value: &axum::http::HeaderValue| value.to_str().ok())
-    };
-    let (Some(id), Some(timestamp), Some(signatures)) = (
-        header("webhook-id"),
-        header("webhook-timestamp"),
-        header("webhook-signature"),
-    ) else {
+    let header = |name| headers.get(name).and_then(|value: &axum::http::HeaderValue| value.to_str().ok());
+    let (Some(id), Some(timestamp), Some(signatures)) =
+        (header("webhook-id"), header("webhook-timestamp"), header("webhook-signature"))
+    else {
         return Verdict::Missing;
     };
     // A list, so that senders can change their secret; one good signature is enough.
-    let good = signatures
-        .split(' ')
-        .filter_map(|signature| signature.strip_prefix("v1,"))
-        .any(|signature| {
-            let (Ok(given), Ok(mut mac)) = (STANDARD.decode(signature), Hmac::<Sha256>::new_from_slice(key))
-            else {
-                return false;
-            };
-            for part in [id.as_bytes(), b".", timestamp.as_bytes(), b".", body] {
-                mac.update(part);
-            }
-            // Compares in constant time.
-            mac.verify_slice(&given).is_ok()
-        });
+    let good = signatures.split(' ').filter_map(|signature| signature.strip_prefix("v1,")).any(|signature| {
+        let (Ok(given), Ok(mut mac)) = (STANDARD.decode(signature), Hmac::<Sha256>::new_from_slice(key))
+        else {
+            return false;
+        };
+        for part in [id.as_bytes(), b".", timestamp.as_bytes(), b".", body] {
+            mac.update(part);
+        }
+        // Compares in constant time.
+        mac.verify_slice(&given).is_ok()
+    });
     let signed_at = timestamp.parse::<i64>().unwrap_or(0);
     match good {
         false => Verdict::Bad,
@@ -90,10 +81,7 @@ mod tests {
 
     /// Signed by the specification's own library.
     fn signed(at_s: i64, more: &str) -> HeaderMap {
-        let signature = standardwebhooks::Webhook::new(SECRET)
-            .unwrap()
-            .sign("dlv_1", at_s, BODY)
-            .unwrap();
+        let signature = standardwebhooks::Webhook::new(SECRET).unwrap().sign("dlv_1", at_s, BODY).unwrap();
         let mut headers = HeaderMap::new();
         headers.insert("webhook-id", "dlv_1".parse().unwrap());
         headers.insert("webhook-timestamp", at_s.to_string().parse().unwrap());
@@ -106,10 +94,7 @@ mod tests {
         let now = SystemClock.now();
         let at = now.get() / 1000;
         let headers = signed(at, "");
-        standardwebhooks::Webhook::new(SECRET)
-            .unwrap()
-            .verify(BODY, &headers)
-            .unwrap();
+        standardwebhooks::Webhook::new(SECRET).unwrap().verify(BODY, &headers).unwrap();
         assert_eq!(check(&key(), &headers, BODY, now), Verdict::Ok);
         assert_eq!(
             check(&key(), &signed(at, "v2,xx v1,AAAA v1,!! "), BODY, now),
@@ -123,11 +108,7 @@ mod tests {
         assert_eq!(check(&key(), &other, BODY, now), Verdict::Bad, "another id");
         let mut later = headers.clone();
         later.insert("webhook-timestamp", (at + 1).to_string().parse().unwrap());
-        assert_eq!(
-            check(&key(), &later, BODY, now),
-            Verdict::Bad,
-            "another timestamp"
-        );
+        assert_eq!(check(&key(), &later, BODY, now), Verdict::Bad, "another timestamp");
         let mut bare = headers;
         bare.remove("webhook-signature");
         assert_eq!(check(&key(), &bare, BODY, now), Verdict::Missing);

@@ -48,21 +48,14 @@ pub async fn migrate(verb: &Migrate, before: &Settings, json: bool) -> anyhow::R
         }
         Migrate::Status(_) => {
             if let Some(path) = missing_file(&config) {
-                out::note(&format!(
-                    "{} is not there yet; `mainspring migrate up` makes it",
-                    path.display()
-                ));
+                out::note(&format!("{} is not there yet; `mainspring migrate up` makes it", path.display()));
                 return Ok(Exit::Failed);
             }
             let store = open(&config)?;
             let state = store.migration_state().await;
             store.close().await;
             let state = state?;
-            let text = if json {
-                serde_json::to_string(&state)?
-            } else {
-                status_text(&state)
-            };
+            let text = if json { serde_json::to_string(&state)? } else { status_text(&state) };
             out::verdict(&text, if current(&state) { Exit::Ok } else { Exit::Failed })
         }
     }
@@ -72,21 +65,13 @@ async fn up(store: &ColdStore, json: bool) -> anyhow::Result<Exit> {
     let before = store.migration_state().await?;
     store.migrate().await?;
     let after = store.migration_state().await?;
-    let applied: Vec<&String> = after
-        .applied
-        .iter()
-        .filter(|step| !before.applied.contains(step))
-        .collect();
+    let applied: Vec<&String> = after.applied.iter().filter(|step| !before.applied.contains(step)).collect();
     let text = if json {
         json!({ "applied": applied }).to_string()
     } else if applied.is_empty() {
         "up to date, nothing to do".to_owned()
     } else {
-        applied
-            .iter()
-            .map(|step| format!("applied  {step}"))
-            .collect::<Vec<_>>()
-            .join("\n")
+        applied.iter().map(|step| format!("applied  {step}")).collect::<Vec<_>>().join("\n")
     };
     out::verdict(&text, Exit::Ok)
 }
@@ -97,20 +82,11 @@ pub fn current(state: &MigrationState) -> bool {
 }
 
 fn status_text(state: &MigrationState) -> String {
-    let of = |word: &str, steps: &[String]| {
-        steps
-            .iter()
-            .map(|s| format!("{word:<7}  {s}"))
-            .collect::<Vec<_>>()
-    };
+    let of =
+        |word: &str, steps: &[String]| steps.iter().map(|s| format!("{word:<7}  {s}")).collect::<Vec<_>>();
     let mut lines = of(
         "applied",
-        &state
-            .applied
-            .iter()
-            .filter(|s| !state.unknown.contains(s))
-            .cloned()
-            .collect::<Vec<_>>(),
+        &state.applied.iter().filter(|s| !state.unknown.contains(s)).cloned().collect::<Vec<_>>(),
     );
     lines.extend(of("pending", &state.pending));
     lines.extend(of("unknown", &state.unknown));
@@ -129,10 +105,7 @@ fn status_text(state: &MigrationState) -> String {
 pub async fn verify(settings: &Settings, json: bool) -> anyhow::Result<Exit> {
     let config = settings.load()?;
     if let Some(path) = missing_file(&config) {
-        out::note(&format!(
-            "mainspring: {} is not there; there is nothing to verify",
-            path.display()
-        ));
+        out::note(&format!("mainspring: {} is not there; there is nothing to verify", path.display()));
         return Ok(Exit::NotFound);
     }
     let store = open(&config)?;
@@ -153,14 +126,7 @@ pub async fn verify(settings: &Settings, json: bool) -> anyhow::Result<Exit> {
         out::note(&overdue_text(found.overdue));
     }
     let exit = if lossless(&found) { Exit::Ok } else { Exit::Loss };
-    out::verdict(
-        &if json {
-            serde_json::to_string(&found)?
-        } else {
-            verify_text(&found)
-        },
-        exit,
-    )
+    out::verdict(&if json { serde_json::to_string(&found)? } else { verify_text(&found) }, exit)
 }
 
 /// Whether every registered timer is accounted for.
@@ -200,10 +166,7 @@ fn verify_text(found: &Verification) -> String {
         0 if lossless(found) => "ok: every registered timer is pending or ended exactly once".into(),
         0 => "LOSS: the ledger closes, but not over the rows there are".into(),
         n @ 1.. => format!("LOSS: registered, but neither pending nor ended: {n}"),
-        n => format!(
-            "LOSS: pending or ended, but never registered: {}",
-            n.unsigned_abs()
-        ),
+        n => format!("LOSS: pending or ended, but never registered: {}", n.unsigned_abs()),
     });
     lines.join("\n")
 }
@@ -216,14 +179,7 @@ mod tests {
     use crate::cold::Ledger;
 
     fn found(registered: i64, mismatches: &[&str]) -> Verification {
-        let ledger = Ledger {
-            registered,
-            delivered: 4,
-            cancelled: 3,
-            expired: 0,
-            dead: 1,
-            pending: 2,
-        };
+        let ledger = Ledger { registered, delivered: 4, cancelled: 3, expired: 0, dead: 1, pending: 2 };
         Verification {
             ledger,
             balanced: ledger.balanced(),
@@ -236,18 +192,12 @@ mod tests {
     #[test]
     fn a_closed_account_is_ok_and_all_else_is_a_loss() {
         for (found, last) in [
-            (
-                found(10, &[]),
-                "ok: every registered timer is pending or ended exactly once",
-            ),
+            (found(10, &[]), "ok: every registered timer is pending or ended exactly once"),
             (
                 found(10, &["dead: 1 counted, 0 found"]),
                 "LOSS: the ledger closes, but not over the rows there are",
             ),
-            (
-                found(12, &[]),
-                "LOSS: registered, but neither pending nor ended: 2",
-            ),
+            (found(12, &[]), "LOSS: registered, but neither pending nor ended: 2"),
             (found(9, &[]), "LOSS: pending or ended, but never registered: 1"),
         ] {
             assert_eq!(verify_text(&found).lines().last(), Some(last));

@@ -127,10 +127,7 @@ impl When {
             }
             _ => None,
         };
-        Ok(Change {
-            fire_at,
-            delay: self.delay.as_deref(),
-        })
+        Ok(Change { fire_at, delay: self.delay.as_deref() })
     }
 }
 
@@ -144,15 +141,11 @@ pub async fn run(timer: &Timer, json: bool) -> anyhow::Result<Exit> {
         Verb::Cancel { id } => cancel(&client, id, json).await?,
         Verb::Move(change) => {
             let path = format!("/v1/timers/{}", change.id);
-            let reply = client
-                .call(Method::PATCH, &path, &[], Some(&change.when.change()?))
-                .await?;
+            let reply = client.call(Method::PATCH, &path, &[], Some(&change.when.change()?)).await?;
             changed("move", &reply, json)?;
         }
         Verb::Fire { id } => {
-            let reply = client
-                .ask(Method::POST, &format!("/v1/timers/{id}/fire"), &[])
-                .await?;
+            let reply = client.ask(Method::POST, &format!("/v1/timers/{id}/fire"), &[]).await?;
             changed("fire", &reply, json)?;
         }
     }
@@ -172,9 +165,7 @@ async fn register(client: &Client, put: &Put, json: bool) -> anyhow::Result<()> 
         Some(id) => {
             let again = put.again.then(|| ("again".to_owned(), "true".to_owned()));
             let query: Vec<_> = again.into_iter().collect();
-            client
-                .call(Method::PUT, &format!("/v1/timers/{id}"), &query, Some(&body))
-                .await?
+            client.call(Method::PUT, &format!("/v1/timers/{id}"), &query, Some(&body)).await?
         }
         None => client.call(Method::POST, "/v1/timers", &[], Some(&body)).await?,
     };
@@ -188,34 +179,19 @@ async fn register(client: &Client, put: &Put, json: bool) -> anyhow::Result<()> 
 async fn get(client: &Client, id: &str, attempts: bool, json: bool) -> anyhow::Result<()> {
     let timer = client.ask(Method::GET, &format!("/v1/timers/{id}"), &[]).await?;
     let attempts = match attempts {
-        true => Some(
-            client
-                .ask(Method::GET, &format!("/v1/timers/{id}/attempts"), &[])
-                .await?,
-        ),
+        true => Some(client.ask(Method::GET, &format!("/v1/timers/{id}/attempts"), &[]).await?),
         false => None,
     };
     let Some(attempts) = attempts else {
-        return out::print(&if json {
-            timer.json
-        } else {
-            show::block(&timer.read()?, SystemClock.now())
-        });
+        return out::print(&if json { timer.json } else { show::block(&timer.read()?, SystemClock.now()) });
     };
     let items: Items = attempts.read()?;
     if json {
-        let both = Both {
-            timer: timer.read()?,
-            attempts: &items.items,
-        };
+        let both = Both { timer: timer.read()?, attempts: &items.items };
         return out::print(&serde_json::to_string(&both)?);
     }
     let items = read_each(&items)?;
-    out::print(&format!(
-        "{}\n\n{}",
-        show::block(&timer.read()?, SystemClock.now()),
-        show::attempts(&items)
-    ))
+    out::print(&format!("{}\n\n{}", show::block(&timer.read()?, SystemClock.now()), show::attempts(&items)))
 }
 
 async fn list(client: &Client, ls: &Ls, json: bool) -> anyhow::Result<()> {
@@ -228,11 +204,7 @@ async fn list(client: &Client, ls: &Ls, json: bool) -> anyhow::Result<()> {
     .into_iter()
     .filter_map(|(name, value)| value.clone().map(|value| (name.to_owned(), value)))
     .collect();
-    filter.extend(
-        ls.label
-            .iter()
-            .map(|(name, value)| (format!("label.{name}"), value.clone())),
-    );
+    filter.extend(ls.label.iter().map(|(name, value)| (format!("label.{name}"), value.clone())));
     let mut found = Vec::new();
     let mut count = 0;
     let mut cursor: Option<String> = None;
@@ -264,17 +236,13 @@ async fn list(client: &Client, ls: &Ls, json: bool) -> anyhow::Result<()> {
         out::print(&show::list(&found, SystemClock.now()))?;
     }
     if more {
-        out::note(&format!(
-            "the first {count}; there may be more, --limit shows them"
-        ));
+        out::note(&format!("the first {count}; there may be more, --limit shows them"));
     }
     Ok(())
 }
 
 async fn cancel(client: &Client, id: &str, json: bool) -> anyhow::Result<()> {
-    let reply = client
-        .ask(Method::DELETE, &format!("/v1/timers/{id}"), &[])
-        .await?;
+    let reply = client.ask(Method::DELETE, &format!("/v1/timers/{id}"), &[]).await?;
     if json {
         return out::print(&reply.json);
     }

@@ -60,14 +60,8 @@ impl ColdStore {
         let batch = s.batch(
             "b",
             vec![
-                (
-                    "b_shard",
-                    Column::Int(shards.iter().map(|(shard, _)| i64::from(*shard)).collect()),
-                ),
-                (
-                    "b_floor",
-                    Column::Int(shards.iter().map(|(_, floor)| *floor).collect()),
-                ),
+                ("b_shard", Column::Int(shards.iter().map(|(shard, _)| i64::from(*shard)).collect())),
+                ("b_floor", Column::Int(shards.iter().map(|(_, floor)| *floor).collect())),
             ],
         );
         let columns = "uid, shard, generation, attempt, wake_at, lane, state, \
@@ -100,11 +94,7 @@ impl ColdStore {
             let state =
                 State::from_code(row.get(6)?).ok_or_else(|| Error::Corrupt("an unknown state".into()))?;
             let too_late = row.get::<bool>(7)? && state == State::Scheduled;
-            found.rows.push(Due {
-                pointer,
-                state,
-                too_late,
-            });
+            found.rows.push(Due { pointer, state, too_late });
             found.store_now = Some(UnixMs::new(row.get(8)?));
         }
         Ok(found)
@@ -127,10 +117,7 @@ impl ColdStore {
         let batch = s.batch(
             "b",
             vec![
-                (
-                    "b_uid",
-                    Column::Uuid(sorted.iter().map(|(pointer, _)| pointer.uid.0).collect()),
-                ),
+                ("b_uid", Column::Uuid(sorted.iter().map(|(pointer, _)| pointer.uid.0).collect())),
                 ("b_generation", of(|(pointer, _)| i64::from(pointer.generation.0))),
                 ("b_attempt", of(|(pointer, _)| i64::from(pointer.attempt))),
                 ("b_shard", of(|(pointer, _)| i64::from(pointer.shard))),
@@ -166,18 +153,12 @@ impl ColdStore {
         let batch = s.batch(
             "b",
             vec![
-                (
-                    "b_uid",
-                    Column::Uuid(sorted.iter().map(|(p, _)| p.uid.0).collect()),
-                ),
+                ("b_uid", Column::Uuid(sorted.iter().map(|(p, _)| p.uid.0).collect())),
                 (
                     "b_generation",
                     Column::Int(sorted.iter().map(|(p, _)| i64::from(p.generation.0)).collect()),
                 ),
-                (
-                    "b_attempt",
-                    Column::Int(sorted.iter().map(|(p, _)| i64::from(p.attempt)).collect()),
-                ),
+                ("b_attempt", Column::Int(sorted.iter().map(|(p, _)| i64::from(p.attempt)).collect())),
                 ("b_by", Column::Int(sorted.iter().map(|(_, by)| *by).collect())),
             ],
         );

@@ -75,8 +75,7 @@ pub enum Error {
 impl Error {
     /// A value that the database refuses, which fails again however often it is tried.
     pub fn is_data(&self) -> bool {
-        self.code()
-            .is_some_and(|code| code.len() == 5 && (code.starts_with("22") || code.starts_with("23")))
+        self.code().is_some_and(|code| code.len() == 5 && (code.starts_with("22") || code.starts_with("23")))
     }
 
     /// Something is there already.
@@ -117,10 +116,9 @@ impl Error {
 
     fn code(&self) -> Option<String> {
         match self {
-            Self::Refused(why) => why
-                .as_database_error()
-                .and_then(|e| e.code())
-                .map(|code| code.into_owned()),
+            Self::Refused(why) => {
+                why.as_database_error().and_then(|e| e.code()).map(|code| code.into_owned())
+            }
             _ => None,
         }
     }
@@ -128,10 +126,7 @@ impl Error {
 
 impl From<sqlx::Error> for Error {
     fn from(why: sqlx::Error) -> Self {
-        let code = why
-            .as_database_error()
-            .and_then(|e| e.code())
-            .map(|code| code.into_owned());
+        let code = why.as_database_error().and_then(|e| e.code()).map(|code| code.into_owned());
         let why = Arc::new(why);
         match (&*why, code.as_deref()) {
             (sqlx::Error::ColumnDecode { .. } | sqlx::Error::Decode(_), _) => Self::Corrupt(why.to_string()),

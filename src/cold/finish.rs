@@ -95,10 +95,7 @@ impl ColdStore {
     pub async fn finish_delivered(&self, done: &[(Uid, AttemptRecord)]) -> Result<Vec<Uid>, Error> {
         let ends = done.iter().map(|(uid, record)| End {
             uid: *uid,
-            token: Token {
-                generation: Generation(record.generation),
-                attempt: record.attempt,
-            },
+            token: Token { generation: Generation(record.generation), attempt: record.attempt },
             life: None,
             state: State::Delivered,
             last: Some(record.clone()),
@@ -129,10 +126,7 @@ impl ColdStore {
         let mut tx = self.pool.begin().await?;
         let mut s = Statement::new(self.dialect(), "apply_lock");
         let now = s.now(self.given());
-        let batch = s.batch(
-            "b",
-            vec![("b_uid", Column::Uuid(uids.iter().map(|uid| uid.0).collect()))],
-        );
+        let batch = s.batch("b", vec![("b_uid", Column::Uuid(uids.iter().map(|uid| uid.0).collect()))]);
         let lock = self.dialect().lock("FOR UPDATE OF timers");
         s.push(&format!(
             "WITH {batch} SELECT {COLUMNS}, {now} FROM timers JOIN b ON uid = b_uid ORDER BY uid {lock}"
@@ -178,13 +172,7 @@ impl ColdStore {
     }
 
     async fn write_down(&self, tx: &mut Tx, writes: Writes) -> Result<(), Error> {
-        let Writes {
-            lives,
-            edits,
-            ends,
-            records,
-            late,
-        } = writes;
+        let Writes { lives, edits, ends, records, late } = writes;
         let mut counts: BTreeMap<&'static str, i64> = BTreeMap::new();
         for end in &ends {
             *counts.entry(end.state.word()).or_default() += 1;
@@ -225,10 +213,7 @@ impl ColdStore {
                 ("b_state", of(|life| i64::from(life.state.code()))),
                 ("b_due", of(|life| life.due_at.get())),
                 ("b_wake", of(|life| life.wake_at.get())),
-                (
-                    "b_expire",
-                    Column::IntOrNull(lives.values().map(|(_, at)| at.map(UnixMs::get)).collect()),
-                ),
+                ("b_expire", Column::IntOrNull(lives.values().map(|(_, at)| at.map(UnixMs::get)).collect())),
                 ("b_generation", of(|life| i64::from(life.generation.0))),
                 ("b_attempt", of(|life| i64::from(life.attempt))),
                 ("b_tries", of(|life| i64::from(life.tries))),
@@ -267,15 +252,9 @@ impl ColdStore {
         let mut s = Statement::new(self.dialect(), "apply_edit");
         let batch = s.batch(
             "b",
-            columns(
-                &edit.data.clone().unwrap_or_default(),
-                &edit.labels.clone().unwrap_or_default(),
-            ),
+            columns(&edit.data.clone().unwrap_or_default(), &edit.labels.clone().unwrap_or_default()),
         );
-        s.push(&format!(
-            "WITH {batch} UPDATE timers SET {} FROM b WHERE uid = b_uid",
-            sets.join(", ")
-        ));
+        s.push(&format!("WITH {batch} UPDATE timers SET {} FROM b WHERE uid = b_uid", sets.join(", ")));
         tx.execute(s).await.map(drop)
     }
 
@@ -290,10 +269,7 @@ impl ColdStore {
         let batch = s.batch(
             "b",
             vec![
-                (
-                    "b_uid",
-                    Column::Uuid(records.iter().map(|(uid, _, _)| uid.0).collect()),
-                ),
+                ("b_uid", Column::Uuid(records.iter().map(|(uid, _, _)| uid.0).collect())),
                 ("b_generation", of(|r| i64::from(r.generation))),
                 ("b_attempt", of(|r| i64::from(r.attempt))),
                 ("b_started", of(|r| r.started_at)),
@@ -303,10 +279,7 @@ impl ColdStore {
                 ("b_reply", text(|r| r.reply.clone())),
                 ("b_detail", text(|r| r.detail.clone())),
                 ("b_node", text(|r| Some(r.node.clone()))),
-                (
-                    "b_created",
-                    Column::Int(records.iter().map(|(_, created, _)| *created).collect()),
-                ),
+                ("b_created", Column::Int(records.iter().map(|(_, created, _)| *created).collect())),
             ],
         );
         s.push(&format!(
@@ -339,10 +312,7 @@ impl ColdStore {
                 ("b_new_attempt", life(|life| i64::from(life.attempt))),
                 ("b_tries", life(|life| i64::from(life.tries))),
                 ("b_uncertain", life(|life| i64::from(life.uncertain))),
-                (
-                    "b_last",
-                    Column::TextOrNull(ends.iter().map(|end| last_json(end.last.as_ref())).collect()),
-                ),
+                ("b_last", Column::TextOrNull(ends.iter().map(|end| last_json(end.last.as_ref())).collect())),
             ]
         };
         let moved = COLUMNS
@@ -415,31 +385,21 @@ fn decide(row: &mut TimerRow, event: &ChangeEvent, now: UnixMs, writes: &mut Wri
     let step_event = match event {
         ChangeEvent::Cancel => Event::Cancel,
         ChangeEvent::Fire => Event::Reschedule { due_at: now },
-        ChangeEvent::TooLate(generation) if row.expire_at.is_some_and(|at| at < now) => Event::TooLate {
-            generation: *generation,
-        },
+        ChangeEvent::TooLate(generation) if row.expire_at.is_some_and(|at| at < now) => {
+            Event::TooLate { generation: *generation }
+        }
         ChangeEvent::Released(token, epoch) if row.epoch == *epoch => Event::Released { token: *token },
         ChangeEvent::ClaimExpired(token) if before.wake_at <= now => {
             record = Some(lost_record(row, now));
-            Event::ClaimExpired {
-                token: *token,
-                max_attempts: row.policies.max_attempts(),
-            }
+            Event::ClaimExpired { token: *token, max_attempts: row.policies.max_attempts() }
         }
         ChangeEvent::TooLate(_) | ChangeEvent::ClaimExpired(_) | ChangeEvent::Released(..) => {
             return Applied::Live(Box::new(row.clone()), Answer::Stale);
         }
         ChangeEvent::Attempted(next, attempt) => {
             record = Some(attempt.clone());
-            let token = Token {
-                generation: Generation(attempt.generation),
-                attempt: attempt.attempt,
-            };
-            Event::Attempted {
-                token,
-                result: attempt.result,
-                next: *next,
-            }
+            let token = Token { generation: Generation(attempt.generation), attempt: attempt.attempt };
+            Event::Attempted { token, result: attempt.result, next: *next }
         }
         ChangeEvent::Edit(wanted) => {
             if wanted.if_version.is_some_and(|version| version != before.version)
@@ -483,18 +443,9 @@ fn decide(row: &mut TimerRow, event: &ChangeEvent, now: UnixMs, writes: &mut Wri
         row.ended_at = Some(now);
         // The attempt that ends a timer stands in its history; a late one has a record already.
         row.last = if late { None } else { record.clone() };
-        let token = Token {
-            generation: before.generation,
-            attempt: before.attempt,
-        };
+        let token = Token { generation: before.generation, attempt: before.attempt };
         let last = row.last.clone();
-        writes.ends.push(End {
-            uid: row.uid,
-            token,
-            life: Some(step.life),
-            state: step.life.state,
-            last,
-        });
+        writes.ends.push(End { uid: row.uid, token, life: Some(step.life), state: step.life.state, last });
     } else if step.life != before {
         writes.lives.insert(row.uid, (step.life, row.expire_at));
     }
@@ -510,28 +461,16 @@ fn decide(row: &mut TimerRow, event: &ChangeEvent, now: UnixMs, writes: &mut Wri
 
 /// What of an edit differs from what is there, and the event that makes it; none if nothing differs.
 fn what_changes(row: &TimerRow, wanted: &Edit) -> (Edit, Option<Event>) {
-    let due_at = wanted
-        .due_at
-        .map(|due_at| if row.minute { due_at.ceil_minute() } else { due_at });
+    let due_at = wanted.due_at.map(|due_at| if row.minute { due_at.ceil_minute() } else { due_at });
     let due_at = due_at.filter(|due_at| *due_at != row.life.due_at);
     let data = wanted.data.clone().filter(|data| *data != row.data);
     let labels = wanted.labels.clone().filter(|labels| *labels != row.labels);
     let event = match (due_at, &data, &labels) {
         (None, None, None) => None,
         (None, None, Some(_)) => Some(Event::Relabel),
-        _ => Some(Event::Reschedule {
-            due_at: due_at.unwrap_or(row.life.due_at),
-        }),
+        _ => Some(Event::Reschedule { due_at: due_at.unwrap_or(row.life.due_at) }),
     };
-    (
-        Edit {
-            due_at,
-            data,
-            labels,
-            if_version: None,
-        },
-        event,
-    )
+    (Edit { due_at, data, labels, if_version: None }, event)
 }
 
 /// The record of an attempt that nobody reported.

@@ -23,9 +23,8 @@ impl ColdStore {
             let name = partition_name(day);
             let mut exists = Statement::new(self.dialect(), "partition_exists");
             let text = exists.text(&name);
-            exists.push(&format!(
-                "SELECT 1 FROM pg_class WHERE relname = {text} AND pg_table_is_visible(oid)"
-            ));
+            exists
+                .push(&format!("SELECT 1 FROM pg_class WHERE relname = {text} AND pg_table_is_visible(oid)"));
             if !self.pool.read(exists).await?.is_empty() {
                 continue;
             }
@@ -98,11 +97,7 @@ impl ColdStore {
         let mut names = Vec::new();
         for row in self.pool.read(s).await? {
             let name: String = row.get(0)?;
-            if name
-                .trim_start_matches("history_d")
-                .parse::<i64>()
-                .is_ok_and(|of| of < day)
-            {
+            if name.trim_start_matches("history_d").parse::<i64>().is_ok_and(|of| of < day) {
                 names.push(name);
             }
         }
@@ -143,9 +138,8 @@ impl ColdStore {
         ));
         let mut counts = [0_i64; 8];
         for row in tx.fetch(s).await? {
-            if let Some(count) = usize::try_from(row.get::<i16>(0)?)
-                .ok()
-                .and_then(|code| counts.get_mut(code))
+            if let Some(count) =
+                usize::try_from(row.get::<i16>(0)?).ok().and_then(|code| counts.get_mut(code))
             {
                 *count += 1;
             }

@@ -91,28 +91,15 @@ impl ColdStore {
             ColdKind::Postgres => {
                 let pool = postgres_pool(config)?;
                 let db = SqlxPostgresConnector::from_sqlx_postgres_pool(pool.clone());
-                let clock = if manual {
-                    StoreClock::local(clock)
-                } else {
-                    StoreClock::remote(clock)
-                };
+                let clock = if manual { StoreClock::local(clock) } else { StoreClock::remote(clock) };
                 (Pool::Postgres(pool), db, clock, None)
             }
             ColdKind::Sqlite => {
                 let path = sqlite_path(&config.cold.url)?;
-                let lock = if exclusive {
-                    Some(Arc::new(lock_beside(&path)?))
-                } else {
-                    None
-                };
+                let lock = if exclusive { Some(Arc::new(lock_beside(&path)?)) } else { None };
                 let (writer, readers) = sqlite_pools(&path);
                 let db = SqlxSqliteConnector::from_sqlx_sqlite_pool(writer.clone());
-                (
-                    Pool::Sqlite { writer, readers },
-                    db,
-                    StoreClock::local(clock),
-                    lock,
-                )
+                (Pool::Sqlite { writer, readers }, db, StoreClock::local(clock), lock)
             }
         };
         Ok(Self {
@@ -154,10 +141,7 @@ impl ColdStore {
         let store = entity::store::Entity::find_by_id(1).one(&self.db).await?;
         let made_with = store.map(|store| store.shards).unwrap_or_default();
         if made_with != i32::from(self.shards) {
-            return Err(Error::Shards {
-                store: made_with,
-                config: self.shards,
-            });
+            return Err(Error::Shards { store: made_with, config: self.shards });
         }
         Ok(())
     }
@@ -177,9 +161,7 @@ impl ColdStore {
         };
         let state = self.migration_state().await?;
         if !state.unknown.is_empty() {
-            return Err(Error::Newer {
-                unknown: state.unknown.join(", "),
-            });
+            return Err(Error::Newer { unknown: state.unknown.join(", ") });
         }
         if !state.pending.is_empty() {
             mainspring_migrations::Migrator::up(&self.db, None).await?;
@@ -195,26 +177,26 @@ impl ColdStore {
         Ok(mainspring_migrations::Migrator::down(&self.db, None).await?)
     }
 
-    /// Compares the schema with this binary's.
+    /// Compares the schema with this binary's. Changes nothing.
     pub async fn migration_state(&self) -> Result<MigrationState, Error> {
-        mainspring_migrations::Migrator::install(&self.db).await?;
-        let known: Vec<String> = mainspring_migrations::Migrator::migrations()
-            .iter()
-            .map(|step| step.name().to_owned())
-            .collect();
-        let mut s = Statement::new(self.dialect(), "migration_state");
-        s.push("SELECT version FROM seaql_migrations ORDER BY version");
+        let known: Vec<String> =
+            mainspring_migrations::Migrator::migrations().iter().map(|step| step.name().to_owned()).collect();
+        let mut look = Statement::new(self.dialect(), "migration_table");
+        look.push(match self.dialect() {
+            Dialect::Postgres => "SELECT 1 WHERE to_regclass('seaql_migrations') IS NOT NULL",
+            Dialect::Sqlite => "SELECT 1 FROM sqlite_master WHERE name = 'seaql_migrations'",
+        });
         let mut applied = Vec::new();
-        for row in self.pool.write(s).await? {
-            applied.push(row.get::<String>(0)?);
+        if !self.pool.write(look).await?.is_empty() {
+            let mut s = Statement::new(self.dialect(), "migration_state");
+            s.push("SELECT version FROM seaql_migrations ORDER BY version");
+            for row in self.pool.write(s).await? {
+                applied.push(row.get::<String>(0)?);
+            }
         }
         let missing =
             |of: &[String], from: &[String]| of.iter().filter(|v| !from.contains(v)).cloned().collect();
-        Ok(MigrationState {
-            pending: missing(&known, &applied),
-            unknown: missing(&applied, &known),
-            applied,
-        })
+        Ok(MigrationState { pending: missing(&known, &applied), unknown: missing(&applied, &known), applied })
     }
 
     /// Asks the database for a sign of life and takes in its clock.
@@ -226,6 +208,28 @@ impl ColdStore {
             self.clock.observe(crate::model::time::UnixMs::new(row.get(0)?));
         }
         Ok(())
+    }
+
+    /// How many shards the store was made with; `None` when it is not made yet.
+    pub async fn made_with(&self) -> Result<Option<i32>, Error> {
+        if self.migration_state().await?.applied.is_empty() {
+            return Ok(None);
+        }
+        Ok(entity::store::Entity::find_by_id(1).one(&self.db).await?.map(|store| store.shards))
+    }
+
+    /// PostgreSQL's settings that durability hangs on, as name and value; empty on SQLite, which is opened
+    /// with `synchronous = FULL`.
+    pub async fn durability(&self) -> Result<Vec<(String, String)>, Error> {
+        if self.dialect() == Dialect::Sqlite {
+            return Ok(Vec::new());
+        }
+        let mut s = Statement::new(self.dialect(), "durability");
+        s.push(
+            "SELECT name, setting FROM pg_settings WHERE name IN \
+             ('fsync', 'full_page_writes', 'server_version', 'synchronous_commit') ORDER BY name",
+        );
+        self.pool.read(s).await?.iter().map(|row| Ok((row.get(0)?, row.get(1)?))).collect()
     }
 
     /// What this node knows of the store's clock.
@@ -287,10 +291,7 @@ impl ColdStore {
         let batch = s.batch(
             "b",
             vec![
-                (
-                    "b_name",
-                    Column::Text(counts.iter().map(|(name, _)| (*name).to_owned()).collect()),
-                ),
+                ("b_name", Column::Text(counts.iter().map(|(name, _)| (*name).to_owned()).collect())),
                 ("b_value", Column::Int(counts.iter().map(|(_, n)| *n).collect())),
             ],
         );
@@ -307,11 +308,9 @@ fn postgres_pool(config: &Config) -> Result<sea_orm::sqlx::PgPool, Error> {
         .map_err(|why| Error::Url(why.to_string()))?
         .application_name("mainspring")
         .options([
-            (
-                "statement_timeout",
-                STATEMENT_TIMEOUT.as_millis().to_string().as_str(),
-            ),
+            ("statement_timeout", STATEMENT_TIMEOUT.as_millis().to_string().as_str()),
             ("idle_in_transaction_session_timeout", "15000"),
+            ("client_min_messages", "warning"),
             ("default_transaction_isolation", "read committed"),
         ])
         .statement_cache_capacity(256)
@@ -366,16 +365,12 @@ fn lock_beside(path: &Path) -> Result<std::fs::File, Error> {
         .truncate(false)
         .write(true)
         .open(&lock)
-        .map_err(|source| Error::File {
-            path: lock.clone(),
-            source: Arc::new(source),
-        })?;
+        .map_err(|source| Error::File { path: lock.clone(), source: Arc::new(source) })?;
     match file.try_lock() {
         Ok(()) => Ok(file),
         Err(std::fs::TryLockError::WouldBlock) => Err(Error::InUse { path: path.into() }),
-        Err(std::fs::TryLockError::Error(source)) => Err(Error::File {
-            path: lock,
-            source: Arc::new(source),
-        }),
+        Err(std::fs::TryLockError::Error(source)) => {
+            Err(Error::File { path: lock, source: Arc::new(source) })
+        }
     }
 }

@@ -100,11 +100,7 @@ impl ColdStore {
     pub async fn find_many(&self, uids: &[Uid]) -> Result<HashMap<Uid, TimerRow>, Error> {
         // Live first, then history: a timer that ends in between is found in the second look.
         let mut rows = self.find_in("timers", uids, false).await?;
-        let missing: Vec<Uid> = uids
-            .iter()
-            .copied()
-            .filter(|uid| !rows.contains_key(uid))
-            .collect();
+        let missing: Vec<Uid> = uids.iter().copied().filter(|uid| !rows.contains_key(uid)).collect();
         if !missing.is_empty() {
             rows.extend(self.find_in("history", &missing, true).await?);
         }
@@ -113,10 +109,7 @@ impl ColdStore {
 
     async fn find_in(&self, table: &str, uids: &[Uid], ended: bool) -> Result<HashMap<Uid, TimerRow>, Error> {
         let mut s = Statement::new(self.dialect(), "find_many");
-        let batch = s.batch(
-            "b",
-            vec![("b_uid", Column::Uuid(uids.iter().map(|uid| uid.0).collect()))],
-        );
+        let batch = s.batch("b", vec![("b_uid", Column::Uuid(uids.iter().map(|uid| uid.0).collect()))]);
         let more = if ended { ", ended_at, last" } else { "" };
         s.push(&format!(
             "WITH {batch} SELECT {COLUMNS}{more} FROM {table} WHERE uid IN (SELECT b_uid FROM b) ORDER BY generation"
@@ -137,10 +130,7 @@ impl ColdStore {
     pub async fn list(&self, filter: &Filter, after: Option<Place>, limit: usize) -> Result<Page, Error> {
         let live = filter.state.is_none_or(|state| !state.is_end());
         let ended = filter.state.is_none_or(State::is_end);
-        let mut page = Page {
-            rows: Vec::new(),
-            next: None,
-        };
+        let mut page = Page { rows: Vec::new(), next: None };
         // The page reaches only as far as the table that was looked through least.
         let mut horizon: Option<Place> = None;
         for (table, is_ended) in [("timers", false), ("history", true)] {
@@ -236,11 +226,7 @@ impl ColdStore {
             return Ok((rows, None));
         }
         let stopped_at = match self.pool.read(statement(true)).await?.first() {
-            Some(row) => Some(Place {
-                due_at: row.get(0)?,
-                uid: row.get(1)?,
-                generation: row.get(2)?,
-            }),
+            Some(row) => Some(Place { due_at: row.get(0)?, uid: row.get(1)?, generation: row.get(2)? }),
             None => None,
         };
         Ok((rows, stopped_at))
@@ -326,20 +312,13 @@ impl ColdStore {
             let rows = of(format!("rows.{}", state.code())) + of(format!("folded.{word}"));
             let counted = of(word.to_owned());
             if rows != counted {
-                mismatches.push(format!(
-                    "{word}: {counted} counted, {rows} found in history and folded totals"
-                ));
+                mismatches
+                    .push(format!("{word}: {counted} counted, {rows} found in history and folded totals"));
             }
             ended_rows.insert(word.to_owned(), rows);
         }
         let overdue = totals.get("overdue").copied().unwrap_or(0);
-        Ok(Verification {
-            ledger,
-            balanced: ledger.balanced(),
-            ended_rows,
-            mismatches,
-            overdue,
-        })
+        Ok(Verification { ledger, balanced: ledger.balanced(), ended_rows, mismatches, overdue })
     }
 }
 
@@ -356,11 +335,7 @@ fn ledger_of(totals: &BTreeMap<String, i64>) -> Ledger {
 }
 
 fn place(row: &TimerRow) -> Place {
-    Place {
-        due_at: row.life.due_at.get(),
-        uid: row.uid.0,
-        generation: row.life.generation.0,
-    }
+    Place { due_at: row.life.due_at.get(), uid: row.uid.0, generation: row.life.generation.0 }
 }
 
 fn result_of(word: &str) -> Option<AttemptResult> {

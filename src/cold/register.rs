@@ -99,9 +99,7 @@ impl ColdStore {
         }
         let open: Vec<usize> = (0..timers.len()).filter(|&i| answers[i].is_none()).collect();
         if !open.is_empty() {
-            let rows = self
-                .find_many(&open.iter().map(|&i| timers[i].uid).collect::<Vec<_>>())
-                .await?;
+            let rows = self.find_many(&open.iter().map(|&i| timers[i].uid).collect::<Vec<_>>()).await?;
             for i in open {
                 let timer = &timers[i];
                 // Gone between the insert and this look: it ended and its retention ran out. Rare; ask again.
@@ -139,10 +137,8 @@ impl ColdStore {
         if !callers.is_empty() {
             let mut look = Statement::new(self.dialect(), "register_look_at_ended");
             let now = look.now(self.given());
-            let batch = look.batch(
-                "b",
-                vec![("b_uid", Column::Uuid(callers.iter().map(|t| t.uid.0).collect()))],
-            );
+            let batch =
+                look.batch("b", vec![("b_uid", Column::Uuid(callers.iter().map(|t| t.uid.0).collect()))]);
             look.push(&format!(
                 "WITH {batch} SELECT uid, generation FROM ended_ids JOIN b ON uid = b_uid WHERE until > {now}"
             ));
@@ -150,30 +146,23 @@ impl ColdStore {
             for row in tx.fetch(look).await? {
                 ended.insert(Uid(row.get(0)?), row.get::<i32>(1)?);
             }
-            let again: HashSet<Uid> = callers
-                .iter()
-                .filter(|timer| timer.again)
-                .map(|timer| timer.uid)
-                .collect();
+            let again: HashSet<Uid> =
+                callers.iter().filter(|timer| timer.again).map(|timer| timer.uid).collect();
             let (revived, refused): (Vec<_>, Vec<_>) =
                 ended.into_iter().partition(|(uid, _)| again.contains(uid));
             if !refused.is_empty() {
                 let mut take_back = Statement::new(self.dialect(), "register_take_back");
                 let uids = refused.iter().map(|(uid, _)| uid.0).collect();
                 let batch = take_back.batch("b", vec![("b_uid", Column::Uuid(uids))]);
-                take_back.push(&format!(
-                    "WITH {batch} DELETE FROM timers WHERE uid IN (SELECT b_uid FROM b)"
-                ));
+                take_back
+                    .push(&format!("WITH {batch} DELETE FROM timers WHERE uid IN (SELECT b_uid FROM b)"));
                 tx.execute(take_back).await?;
                 kept.retain(|uid, _| !refused.iter().any(|(refused, _)| refused == uid));
             }
             if !revived.is_empty() {
                 let columns = |revived: &[(Uid, i32)]| {
                     vec![
-                        (
-                            "b_uid",
-                            Column::Uuid(revived.iter().map(|(uid, _)| uid.0).collect()),
-                        ),
+                        ("b_uid", Column::Uuid(revived.iter().map(|(uid, _)| uid.0).collect())),
                         (
                             "b_generation",
                             Column::Int(revived.iter().map(|(_, g)| i64::from(*g) + 1).collect()),
@@ -188,15 +177,9 @@ impl ColdStore {
                 tx.execute(next).await?;
                 let mut free = Statement::new(self.dialect(), "register_again_free");
                 let batch = free.batch("b", columns(&revived));
-                free.push(&format!(
-                    "WITH {batch} DELETE FROM ended_ids WHERE uid IN (SELECT b_uid FROM b)"
-                ));
+                free.push(&format!("WITH {batch} DELETE FROM ended_ids WHERE uid IN (SELECT b_uid FROM b)"));
                 tx.execute(free).await?;
-                kept.extend(
-                    revived
-                        .into_iter()
-                        .map(|(uid, generation)| (uid, Generation(generation + 1))),
-                );
+                kept.extend(revived.into_iter().map(|(uid, generation)| (uid, Generation(generation + 1))));
             }
         }
         self.count(&mut tx, &[("registered", kept.len() as i64)]).await?;
@@ -217,18 +200,9 @@ impl ColdStore {
         let batch = s.batch(
             "b",
             vec![
-                (
-                    "b_uid",
-                    Column::Uuid(order.iter().map(|&i| timers[i].uid.0).collect()),
-                ),
-                (
-                    "b_id",
-                    Column::Text(order.iter().map(|&i| timers[i].id.as_str().to_owned()).collect()),
-                ),
-                (
-                    "b_caller_id",
-                    Column::Bool(order.iter().map(|&i| timers[i].caller_id).collect()),
-                ),
+                ("b_uid", Column::Uuid(order.iter().map(|&i| timers[i].uid.0).collect())),
+                ("b_id", Column::Text(order.iter().map(|&i| timers[i].id.as_str().to_owned()).collect())),
+                ("b_caller_id", Column::Bool(order.iter().map(|&i| timers[i].caller_id).collect())),
                 ("b_owner", text(|t| t.owner.clone())),
                 ("b_shard", Column::Int(shards)),
                 ("b_due", of(|t| t.due_at.get())),
@@ -242,24 +216,12 @@ impl ColdStore {
                     ),
                 ),
                 ("b_lane", of(|t| lane(&t.target))),
-                (
-                    "b_minute",
-                    Column::Bool(order.iter().map(|&i| timers[i].minute).collect()),
-                ),
-                (
-                    "b_target",
-                    Column::Text(order.iter().map(|&i| json(&timers[i].target)).collect()),
-                ),
-                (
-                    "b_data",
-                    Column::BytesOrNull(order.iter().map(|&i| timers[i].data.clone()).collect()),
-                ),
+                ("b_minute", Column::Bool(order.iter().map(|&i| timers[i].minute).collect())),
+                ("b_target", Column::Text(order.iter().map(|&i| json(&timers[i].target)).collect())),
+                ("b_data", Column::BytesOrNull(order.iter().map(|&i| timers[i].data.clone()).collect())),
                 ("b_labels", text(|t| t.labels.clone())),
                 ("b_policies", text(|t| policies_json(&t.policies))),
-                (
-                    "b_hash",
-                    Column::Bytes(order.iter().map(|&i| timers[i].request_hash.to_vec()).collect()),
-                ),
+                ("b_hash", Column::Bytes(order.iter().map(|&i| timers[i].request_hash.to_vec()).collect())),
                 ("b_created", of(|t| t.created_at.get())),
             ],
         );
@@ -275,11 +237,7 @@ impl ColdStore {
     }
 
     fn shard(&self, timer: &NewTimer) -> i32 {
-        shard_of(
-            &self.namespace,
-            timer.owner.as_deref().unwrap_or(timer.id.as_str()),
-            self.shards,
-        )
+        shard_of(&self.namespace, timer.owner.as_deref().unwrap_or(timer.id.as_str()), self.shards)
     }
 
     /// The row that an insert has just made.
@@ -319,7 +277,5 @@ fn lane(target: &Target) -> i64 {
 }
 
 fn policies_json(policies: &Policies) -> Option<String> {
-    (*policies != Policies::default())
-        .then(|| serde_json::to_string(policies).ok())
-        .flatten()
+    (*policies != Policies::default()).then(|| serde_json::to_string(policies).ok()).flatten()
 }

@@ -76,22 +76,14 @@ impl ColdStore {
         let mut s = Statement::new(self.dialect(), "beat_count");
         let now = s.now(self.given());
         let within = s.int(within_ms);
-        s.push(&format!(
-            "SELECT count(*), {now} FROM nodes WHERE beat_at > {now} - {within}"
-        ));
+        s.push(&format!("SELECT count(*), {now} FROM nodes WHERE beat_at > {now} - {within}"));
         let rows = tx.fetch(s).await?;
         tx.commit().await?;
-        let row = rows
-            .first()
-            .ok_or_else(|| Error::Corrupt("a count without a row".into()))?;
+        let row = rows.first().ok_or_else(|| Error::Corrupt("a count without a row".into()))?;
         let store_now = UnixMs::new(row.get(1)?);
         self.clock.observe(store_now);
         let alive = usize::try_from(row.get::<i64>(0)?).unwrap_or(1).max(1);
-        Ok(Beat {
-            store_now,
-            usurped: mine.is_empty(),
-            alive,
-        })
+        Ok(Beat { store_now, usurped: mine.is_empty(), alive })
     }
 
     /// Renews the leases of these shards; returns those that are still this node's under these epochs.
@@ -127,23 +119,14 @@ impl ColdStore {
         let mut s = Statement::new(self.dialect(), "take");
         let now = s.now(self.given());
         let (name, lease, most) = (s.text(&me.name), s.int(lease_ms), s.int(most as i64));
-        let own = if own_too {
-            format!("OR owner = {name}")
-        } else {
-            String::new()
-        };
+        let own = if own_too { format!("OR owner = {name}") } else { String::new() };
         let lock = self.dialect().lock("FOR UPDATE SKIP LOCKED");
         s.push(&format!(
             "UPDATE shards SET owner = {name}, epoch = epoch + 1, lease_until = {now} + {lease} WHERE shard IN \
              (SELECT shard FROM shards WHERE owner IS NULL OR lease_until < {now} {own} \
               ORDER BY lease_until, shard LIMIT {most} {lock}) RETURNING shard, epoch"
         ));
-        self.pool
-            .write(s)
-            .await?
-            .iter()
-            .map(|row| Ok((row.get(0)?, Epoch(row.get(1)?))))
-            .collect()
+        self.pool.write(s).await?.iter().map(|row| Ok((row.get(0)?, Epoch(row.get(1)?)))).collect()
     }
 
     /// Makes what was claimed in these shards under an older epoch due again at once. Returns how many.
@@ -185,22 +168,16 @@ impl ColdStore {
     pub async fn leave(&self, me: &Identity) -> Result<(), Error> {
         let mut s = Statement::new(self.dialect(), "leave");
         let (name, incarnation) = (s.text(&me.name), s.text(&me.incarnation));
-        s.push(&format!(
-            "DELETE FROM nodes WHERE name = {name} AND incarnation = {incarnation}"
-        ));
+        s.push(&format!("DELETE FROM nodes WHERE name = {name} AND incarnation = {incarnation}"));
         self.pool.write(s).await.map(drop)
     }
 
     /// The nodes that the store knows, by name, with the shards each owns.
     pub async fn nodes(&self) -> Result<Vec<NodeRow>, Error> {
-        let nodes = entity::node::Entity::find()
-            .order_by_asc(entity::node::Column::Name)
-            .all(&self.db)
-            .await?;
-        let shards = entity::shard::Entity::find()
-            .order_by_asc(entity::shard::Column::Shard)
-            .all(&self.db)
-            .await?;
+        let nodes =
+            entity::node::Entity::find().order_by_asc(entity::node::Column::Name).all(&self.db).await?;
+        let shards =
+            entity::shard::Entity::find().order_by_asc(entity::shard::Column::Shard).all(&self.db).await?;
         Ok(nodes
             .into_iter()
             .map(|node| NodeRow {
@@ -234,13 +211,7 @@ fn held_columns(held: &[(i32, Epoch)]) -> Vec<(&'static str, Column)> {
     let mut sorted = held.to_vec();
     sorted.sort_unstable();
     vec![
-        (
-            "b_shard",
-            Column::Int(sorted.iter().map(|(shard, _)| i64::from(*shard)).collect()),
-        ),
-        (
-            "b_epoch",
-            Column::Int(sorted.iter().map(|(_, epoch)| epoch.0).collect()),
-        ),
+        ("b_shard", Column::Int(sorted.iter().map(|(shard, _)| i64::from(*shard)).collect())),
+        ("b_epoch", Column::Int(sorted.iter().map(|(_, epoch)| epoch.0).collect())),
     ]
 }

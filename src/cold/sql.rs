@@ -96,13 +96,7 @@ impl Statement {
             Dialect::Postgres => Args::Postgres(PgArguments::default()),
             Dialect::Sqlite => Args::Sqlite(SqliteArguments::default()),
         };
-        Self {
-            dialect,
-            sql: format!("/* {name} */ "),
-            args,
-            bound: 0,
-            cached: true,
-        }
+        Self { dialect, sql: format!("/* {name} */ "), args, bound: 0, cached: true }
     }
 
     /// Adds text.
@@ -179,22 +173,12 @@ impl Statement {
 
     /// A batch as a common table expression, `name(column, …) AS (…)`, its rows in the order given.
     pub fn batch(&mut self, name: &str, columns: Vec<(&'static str, Column)>) -> String {
-        let names = columns
-            .iter()
-            .map(|(name, _)| *name)
-            .collect::<Vec<_>>()
-            .join(", ");
+        let names = columns.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
         let rows = columns.first().map_or(0, |(_, column)| column.len());
-        debug_assert!(
-            columns.iter().all(|(_, column)| column.len() == rows),
-            "columns of one length"
-        );
+        debug_assert!(columns.iter().all(|(_, column)| column.len() == rows), "columns of one length");
         let body = match self.dialect {
             Dialect::Postgres => {
-                let marks: Vec<_> = columns
-                    .into_iter()
-                    .map(|(_, column)| self.array(column))
-                    .collect();
+                let marks: Vec<_> = columns.into_iter().map(|(_, column)| self.array(column)).collect();
                 format!("SELECT * FROM UNNEST({})", marks.join(", "))
             }
             Dialect::Sqlite => {
@@ -280,16 +264,12 @@ impl Row {
 }
 
 fn postgres(statement: Statement) -> SqlxQuery<'static, Postgres, PgArguments> {
-    let Args::Postgres(args) = statement.args else {
-        unreachable!("rendered for PostgreSQL")
-    };
+    let Args::Postgres(args) = statement.args else { unreachable!("rendered for PostgreSQL") };
     query_with(AssertSqlSafe(statement.sql), args)
 }
 
 fn sqlite(statement: Statement) -> SqlxQuery<'static, Sqlite, SqliteArguments> {
-    let Args::Sqlite(args) = statement.args else {
-        unreachable!("rendered for SQLite")
-    };
+    let Args::Sqlite(args) = statement.args else { unreachable!("rendered for SQLite") };
     query_with(AssertSqlSafe(statement.sql), args).persistent(statement.cached)
 }
 
@@ -303,18 +283,12 @@ impl Tx {
     /// Runs a statement and returns its rows.
     pub async fn fetch(&mut self, statement: Statement) -> Result<Vec<Row>, Error> {
         Ok(match self {
-            Self::Postgres(tx) => postgres(statement)
-                .fetch_all(&mut **tx)
-                .await?
-                .into_iter()
-                .map(Row::Postgres)
-                .collect(),
-            Self::Sqlite(tx) => sqlite(statement)
-                .fetch_all(&mut **tx)
-                .await?
-                .into_iter()
-                .map(Row::Sqlite)
-                .collect(),
+            Self::Postgres(tx) => {
+                postgres(statement).fetch_all(&mut **tx).await?.into_iter().map(Row::Postgres).collect()
+            }
+            Self::Sqlite(tx) => {
+                sqlite(statement).fetch_all(&mut **tx).await?.into_iter().map(Row::Sqlite).collect()
+            }
         })
     }
 
@@ -355,36 +329,24 @@ impl Pool {
     /// Runs a statement that only reads, on its own.
     pub async fn read(&self, statement: Statement) -> Result<Vec<Row>, Error> {
         Ok(match self {
-            Self::Postgres(pool) => postgres(statement)
-                .fetch_all(pool)
-                .await?
-                .into_iter()
-                .map(Row::Postgres)
-                .collect(),
-            Self::Sqlite { readers, .. } => sqlite(statement)
-                .fetch_all(readers)
-                .await?
-                .into_iter()
-                .map(Row::Sqlite)
-                .collect(),
+            Self::Postgres(pool) => {
+                postgres(statement).fetch_all(pool).await?.into_iter().map(Row::Postgres).collect()
+            }
+            Self::Sqlite { readers, .. } => {
+                sqlite(statement).fetch_all(readers).await?.into_iter().map(Row::Sqlite).collect()
+            }
         })
     }
 
     /// Runs a statement that writes, as a transaction of its own, and returns its rows.
     pub async fn write(&self, statement: Statement) -> Result<Vec<Row>, Error> {
         Ok(match self {
-            Self::Postgres(pool) => postgres(statement)
-                .fetch_all(pool)
-                .await?
-                .into_iter()
-                .map(Row::Postgres)
-                .collect(),
-            Self::Sqlite { writer, .. } => sqlite(statement)
-                .fetch_all(writer)
-                .await?
-                .into_iter()
-                .map(Row::Sqlite)
-                .collect(),
+            Self::Postgres(pool) => {
+                postgres(statement).fetch_all(pool).await?.into_iter().map(Row::Postgres).collect()
+            }
+            Self::Sqlite { writer, .. } => {
+                sqlite(statement).fetch_all(writer).await?.into_iter().map(Row::Sqlite).collect()
+            }
         })
     }
 }

@@ -33,11 +33,7 @@ impl Guard {
     /// Whether this address is delivered to.
     pub fn check(&self, ip: IpAddr) -> Result<(), RefusedAddress> {
         let plain = unmapped(ip);
-        if is_public(plain) || self.config.allows_network(plain) {
-            Ok(())
-        } else {
-            Err(RefusedAddress(ip))
-        }
+        if is_public(plain) || self.config.allows_network(plain) { Ok(()) } else { Err(RefusedAddress(ip)) }
     }
 
     /// Checks a URL whose host is an address; names are checked when they are resolved.
@@ -124,9 +120,7 @@ mod tests {
 
     fn guard(sets: &[&str]) -> Guard {
         let sets: Vec<_> = sets.iter().map(|s| (*s).to_owned()).collect();
-        Guard::new(Arc::new(
-            Config::load(Some(std::path::Path::new("/dev/null")), [], &sets).unwrap(),
-        ))
+        Guard::new(Arc::new(Config::load(Some(std::path::Path::new("/dev/null")), [], &sets).unwrap()))
     }
 
     const OPEN: [&str; 2] = ["server.listen=0.0.0.0:1", "server.api_keys=0123456789abcdef"];
@@ -196,11 +190,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_name_that_leads_to_loopback_is_refused_after_resolution() {
-        let error = guard(&OPEN)
-            .resolve("localhost".parse().unwrap())
-            .await
-            .err()
-            .expect("refused");
+        let error = guard(&OPEN).resolve("localhost".parse().unwrap()).await.err().expect("refused");
         assert!(error.is::<RefusedAddress>(), "{error}");
     }
 }

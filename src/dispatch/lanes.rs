@@ -37,10 +37,7 @@ pub struct LaneKey {
 impl LaneKey {
     /// The lane a pointer waits in.
     pub const fn of(pointer: &Pointer) -> Self {
-        Self {
-            lane: pointer.lane,
-            retry: pointer.attempt > 0,
-        }
+        Self { lane: pointer.lane, retry: pointer.attempt > 0 }
     }
 }
 
@@ -115,8 +112,7 @@ impl Lanes {
         }
         let key = LaneKey::of(&pointer);
         if self.lanes.len() > 4 * ALL_HELD {
-            self.lanes
-                .retain(|_, lane| lane.in_flight > 0 || !lane.queue.is_empty());
+            self.lanes.retain(|_, lane| lane.in_flight > 0 || !lane.queue.is_empty());
         }
         let (per_lane, room) = (self.per_lane, self.queued < ALL_HELD);
         let lane = self.lanes.entry(key).or_insert_with(|| Lane {
@@ -130,11 +126,7 @@ impl Lanes {
         if lane.queue.len() >= LANE_HELD {
             lane.rerate(now_ms);
             let drain_ms = lane.queue.len() as f64 / (lane.rate + 0.1) * 1000.0;
-            return if drain_ms > 2000.0 {
-                Offer::Later(drain_ms.min(30_000.0) as i64)
-            } else {
-                Offer::Full
-            };
+            return if drain_ms > 2000.0 { Offer::Later(drain_ms.min(30_000.0) as i64) } else { Offer::Full };
         }
         if !room {
             return Offer::Full;
@@ -158,10 +150,7 @@ impl Lanes {
                 continue;
             };
             let retries_left = (self.total / 4).max(1).saturating_sub(self.in_flight_retries);
-            let room = lane
-                .limit
-                .saturating_sub(lane.in_flight)
-                .min(self.total - self.in_flight);
+            let room = lane.limit.saturating_sub(lane.in_flight).min(self.total - self.in_flight);
             let room = if key.retry { room.min(retries_left) } else { room };
             let n = room.min(TURN).min(most - taken.len()).min(lane.queue.len());
             taken.extend(lane.queue.drain(..n));
@@ -286,10 +275,7 @@ mod tests {
         for n in 0..500 {
             lanes.offer(pointer(n, 1, 0), 0);
         }
-        let key = LaneKey {
-            lane: 1,
-            retry: false,
-        };
+        let key = LaneKey { lane: 1, retry: false };
         for _ in lanes.take(1000) {
             lanes.left(key, Left::Answered, 0);
         }
@@ -318,11 +304,7 @@ mod tests {
         assert_eq!(lanes.offer(pointer(1, 1, 0), 0), Offer::Held);
         assert_eq!(lanes.offer(pointer(1, 1, 0), 0), Offer::Known);
         let taken = lanes.take(10);
-        assert_eq!(
-            lanes.offer(pointer(1, 1, 0), 0),
-            Offer::Known,
-            "it is being claimed"
-        );
+        assert_eq!(lanes.offer(pointer(1, 1, 0), 0), Offer::Known, "it is being claimed");
         lanes.settle(&taken[0], false);
         assert_eq!((lanes.held(), lanes.in_flight()), (0, 0));
         assert_eq!(lanes.offer(pointer(1, 1, 0), 0), Offer::Held);
@@ -342,12 +324,7 @@ mod tests {
         }
         assert_eq!(lanes.offer(pointer(9999, 1, 0), 0), Offer::Full);
         // Nothing answered for seconds.
-        let offers: Vec<_> = (1..8)
-            .map(|i| lanes.offer(pointer(9999, 1, 0), i * 1000))
-            .collect();
-        assert!(
-            matches!(offers.last(), Some(Offer::Later(ms)) if *ms > 2000),
-            "{offers:?}"
-        );
+        let offers: Vec<_> = (1..8).map(|i| lanes.offer(pointer(9999, 1, 0), i * 1000)).collect();
+        assert!(matches!(offers.last(), Some(Offer::Later(ms)) if *ms > 2000), "{offers:?}");
     }
 }

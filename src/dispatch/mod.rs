@@ -63,10 +63,7 @@ impl Dispatcher {
         let (reports, inbox) = mpsc::channel(config.dispatch.concurrency.max(16));
         let this = Arc::new(Self {
             sender: Sender::new(config, store.clock().clone())?,
-            lanes: Mutex::new(Lanes::new(
-                config.dispatch.concurrency,
-                config.webhook.concurrency,
-            )),
+            lanes: Mutex::new(Lanes::new(config.dispatch.concurrency, config.webhook.concurrency)),
             work: Notify::new(),
             room: Notify::new(),
             reports,
@@ -84,11 +81,8 @@ impl Dispatcher {
     /// Offers what is due; tells for each what became of it.
     pub fn offer(&self, due: &[Due]) -> Vec<Offer> {
         let now = Monotonic::now().as_ms();
-        let offers = self.with(|lanes| {
-            due.iter()
-                .map(|due| lanes.offer(due.pointer, now))
-                .collect::<Vec<_>>()
-        });
+        let offers =
+            self.with(|lanes| due.iter().map(|due| lanes.offer(due.pointer, now)).collect::<Vec<_>>());
         if offers.contains(&Offer::Held) {
             self.work.notify_one();
         }
@@ -157,13 +151,9 @@ impl Dispatcher {
                 tracing::warn!(%why, batch = owned.len(), "claim failed");
                 for (pointer, epoch) in &owned {
                     self.with(|lanes| lanes.settle(pointer, false));
-                    let token = Token {
-                        generation: pointer.generation,
-                        attempt: pointer.attempt + 1,
-                    };
+                    let token = Token { generation: pointer.generation, attempt: pointer.attempt + 1 };
                     // It may have happened all the same; then it is given back. Ends the count of `begin`.
-                    self.report(Report::unsent(pointer.uid, pointer.shard, token, *epoch))
-                        .await;
+                    self.report(Report::unsent(pointer.uid, pointer.shard, token, *epoch)).await;
                 }
                 return Err(why);
             }
@@ -175,8 +165,7 @@ impl Dispatcher {
             match row {
                 Some(row) => {
                     let this = Arc::clone(self);
-                    self.attempts
-                        .spawn(async move { this.attempt(row, LaneKey::of(&pointer), epoch).await });
+                    self.attempts.spawn(async move { this.attempt(row, LaneKey::of(&pointer), epoch).await });
                 }
                 None => {
                     self.metrics.claims_dropped.inc();
@@ -189,23 +178,17 @@ impl Dispatcher {
 
     /// One attempt, from the last look at the lease to the report.
     async fn attempt(self: Arc<Self>, row: TimerRow, key: LaneKey, epoch: Epoch) {
-        let token = Token {
-            generation: row.life.generation,
-            attempt: row.life.attempt,
-        };
+        let token = Token { generation: row.life.generation, attempt: row.life.attempt };
         if self.stop.is_cancelled() || !self.ownership.valid(row.shard, epoch) {
             self.leave(key, Left::Unused);
-            self.report(Report::unsent(row.uid, row.shard, token, epoch))
-                .await;
+            self.report(Report::unsent(row.uid, row.shard, token, epoch)).await;
             return;
         }
         let clock = self.store.clock();
         let started_at = clock.now();
         let began = Monotonic::now();
         if row.life.attempt == 1 {
-            self.metrics
-                .lateness
-                .observe(started_at.since(row.life.due_at).as_secs_f64());
+            self.metrics.lateness.observe(started_at.since(row.life.due_at).as_secs_f64());
         }
         let Target::Webhook(hook) = &row.target;
         let outcome = tokio::select! {
@@ -221,13 +204,8 @@ impl Dispatcher {
         };
         let silent = matches!(outcome.result, AttemptResult::Timeout | AttemptResult::Unknown);
         self.leave(key, if silent { Left::Silent } else { Left::Answered });
-        self.metrics
-            .attempt_seconds
-            .observe(began.elapsed().as_secs_f64());
-        self.metrics
-            .attempts
-            .with_label_values(&[word(outcome.result)])
-            .inc();
+        self.metrics.attempt_seconds.observe(began.elapsed().as_secs_f64());
+        self.metrics.attempts.with_label_values(&[word(outcome.result)]).inc();
         let ended_at = clock.now();
         let next = next_after(&row, &outcome, ended_at);
         let record = AttemptRecord {
@@ -241,8 +219,7 @@ impl Dispatcher {
             detail: outcome.detail,
             node: self.ownership.me().name.clone(),
         };
-        self.report(Report::attempted(row.uid, row.shard, next, record))
-            .await;
+        self.report(Report::attempted(row.uid, row.shard, next, record)).await;
     }
 
     fn leave(&self, key: LaneKey, how: Left) {

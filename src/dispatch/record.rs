@@ -34,20 +34,12 @@ enum What {
 impl Report {
     /// An attempt was made.
     pub fn attempted(uid: Uid, shard: i32, next: Next, record: AttemptRecord) -> Self {
-        Self {
-            uid,
-            shard,
-            what: What::Attempted(next, record),
-        }
+        Self { uid, shard, what: What::Attempted(next, record) }
     }
 
     /// Claimed, or perhaps claimed, and surely not sent.
     pub fn unsent(uid: Uid, shard: i32, token: Token, epoch: Epoch) -> Self {
-        Self {
-            uid,
-            shard,
-            what: What::Unsent(token, epoch),
-        }
+        Self { uid, shard, what: What::Unsent(token, epoch) }
     }
 }
 
@@ -95,10 +87,7 @@ async fn record(store: &ColdStore, metrics: &Metrics, reports: &[Report]) -> Res
     let mut ended = std::collections::HashSet::new();
     if !taken.is_empty() {
         ended.extend(store.finish_delivered(&taken).await?);
-        metrics
-            .ended
-            .with_label_values(&["delivered"])
-            .inc_by(ended.len() as u64);
+        metrics.ended.with_label_values(&["delivered"]).inc_by(ended.len() as u64);
     }
     let changes: Vec<Change> = reports
         .iter()
@@ -108,10 +97,7 @@ async fn record(store: &ColdStore, metrics: &Metrics, reports: &[Report]) -> Res
                 What::Attempted(next, record) => ChangeEvent::Attempted(*next, record.clone()),
                 What::Unsent(token, epoch) => ChangeEvent::Released(*token, *epoch),
             };
-            Change {
-                uid: report.uid,
-                event,
-            }
+            Change { uid: report.uid, event }
         })
         .collect();
     if changes.is_empty() {

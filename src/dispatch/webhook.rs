@@ -48,14 +48,7 @@ pub struct Outcome {
 
 impl Outcome {
     fn failed(result: AttemptResult, detail: String) -> Self {
-        Self {
-            result,
-            status: None,
-            reply: None,
-            detail: Some(detail),
-            retry_after: None,
-            gone: false,
-        }
+        Self { result, status: None, reply: None, detail: Some(detail), retry_after: None, gone: false }
     }
 }
 
@@ -85,12 +78,7 @@ impl Sender {
             .pool_idle_timeout(Duration::from_secs(30))
             .tcp_nodelay(true)
             .build()?;
-        Ok(Self {
-            client,
-            guard,
-            clock,
-            timeout,
-        })
+        Ok(Self { client, guard, clock, timeout })
     }
 
     /// Makes one attempt.
@@ -109,24 +97,13 @@ impl Sender {
             }
         };
         hook.headers.iter().for_each(|(name, value)| set(name, value));
-        event::headers(row, &delivery_id, at)
-            .iter()
-            .for_each(|(name, value)| set(name, value));
-        if let Some(signature) = hook
-            .secret
-            .as_deref()
-            .and_then(|secret| event::signature(secret, &delivery_id, at, &body))
+        event::headers(row, &delivery_id, at).iter().for_each(|(name, value)| set(name, value));
+        if let Some(signature) =
+            hook.secret.as_deref().and_then(|secret| event::signature(secret, &delivery_id, at, &body))
         {
             set("webhook-signature", &signature);
         }
-        match self
-            .client
-            .post(hook.url.clone())
-            .headers(headers)
-            .body(body)
-            .send()
-            .await
-        {
+        match self.client.post(hook.url.clone()).headers(headers).body(body).send().await {
             Ok(response) => self.judge(response).await,
             Err(why) => self.judge_error(&why),
         }
@@ -136,19 +113,17 @@ impl Sender {
         let status = response.status();
         let now = self.clock.now();
         let retry_after = match status.as_u16() {
-            429 | 503 => response
-                .headers()
-                .get(RETRY_AFTER)
-                .and_then(|value| retry_after(value.to_str().ok()?, now)),
+            429 | 503 => {
+                response.headers().get(RETRY_AFTER).and_then(|value| retry_after(value.to_str().ok()?, now))
+            }
             _ => None,
         };
         let reply = read_reply(&mut response).await;
         let (result, detail) = match status.as_u16() {
             200..=299 => (AttemptResult::Ok, None),
-            300..=399 => (
-                AttemptResult::Failed,
-                Some(format!("answered {status}; redirects are not followed")),
-            ),
+            300..=399 => {
+                (AttemptResult::Failed, Some(format!("answered {status}; redirects are not followed")))
+            }
             _ => (AttemptResult::Failed, Some(format!("answered {status}"))),
         };
         Outcome {
@@ -205,10 +180,8 @@ fn retry_after(value: &str, now: UnixMs) -> Option<Duration> {
     let wait = match value.trim().parse::<u64>() {
         Ok(seconds) => Duration::from_secs(seconds),
         Err(_) => {
-            let at = httpdate::parse_http_date(value.trim())
-                .ok()?
-                .duration_since(std::time::UNIX_EPOCH)
-                .ok()?;
+            let at =
+                httpdate::parse_http_date(value.trim()).ok()?.duration_since(std::time::UNIX_EPOCH).ok()?;
             UnixMs::new(i64::try_from(at.as_millis()).ok()?).since(now)
         }
     };
@@ -232,12 +205,7 @@ fn root_cause(why: &reqwest::Error) -> String {
     while let Some(inner) = cause.source() {
         cause = inner;
     }
-    cause
-        .to_string()
-        .replace('\0', "\u{fffd}")
-        .chars()
-        .take(200)
-        .collect()
+    cause.to_string().replace('\0', "\u{fffd}").chars().take(200).collect()
 }
 
 #[cfg(test)]
@@ -248,14 +216,8 @@ mod tests {
     fn retry_after_is_seconds_or_a_date() {
         let now = UnixMs::parse_rfc3339("2015-10-21T07:28:00Z").unwrap();
         assert_eq!(retry_after("120", now), Some(Duration::from_secs(120)));
-        assert_eq!(
-            retry_after("Wed, 21 Oct 2015 07:28:30 GMT", now),
-            Some(Duration::from_secs(30))
-        );
-        assert_eq!(
-            retry_after("Wed, 21 Oct 2015 07:27:00 GMT", now),
-            Some(Duration::ZERO)
-        );
+        assert_eq!(retry_after("Wed, 21 Oct 2015 07:28:30 GMT", now), Some(Duration::from_secs(30)));
+        assert_eq!(retry_after("Wed, 21 Oct 2015 07:27:00 GMT", now), Some(Duration::ZERO));
         assert_eq!(retry_after("99999999", now), Some(RETRY_AFTER_MAX));
         assert_eq!(retry_after("soon", now), None);
     }

@@ -33,11 +33,7 @@ impl TimerId {
     pub fn parse(text: &str) -> Result<Self, BadId> {
         let fits = (1..=MAX_ID_LEN).contains(&text.len());
         let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b':' | b'-');
-        if fits && text.bytes().all(allowed) {
-            Ok(Self(text.to_owned()))
-        } else {
-            Err(BadId)
-        }
+        if fits && text.bytes().all(allowed) { Ok(Self(text.to_owned())) } else { Err(BadId) }
     }
 
     /// The id of a timer that the service names itself.
@@ -59,8 +55,7 @@ impl TimerId {
 
     /// The primary key of the timer with this id.
     pub fn uid(&self, namespace: &str) -> Uid {
-        self.server_uid()
-            .unwrap_or_else(|| hashed("id", namespace, &self.0))
+        self.server_uid().unwrap_or_else(|| hashed("id", namespace, &self.0))
     }
 }
 
@@ -76,11 +71,7 @@ pub fn idempotency_uid(namespace: &str, key: &str) -> Uid {
 }
 
 fn hashed(kind: &str, namespace: &str, text: &str) -> Uid {
-    Uid(Uuid::from_bytes(digest16(&[
-        kind.as_bytes(),
-        namespace.as_bytes(),
-        text.as_bytes(),
-    ])))
+    Uid(Uuid::from_bytes(digest16(&[kind.as_bytes(), namespace.as_bytes(), text.as_bytes()])))
 }
 
 /// The first 128 bits of SHA-256 over length-prefixed parts.
@@ -100,12 +91,8 @@ pub fn digest16(parts: &[&[u8]]) -> [u8; 16] {
 /// It hangs on the registration (`created_at_ms`), so that an id which is free again after its history is
 /// gone does not repeat the delivery ids of its former life.
 pub fn delivery_id(uid: Uid, created_at_ms: i64, generation: Generation) -> String {
-    let hash = digest16(&[
-        b"delivery",
-        uid.0.as_bytes(),
-        &created_at_ms.to_be_bytes(),
-        &generation.0.to_be_bytes(),
-    ]);
+    let hash =
+        digest16(&[b"delivery", uid.0.as_bytes(), &created_at_ms.to_be_bytes(), &generation.0.to_be_bytes()]);
     format!("dlv_{}", Uuid::from_bytes(hash).simple())
 }
 

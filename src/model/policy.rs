@@ -93,11 +93,8 @@ mod tests {
 
     #[test]
     fn waits_double_up_to_the_cap() {
-        let retry = Retry {
-            attempts: 8,
-            first: Span::parse("PT1S").unwrap(),
-            cap: Span::parse("PT10S").unwrap(),
-        };
+        let retry =
+            Retry { attempts: 8, first: Span::parse("PT1S").unwrap(), cap: Span::parse("PT10S").unwrap() };
         let waits: Vec<_> = (1..=6).map(|n| retry.wait_after(n, 0.5).as_secs()).collect();
         assert_eq!(waits, [1, 2, 4, 8, 10, 10]);
         assert_eq!(retry.wait_after(1, 0.0), Duration::from_millis(750));

@@ -75,48 +75,30 @@ impl Webhook {
         secret: Option<String>,
         headers: BTreeMap<String, String>,
     ) -> Result<Self, BadWebhook> {
-        let bad = |pointer: &str, detail: String| BadWebhook {
-            pointer: pointer.into(),
-            detail,
-        };
+        let bad = |pointer: &str, detail: String| BadWebhook { pointer: pointer.into(), detail };
         let url = check_url(url).map_err(|detail| bad("/url", detail))?;
         if let Some(secret) = &secret {
             secret_bytes(secret).map_err(|detail| bad("/secret", detail))?;
         }
         if headers.len() > MAX_HEADERS {
-            return Err(bad(
-                "/headers",
-                format!("{} headers; at most {MAX_HEADERS}", headers.len()),
-            ));
+            return Err(bad("/headers", format!("{} headers; at most {MAX_HEADERS}", headers.len())));
         }
         let mut kept = BTreeMap::new();
         for (name, value) in headers {
             let lower = name.to_ascii_lowercase();
             check_header(&lower, &value).map_err(|detail| {
-                bad(
-                    &format!("/headers/{}", name.replace('~', "~0").replace('/', "~1")),
-                    detail,
-                )
+                bad(&format!("/headers/{}", name.replace('~', "~0").replace('/', "~1")), detail)
             })?;
             kept.insert(lower, value);
         }
-        Ok(Self {
-            url,
-            secret,
-            headers: kept,
-        })
+        Ok(Self { url, secret, headers: kept })
     }
 
     /// Which lane this receiver is served in: scheme, host and port.
     pub fn lane(&self) -> i64 {
         let port = self.url.port_or_known_default().unwrap_or(0);
         let host = self.url.host_str().unwrap_or("");
-        let hash = digest16(&[
-            b"lane",
-            self.url.scheme().as_bytes(),
-            host.as_bytes(),
-            &port.to_be_bytes(),
-        ]);
+        let hash = digest16(&[b"lane", self.url.scheme().as_bytes(), host.as_bytes(), &port.to_be_bytes()]);
         let mut first = [0; 8];
         first.copy_from_slice(&hash[..8]);
         i64::from_be_bytes(first)
@@ -130,10 +112,7 @@ fn check_url(text: &str) -> Result<Url, String> {
     let url =
         Url::parse(text).map_err(|why| format!("not a URL ({why}); give an absolute http or https URL"))?;
     if !matches!(url.scheme(), "http" | "https") {
-        return Err(format!(
-            "scheme `{}`; only http and https are delivered to",
-            url.scheme()
-        ));
+        return Err(format!("scheme `{}`; only http and https are delivered to", url.scheme()));
     }
     if url.host_str().is_none_or(str::is_empty) {
         return Err("the URL has no host".into());
@@ -190,11 +169,7 @@ mod tests {
 
     #[test]
     fn urls_are_checked() {
-        for good in [
-            "http://127.0.0.1:9000/x?y=1",
-            "https://shop.example/hooks",
-            "http://[::1]:9/",
-        ] {
+        for good in ["http://127.0.0.1:9000/x?y=1", "https://shop.example/hooks", "http://[::1]:9/"] {
             assert!(hook(good).is_ok(), "{good}");
         }
         for bad in [
@@ -214,28 +189,17 @@ mod tests {
     #[test]
     fn headers_and_secrets_are_checked() {
         let with = |name: &str, value: &str| {
-            Webhook::new(
-                "http://a/",
-                None,
-                BTreeMap::from([(name.to_owned(), value.to_owned())]),
-            )
+            Webhook::new("http://a/", None, BTreeMap::from([(name.to_owned(), value.to_owned())]))
         };
         assert!(with("X-Api-Key", "k").is_ok());
-        for (name, value) in [
-            ("Host", "x"),
-            ("ce-id", "x"),
-            ("webhook-id", "x"),
-            ("a b", "x"),
-            ("x", "a\r\nb: c"),
-            ("x", "ü"),
-        ] {
+        for (name, value) in
+            [("Host", "x"), ("ce-id", "x"), ("webhook-id", "x"), ("a b", "x"), ("x", "a\r\nb: c"), ("x", "ü")]
+        {
             assert!(with(name, value).is_err(), "{name}: {value}");
         }
         assert!(Webhook::new("http://a/", Some("whsec_c2VjcmV0".into()), BTreeMap::new()).is_ok());
         assert_eq!(
-            Webhook::new("http://a/", Some("not base64!".into()), BTreeMap::new())
-                .unwrap_err()
-                .pointer,
+            Webhook::new("http://a/", Some("not base64!".into()), BTreeMap::new()).unwrap_err().pointer,
             "/secret"
         );
     }
@@ -250,12 +214,8 @@ mod tests {
 
     #[test]
     fn debug_shows_no_secret() {
-        let hook = Webhook::new(
-            "http://a/?token=t0p",
-            Some("whsec_c2VjcmV0".into()),
-            BTreeMap::new(),
-        )
-        .unwrap();
+        let hook =
+            Webhook::new("http://a/?token=t0p", Some("whsec_c2VjcmV0".into()), BTreeMap::new()).unwrap();
         let shown = format!("{hook:?}");
         assert!(!shown.contains("c2Vj") && !shown.contains("t0p"), "{shown}");
     }

@@ -70,30 +70,19 @@ impl UnixMs {
 
     fn from_datetime(at: DateTime<Utc>) -> Result<Self, Error> {
         let ms = at.timestamp_millis();
-        let rounded = if at.timestamp_subsec_nanos() % 1_000_000 == 0 {
-            ms
-        } else {
-            ms + 1
-        };
+        let rounded = if at.timestamp_subsec_nanos().is_multiple_of(1_000_000) { ms } else { ms + 1 };
         Self(rounded).bounded()
     }
 
     /// This instant, if it can be written as RFC 3339.
     pub fn bounded(self) -> Result<Self, Error> {
-        if self <= LAST {
-            Ok(self)
-        } else {
-            Err(Error::TooFar)
-        }
+        if self <= LAST { Ok(self) } else { Err(Error::TooFar) }
     }
 
     /// `by` later; saturates far beyond [`LAST`].
     #[must_use]
     pub fn plus(self, by: Duration) -> Self {
-        Self(
-            self.0
-                .saturating_add(i64::try_from(by.as_millis()).unwrap_or(i64::MAX)),
-        )
+        Self(self.0.saturating_add(i64::try_from(by.as_millis()).unwrap_or(i64::MAX)))
     }
 
     /// How long this is after `earlier`; zero if it is not.
@@ -192,9 +181,7 @@ impl Span {
             (date, &[('W', 604_800_000), ('D', 86_400_000)][..]),
             (time, &[('H', 3_600_000), ('M', 60_000), ('S', 1000)][..]),
         ] {
-            total_ms = total_ms
-                .checked_add(sum_units(part, units).ok_or_else(bad)?)
-                .ok_or_else(bad)?;
+            total_ms = total_ms.checked_add(sum_units(part, units).ok_or_else(bad)?).ok_or_else(bad)?;
         }
         // Longer than what an instant can hold is too far in any use of it.
         u64::try_from(total_ms)
@@ -226,11 +213,7 @@ fn sum_units(mut text: &str, units: &[(char, u128)]) -> Option<u128> {
             return None;
         }
         // More digits than any representable span has: far too long rather than malformed.
-        let whole: u128 = if whole.len() > 24 {
-            10_u128.pow(24)
-        } else {
-            whole.parse().ok()?
-        };
+        let whole: u128 = if whole.len() > 24 { 10_u128.pow(24) } else { whole.parse().ok()? };
         total = total.checked_add(whole.checked_mul(size)?)?;
         if !fraction.is_empty() {
             let kept: u128 = format!("{fraction:0<3}")[..3].parse().ok()?;
@@ -250,7 +233,7 @@ impl fmt::Display for Span {
         if days > 0 {
             write!(f, "{days}D")?;
         }
-        if ms % 86_400_000 > 0 || ms == 0 {
+        if !ms.is_multiple_of(86_400_000) || ms == 0 {
             f.write_str("T")?;
         }
         if hours > 0 {
@@ -283,11 +266,7 @@ impl<'de> Deserialize<'de> for Span {
 /// A caller's text, cut short so that an error message stays one.
 fn shown(text: &str) -> String {
     let cut: String = text.chars().take(60).collect();
-    if cut.len() < text.len() {
-        format!("{cut}…")
-    } else {
-        cut
-    }
+    if cut.len() < text.len() { format!("{cut}…") } else { cut }
 }
 
 #[cfg(test)]
@@ -339,9 +318,7 @@ mod tests {
         assert_eq!(UnixMs::new(60_001).ceil_minute().get(), 120_000);
         assert_eq!(UnixMs::new(60_000).ceil_minute().get(), 60_000);
         assert_eq!(
-            UnixMs::parse_rfc3339("2026-12-01T09:00:00+08:00")
-                .unwrap()
-                .rfc3339(),
+            UnixMs::parse_rfc3339("2026-12-01T09:00:00+08:00").unwrap().rfc3339(),
             "2026-12-01T01:00:00.000Z"
         );
     }
@@ -349,23 +326,11 @@ mod tests {
     #[test]
     fn a_gap_gives_its_end_and_an_overlap_its_first() {
         let at = |local, zone| UnixMs::from_local(local, zone).map(UnixMs::rfc3339);
-        assert_eq!(
-            at("2026-12-01T09:00:00", "Asia/Shanghai").unwrap(),
-            "2026-12-01T01:00:00.000Z"
-        );
+        assert_eq!(at("2026-12-01T09:00:00", "Asia/Shanghai").unwrap(), "2026-12-01T01:00:00.000Z");
         // Berlin skips 02:00–03:00 on 2026-03-29 and repeats 02:00–03:00 on 2026-10-25.
-        assert_eq!(
-            at("2026-03-29T02:30:30", "Europe/Berlin").unwrap(),
-            "2026-03-29T01:00:00.000Z"
-        );
-        assert_eq!(
-            at("2026-10-25T02:30", "Europe/Berlin").unwrap(),
-            "2026-10-25T00:30:00.000Z"
-        );
-        assert_eq!(
-            at("2026-10-25T02:30", "Mars/Olympus"),
-            Err(Error::Zone("Mars/Olympus".into()))
-        );
+        assert_eq!(at("2026-03-29T02:30:30", "Europe/Berlin").unwrap(), "2026-03-29T01:00:00.000Z");
+        assert_eq!(at("2026-10-25T02:30", "Europe/Berlin").unwrap(), "2026-10-25T00:30:00.000Z");
+        assert_eq!(at("2026-10-25T02:30", "Mars/Olympus"), Err(Error::Zone("Mars/Olympus".into())));
         assert!(at("2026-10-25 02:30", "Europe/Berlin").is_err());
     }
 

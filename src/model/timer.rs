@@ -60,10 +60,7 @@ impl State {
 
     /// Whether this is one of the four ends.
     pub const fn is_end(self) -> bool {
-        matches!(
-            self,
-            Self::Delivered | Self::Cancelled | Self::Expired | Self::Dead
-        )
+        matches!(self, Self::Delivered | Self::Cancelled | Self::Expired | Self::Dead)
     }
 
     /// The number that stands for this state in SQL; 0–3 live, 4–7 ended.
@@ -270,11 +267,7 @@ impl Life {
                 self.attempt -= 1;
                 self.tries -= 1;
                 self.wake_at = now;
-                let waiting = if self.attempt == 0 {
-                    State::Scheduled
-                } else {
-                    State::Retrying
-                };
+                let waiting = if self.attempt == 0 { State::Scheduled } else { State::Retrying };
                 self.settle_or(waiting);
                 Answer::Done
             }
@@ -408,30 +401,17 @@ mod tests {
     }
 
     fn token(life: &Life) -> Token {
-        Token {
-            generation: life.generation,
-            attempt: life.attempt,
-        }
+        Token { generation: life.generation, attempt: life.attempt }
     }
 
     fn attempted(life: Life, result: AttemptResult, next: Next) -> Step {
-        life.step(
-            Event::Attempted {
-                token: token(&life),
-                result,
-                next,
-            },
-            NOW,
-        )
+        life.step(Event::Attempted { token: token(&life), result, next }, NOW)
     }
 
     #[test]
     fn cancel_before_any_attempt_is_cancelled_and_repeats() {
         let step = scheduled().step(Event::Cancel, NOW);
-        assert_eq!(
-            (step.life.state, step.answer),
-            (State::Cancelled, Answer::Cancelled)
-        );
+        assert_eq!((step.life.state, step.answer), (State::Cancelled, Answer::Cancelled));
         assert_eq!(step.life.step(Event::Cancel, NOW).answer, Answer::Cancelled);
     }
 
@@ -441,10 +421,7 @@ mod tests {
             let retrying = attempted(claimed(scheduled()), result, Next::Retry(LATER)).life;
             assert_eq!((retrying.state, retrying.wake_at), (State::Retrying, LATER));
             let step = retrying.step(Event::Cancel, NOW);
-            assert_eq!(
-                (step.life.state, step.answer),
-                (State::Cancelled, Answer::Stopped)
-            );
+            assert_eq!((step.life.state, step.answer), (State::Cancelled, Answer::Stopped));
         }
     }
 
@@ -460,20 +437,14 @@ mod tests {
                 (State::Cancelled, Answer::InFlight, true)
             );
             assert_eq!(step.life.step(Event::Cancel, NOW).answer, Answer::InFlight);
-            assert_eq!(
-                sure.step(Event::Reschedule { due_at: LATER }, NOW).answer,
-                Answer::InFlight
-            );
+            assert_eq!(sure.step(Event::Reschedule { due_at: LATER }, NOW).answer, Answer::InFlight);
         }
     }
 
     #[test]
     fn a_cancel_in_flight_allows_no_further_attempt() {
         let asked = claimed(scheduled()).step(Event::Cancel, NOW);
-        assert_eq!(
-            (asked.life.state, asked.answer),
-            (State::Delivering, Answer::InFlight)
-        );
+        assert_eq!((asked.life.state, asked.answer), (State::Delivering, Answer::InFlight));
         for (result, end) in [
             (AttemptResult::Ok, State::Delivered),
             (AttemptResult::Failed, State::Cancelled),
@@ -483,26 +454,10 @@ mod tests {
             assert_eq!(end_life.state, end);
             assert_eq!(end_life.uncertain, end == State::Cancelled);
         }
-        let released = asked
-            .life
-            .step(
-                Event::Released {
-                    token: token(&asked.life),
-                },
-                NOW,
-            )
-            .life;
+        let released = asked.life.step(Event::Released { token: token(&asked.life) }, NOW).life;
         assert_eq!((released.state, released.uncertain), (State::Cancelled, true));
-        let expired = asked
-            .life
-            .step(
-                Event::ClaimExpired {
-                    token: token(&asked.life),
-                    max_attempts: 8,
-                },
-                NOW,
-            )
-            .life;
+        let expired =
+            asked.life.step(Event::ClaimExpired { token: token(&asked.life), max_attempts: 8 }, NOW).life;
         assert_eq!(expired.state, State::Cancelled);
     }
 
@@ -521,9 +476,7 @@ mod tests {
             "its first generation was tried"
         );
         assert_eq!(
-            claimed(scheduled())
-                .step(Event::Reschedule { due_at: LATER }, NOW)
-                .answer,
+            claimed(scheduled()).step(Event::Reschedule { due_at: LATER }, NOW).answer,
             Answer::InFlight
         );
     }
@@ -531,29 +484,10 @@ mod tests {
     #[test]
     fn a_claim_that_expired_is_tried_again_until_its_attempts_are_spent() {
         let life = claimed(scheduled());
-        let again = life
-            .step(
-                Event::ClaimExpired {
-                    token: token(&life),
-                    max_attempts: 2,
-                },
-                LATER,
-            )
-            .life;
-        assert_eq!(
-            (again.state, again.wake_at, again.uncertain),
-            (State::Retrying, LATER, true)
-        );
+        let again = life.step(Event::ClaimExpired { token: token(&life), max_attempts: 2 }, LATER).life;
+        assert_eq!((again.state, again.wake_at, again.uncertain), (State::Retrying, LATER, true));
         let last = claimed(again);
-        let dead = last
-            .step(
-                Event::ClaimExpired {
-                    token: token(&last),
-                    max_attempts: 2,
-                },
-                LATER,
-            )
-            .life;
+        let dead = last.step(Event::ClaimExpired { token: token(&last), max_attempts: 2 }, LATER).life;
         assert_eq!(dead.state, State::Dead);
     }
 
@@ -561,43 +495,16 @@ mod tests {
     fn a_late_result_counts_only_for_the_attempt_it_belongs_to() {
         let first = claimed(scheduled());
         let old = token(&first);
-        let waiting = first
-            .step(
-                Event::ClaimExpired {
-                    token: old,
-                    max_attempts: 8,
-                },
-                NOW,
-            )
-            .life;
-        let late = |life: Life, result| {
-            life.step(
-                Event::Attempted {
-                    token: old,
-                    result,
-                    next: Next::GiveUp,
-                },
-                NOW,
-            )
-        };
+        let waiting = first.step(Event::ClaimExpired { token: old, max_attempts: 8 }, NOW).life;
+        let late =
+            |life: Life, result| life.step(Event::Attempted { token: old, result, next: Next::GiveUp }, NOW);
         assert_eq!(late(waiting, AttemptResult::Failed).answer, Answer::Stale);
         assert_eq!(late(waiting, AttemptResult::Ok).life.state, State::Delivered);
         let second = claimed(waiting);
-        assert_eq!(
-            late(second, AttemptResult::Failed),
-            Step {
-                life: second,
-                answer: Answer::Stale
-            }
-        );
+        assert_eq!(late(second, AttemptResult::Failed), Step { life: second, answer: Answer::Stale });
         let acked = late(second, AttemptResult::Ok).life;
         assert_eq!((acked.state, acked.acked_late), (State::Delivering, true));
-        assert_eq!(
-            attempted(acked, AttemptResult::Failed, Next::Retry(LATER))
-                .life
-                .state,
-            State::Delivered
-        );
+        assert_eq!(attempted(acked, AttemptResult::Failed, Next::Retry(LATER)).life.state, State::Delivered);
         // A result of an older generation touches nothing.
         let moved = scheduled().step(Event::Reschedule { due_at: LATER }, NOW).life;
         assert_eq!(late(claimed(moved), AttemptResult::Ok).answer, Answer::Stale);
@@ -607,22 +514,14 @@ mod tests {
     fn a_release_uncounts_the_attempt() {
         let life = claimed(scheduled());
         let released = life.step(Event::Released { token: token(&life) }, NOW).life;
-        assert_eq!(
-            (released.state, released.attempt, released.tries),
-            (State::Scheduled, 0, 0)
-        );
+        assert_eq!((released.state, released.attempt, released.tries), (State::Scheduled, 0, 0));
         assert_eq!(released.step(Event::Cancel, NOW).answer, Answer::Cancelled);
-        assert_eq!(
-            released.step(Event::Released { token: token(&life) }, NOW).answer,
-            Answer::Stale
-        );
+        assert_eq!(released.step(Event::Released { token: token(&life) }, NOW).answer, Answer::Stale);
     }
 
     #[test]
     fn only_what_was_never_attempted_expires() {
-        let late = Event::TooLate {
-            generation: Generation(1),
-        };
+        let late = Event::TooLate { generation: Generation(1) };
         assert_eq!(scheduled().step(late, LATER).life.state, State::Expired);
         assert_eq!(claimed(scheduled()).step(late, LATER).answer, Answer::Stale);
     }
@@ -636,19 +535,10 @@ mod tests {
                 Event::Cancel,
                 Event::Reschedule { due_at: LATER },
                 Event::Relabel,
-                Event::Attempted {
-                    token: token(&life),
-                    result: AttemptResult::Ok,
-                    next: Next::GiveUp,
-                },
-                Event::ClaimExpired {
-                    token: token(&life),
-                    max_attempts: 1,
-                },
+                Event::Attempted { token: token(&life), result: AttemptResult::Ok, next: Next::GiveUp },
+                Event::ClaimExpired { token: token(&life), max_attempts: 1 },
                 Event::Released { token: token(&life) },
-                Event::TooLate {
-                    generation: life.generation,
-                },
+                Event::TooLate { generation: life.generation },
             ];
             for event in events {
                 assert_eq!(life.step(event, NOW).life, life, "{end:?} {event:?}");

@@ -39,7 +39,14 @@ fn node(name: &str, cold: Option<&str>) -> crate::support::NodeBuilder {
 }
 
 /// Registers on and on until told to stop; each id is repeated until it is acknowledged.
-async fn write(worker: usize, seed: u64, apis: Vec<Api>, url: String, stop: Arc<AtomicBool>, acked: Arc<AtomicUsize>) {
+async fn write(
+    worker: usize,
+    seed: u64,
+    apis: Vec<Api>,
+    url: String,
+    stop: Arc<AtomicBool>,
+    acked: Arc<AtomicUsize>,
+) {
     let mut dice = SmallRng::seed_from_u64(seed + worker as u64);
     for n in 0.. {
         if stop.load(Ordering::SeqCst) {
@@ -67,7 +74,8 @@ async fn write(worker: usize, seed: u64, apis: Vec<Api>, url: String, stop: Arc<
 
 /// Kills nodes at random moments, restarts them, and checks the whole history.
 async fn nothing_is_lost_when_nodes_are_killed(mut nodes: Vec<Node>) {
-    let seed: u64 = std::env::var("MAINSPRING_TEST_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(wall_ms() as u64);
+    let seed: u64 =
+        std::env::var("MAINSPRING_TEST_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(wall_ms() as u64);
     println!("seed {seed} (MAINSPRING_TEST_SEED repeats it)");
     let kills = if long() { 100 } else { 20 };
     let receiver = Receiver::start().await;
@@ -98,7 +106,9 @@ async fn nothing_is_lost_when_nodes_are_killed(mut nodes: Vec<Node>) {
     let acked = acked.load(Ordering::SeqCst);
     assert!(acked > kills * 10, "only {acked} timers: no load worth the name");
 
-    let everything = |all: &[Received]| all.iter().map(|r| r.timer.as_str()).collect::<std::collections::HashSet<_>>().len() >= acked;
+    let everything = |all: &[Received]| {
+        all.iter().map(|r| r.timer.as_str()).collect::<std::collections::HashSet<_>>().len() >= acked
+    };
     let all = receiver.wait_until(everything, Duration::from_secs(60)).await;
     let mut by_timer: HashMap<&str, Vec<&Received>> = HashMap::new();
     for received in &all {
@@ -150,7 +160,8 @@ async fn nothing_is_lost_on_postgres() {
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_lost_on_postgres_with_two_nodes() {
     let url = fresh_database().await;
-    let nodes = vec![node("one", Some(&url)).start_ready().await, node("two", Some(&url)).start_ready().await];
+    let nodes =
+        vec![node("one", Some(&url)).start_ready().await, node("two", Some(&url)).start_ready().await];
     nothing_is_lost_when_nodes_are_killed(nodes).await;
 }
 
@@ -159,7 +170,8 @@ async fn nothing_is_lost_on_postgres_with_two_nodes() {
 async fn a_killed_node_is_taken_over() {
     let url = fresh_database().await;
     let receiver = Receiver::start().await;
-    let (one, two) = (node("one", Some(&url)).start_ready().await, node("two", Some(&url)).start_ready().await);
+    let (one, two) =
+        (node("one", Some(&url)).start_ready().await, node("two", Some(&url)).start_ready().await);
     let api = two.api();
     shares(&api, &[("one", 32), ("two", 32)]).await;
     for n in 0..100 {
@@ -183,7 +195,12 @@ async fn shares(api: &Api, wanted: &[(&str, usize)]) {
             .as_array()
             .expect("items")
             .iter()
-            .map(|node| (node["name"].as_str().unwrap_or_default().to_owned(), node["shards"].as_array().map_or(0, Vec::len)))
+            .map(|node| {
+                (
+                    node["name"].as_str().unwrap_or_default().to_owned(),
+                    node["shards"].as_array().map_or(0, Vec::len),
+                )
+            })
             .collect();
         if wanted.iter().all(|(name, count)| seen.iter().any(|(n, c)| n == name && c == count)) {
             return;
@@ -198,7 +215,8 @@ async fn shares(api: &Api, wanted: &[(&str, usize)]) {
 async fn a_node_that_slept_beyond_its_lease_fires_nothing_twice() {
     let url = fresh_database().await;
     let receiver = Receiver::start().await;
-    let (one, two) = (node("one", Some(&url)).start_ready().await, node("two", Some(&url)).start_ready().await);
+    let (one, two) =
+        (node("one", Some(&url)).start_ready().await, node("two", Some(&url)).start_ready().await);
     let api = two.api();
     shares(&api, &[("one", 32), ("two", 32)]).await;
     for n in 0..200 {

@@ -41,7 +41,8 @@ const HEAD_START: i64 = 2500;
 
 /// Races `each` cancels and `each` reschedules, spread over as many seconds as `rate` a second takes.
 async fn every_answer_is_true(node: Node, each: usize, rate: usize) {
-    let seed: u64 = std::env::var("MAINSPRING_TEST_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(wall_ms() as u64);
+    let seed: u64 =
+        std::env::var("MAINSPRING_TEST_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(wall_ms() as u64);
     println!("seed {seed} (MAINSPRING_TEST_SEED repeats it)");
     let mut dice = SmallRng::seed_from_u64(seed);
     let (quick, slow) = (Receiver::start().await, Receiver::start().await);
@@ -71,13 +72,17 @@ async fn every_answer_is_true(node: Node, each: usize, rate: usize) {
                 "retry": {"attempts": 2, "first": "PT0.3S", "cap": "PT0.3S"},
             }));
             // Half of them around the due time, half around the moment at which the sweep finds it.
-            let offset = if dice.random_bool(0.5) { dice.random_range(-50..=50) } else { dice.random_range(0..300) };
+            let offset =
+                if dice.random_bool(0.5) { dice.random_range(-50..=50) } else { dice.random_range(0..300) };
             let kind = if n % 2 == 0 { Kind::Cancel } else { Kind::Reschedule };
             plans.push((id, kind, fails, hangs, due + offset));
         }
         let (status, answer) = api.post("/v1/timers/batch", &json!({ "timers": items })).await;
         assert_eq!(status, 200, "{answer}");
-        assert!(answer["results"].as_array().expect("results").iter().all(|r| r["status"] == 201), "{answer}");
+        assert!(
+            answer["results"].as_array().expect("results").iter().all(|r| r["status"] == 201),
+            "{answer}"
+        );
         races.push(tokio::spawn(run_wave(api.clone(), plans)));
         first += per_wave;
         // One wave after another: each takes half a second of due times.
@@ -104,7 +109,13 @@ async fn every_answer_is_true(node: Node, each: usize, rate: usize) {
         *counts.entry(format!("{:?} {answer}", race.kind)).or_default() += 1;
     }
     println!("{total} races: {counts:?}");
-    for wanted in ["Cancel cancelled", "Cancel in_flight", "Cancel already_fired", "Reschedule 200", "Reschedule already_fired"] {
+    for wanted in [
+        "Cancel cancelled",
+        "Cancel in_flight",
+        "Cancel already_fired",
+        "Reschedule 200",
+        "Reschedule already_fired",
+    ] {
         assert!(counts.contains_key(wanted), "no {wanted}: these were no races ({counts:?})");
     }
 }
@@ -169,7 +180,11 @@ fn check(race: &Race, arrivals: &[Received], end: &Value) -> String {
             "in_flight".into()
         }
         (Kind::Cancel | Kind::Reschedule, 409, "already_fired") => {
-            assert!(matches!(state, "delivered" | "dead") && !arrivals.is_empty() && after == 0, "{}", what());
+            assert!(
+                matches!(state, "delivered" | "dead") && !arrivals.is_empty() && after == 0,
+                "{}",
+                what()
+            );
             assert_eq!(second, 0, "{}", what());
             "already_fired".into()
         }
@@ -179,7 +194,11 @@ fn check(race: &Race, arrivals: &[Received], end: &Value) -> String {
             assert!(old.iter().all(|r| r.at_ms <= race.answered_at), "the old due time fired: {}", what());
             assert!(race.failing || old.is_empty(), "rescheduled although delivered: {}", what());
             assert!(second > 0, "the new due time did not fire: {}", what());
-            assert!(arrivals.iter().filter(|r| r.generation == 2).all(|r| r.at_ms >= race.new_due), "{}", what());
+            assert!(
+                arrivals.iter().filter(|r| r.generation == 2).all(|r| r.at_ms >= race.new_due),
+                "{}",
+                what()
+            );
             "200".into()
         }
         (Kind::Reschedule, 409, "in_flight") => {

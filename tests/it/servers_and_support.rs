@@ -12,11 +12,7 @@ use crate::support::{Postgres, Process, Receiver, Reply, fresh_database, http_cl
 const LONG: Duration = Duration::from_secs(20);
 
 async fn status(client: &reqwest::Client, receiver: &Receiver, path: &str) -> u16 {
-    let answer = client
-        .post(receiver.url(path))
-        .header("ce-subject", "t1")
-        .send()
-        .await;
+    let answer = client.post(receiver.url(path)).header("ce-subject", "t1").send().await;
     answer.expect("the receiver answers").status().as_u16()
 }
 
@@ -35,10 +31,7 @@ async fn receiver_records_what_arrived() {
     assert_eq!(answer.unwrap().status(), 200);
 
     let one = &all[0];
-    assert_eq!(
-        (one.path.as_str(), one.delivery_id.as_str(), one.timer.as_str()),
-        ("/ok", "d1", "t1")
-    );
+    assert_eq!((one.path.as_str(), one.delivery_id.as_str(), one.timer.as_str()), ("/ok", "d1", "t1"));
     assert_eq!((one.attempt, one.generation), (2, 3));
     assert_eq!(one.due_at_ms, Some(1_767_225_600_250));
     assert_eq!(one.lateness_ms(), one.at_ms - 1_767_225_600_250);
@@ -67,29 +60,12 @@ async fn receiver_answers_as_its_paths_say() {
     assert_eq!(status(&client, &receiver, "/slow/200").await, 200);
     assert!(asked.elapsed() >= Duration::from_millis(200));
 
-    let busy = client
-        .get(receiver.url("/status/429?retry_after=7"))
-        .send()
-        .await
-        .unwrap();
-    assert_eq!(
-        (busy.status().as_u16(), &busy.headers()["retry-after"]),
-        (429, &"7".parse().unwrap())
-    );
+    let busy = client.get(receiver.url("/status/429?retry_after=7")).send().await.unwrap();
+    assert_eq!((busy.status().as_u16(), &busy.headers()["retry-after"]), (429, &"7".parse().unwrap()));
 
-    receiver.on("/mine", |received| {
-        Reply::status(202).header("x-timer", &received.timer).body("yes")
-    });
-    let mine = client
-        .get(receiver.url("/mine"))
-        .header("ce-subject", "t9")
-        .send()
-        .await
-        .unwrap();
-    assert_eq!(
-        (mine.status().as_u16(), &mine.headers()["x-timer"]),
-        (202, &"t9".parse().unwrap())
-    );
+    receiver.on("/mine", |received| Reply::status(202).header("x-timer", &received.timer).body("yes"));
+    let mine = client.get(receiver.url("/mine")).header("ce-subject", "t9").send().await.unwrap();
+    assert_eq!((mine.status().as_u16(), &mine.headers()["x-timer"]), (202, &"t9".parse().unwrap()));
     assert_eq!(mine.text().await.unwrap(), "yes");
     assert_eq!(receiver.received().len(), 10);
 }
@@ -99,23 +75,11 @@ async fn receiver_misbehaves_as_its_paths_say() {
     let receiver = Receiver::start().await;
     let client = http_client(LONG);
 
-    let closed = client
-        .post(receiver.url("/close"))
-        .body("x")
-        .send()
-        .await
-        .unwrap_err();
+    let closed = client.post(receiver.url("/close")).body("x").send().await.unwrap_err();
     assert!(!closed.is_timeout() && !closed.is_connect(), "{closed:?}");
 
     let hasty = http_client(Duration::from_millis(200));
-    assert!(
-        hasty
-            .post(receiver.url("/hang"))
-            .send()
-            .await
-            .unwrap_err()
-            .is_timeout()
-    );
+    assert!(hasty.post(receiver.url("/hang")).send().await.unwrap_err().is_timeout());
 
     let mut drip = client.get(receiver.url("/drip")).send().await.unwrap();
     assert_eq!(drip.chunk().await.unwrap().unwrap().len(), 1);
@@ -124,20 +88,14 @@ async fn receiver_misbehaves_as_its_paths_say() {
     let giant = client.get(receiver.url("/giant")).send().await.unwrap();
     assert_eq!(giant.bytes().await.unwrap().len(), 50 << 20);
 
-    let seen = receiver
-        .wait_until(|all| all.iter().any(|one| one.path == "/giant"), LONG)
-        .await;
+    let seen = receiver.wait_until(|all| all.iter().any(|one| one.path == "/giant"), LONG).await;
     assert_eq!(seen.len(), 4);
 
     let port = receiver.port();
     drop(receiver);
     // A new client: the old one may still trust a connection that was cut just now.
     let client = http_client(LONG);
-    let refused = client
-        .get(format!("http://127.0.0.1:{port}/ok"))
-        .send()
-        .await
-        .unwrap_err();
+    let refused = client.get(format!("http://127.0.0.1:{port}/ok")).send().await.unwrap_err();
     assert!(refused.is_connect(), "{refused:?}");
     let back = Receiver::start_on(port).await;
     assert_eq!(status(&client, &back, "/ok").await, 200);
@@ -146,10 +104,7 @@ async fn receiver_misbehaves_as_its_paths_say() {
 #[tokio::test]
 #[should_panic(expected = "not 1 requests within")]
 async fn receiver_does_not_wait_for_ever() {
-    Receiver::start()
-        .await
-        .wait_for(1, Duration::from_millis(10))
-        .await;
+    Receiver::start().await.wait_for(1, Duration::from_millis(10)).await;
 }
 
 #[tokio::test]
@@ -157,21 +112,14 @@ async fn shared_server_gives_each_test_a_database_of_its_own() {
     let (one, two) = (fresh_database().await, fresh_database().await);
     assert_ne!(one, two);
     psql(&one, "CREATE TABLE mine (n int)").await;
-    assert_eq!(
-        psql(&two, "SELECT count(*) FROM pg_tables WHERE tablename = 'mine'").await,
-        "0"
-    );
+    assert_eq!(psql(&two, "SELECT count(*) FROM pg_tables WHERE tablename = 'mine'").await, "0");
 }
 
 #[tokio::test]
 async fn private_server_keeps_its_data_when_killed() {
     let mut server = Postgres::start().await;
     let database = server.create_database().await;
-    psql(
-        &database,
-        "CREATE TABLE kept (n int); INSERT INTO kept VALUES (1)",
-    )
-    .await;
+    psql(&database, "CREATE TABLE kept (n int); INSERT INTO kept VALUES (1)").await;
 
     server.kill_immediate().await;
     server.start_again().await;

@@ -30,21 +30,13 @@ struct Fixture {
 }
 
 fn config(url: &str, sets: &[&str]) -> Config {
-    let mut all = vec![
-        format!("cold.url={url}"),
-        "shards=8".to_owned(),
-        "history.retention=P2D".to_owned(),
-    ];
+    let mut all = vec![format!("cold.url={url}"), "shards=8".to_owned(), "history.retention=P2D".to_owned()];
     all.extend(sets.iter().map(|set| (*set).to_owned()));
     Config::load(Some(std::path::Path::new("/dev/null")), [], &all).expect("settings")
 }
 
 fn identity(name: &str) -> Identity {
-    Identity {
-        name: name.into(),
-        incarnation: format!("{name}-1"),
-        address: "127.0.0.1:1".into(),
-    }
+    Identity { name: name.into(), incarnation: format!("{name}-1"), address: "127.0.0.1:1".into() }
 }
 
 impl Fixture {
@@ -55,13 +47,7 @@ impl Fixture {
         store.prepare().await.expect("prepares");
         let me = identity("a");
         store.enter(&me).await.expect("enters");
-        Self {
-            store,
-            clock,
-            config,
-            me,
-            _dir: dir,
-        }
+        Self { store, clock, config, me, _dir: dir }
     }
 
     async fn sqlite() -> Self {
@@ -100,20 +86,12 @@ impl Fixture {
     }
 
     async fn register(&self, timers: &[NewTimer]) -> Vec<Registered> {
-        self.store
-            .register(timers)
-            .await
-            .into_iter()
-            .map(|answer| answer.expect("registers"))
-            .collect()
+        self.store.register(timers).await.into_iter().map(|answer| answer.expect("registers")).collect()
     }
 
     async fn put(&self, id: &str, due_in_ms: i64) -> Uid {
         let timer = self.timer(id, due_in_ms);
-        assert!(matches!(
-            self.register(std::slice::from_ref(&timer)).await[..],
-            [Registered::New(_)]
-        ));
+        assert!(matches!(self.register(std::slice::from_ref(&timer)).await[..], [Registered::New(_)]));
         timer.uid
     }
 
@@ -129,11 +107,7 @@ impl Fixture {
         let probes: Vec<_> = owned.iter().map(|(shard, _)| (*shard, i64::MIN)).collect();
         let found = self.store.due(&probes, 10_000).await.expect("looks");
         let epoch = |shard: i32| owned.iter().find(|(one, _)| *one == shard).expect("owned").1;
-        found
-            .rows
-            .iter()
-            .map(|due| (due.pointer, epoch(due.pointer.shard)))
-            .collect()
+        found.rows.iter().map(|due| (due.pointer, epoch(due.pointer.shard))).collect()
     }
 
     async fn claim(&self, pointers: &[(Pointer, Epoch)]) -> Vec<TimerRow> {
@@ -146,13 +120,7 @@ impl Fixture {
     }
 
     async fn change(&self, uid: Uid, event: ChangeEvent) -> (TimerRow, Answer) {
-        match self
-            .store
-            .apply(&[Change { uid, event }])
-            .await
-            .expect("applies")
-            .remove(0)
-        {
+        match self.store.apply(&[Change { uid, event }]).await.expect("applies").remove(0) {
             Applied::Live(row, answer) => (*row, answer),
             other => panic!("{other:?}"),
         }
@@ -183,10 +151,7 @@ fn record(row: &TimerRow, result: AttemptResult) -> AttemptRecord {
 }
 
 fn token(row: &TimerRow) -> Token {
-    Token {
-        generation: row.life.generation,
-        attempt: row.life.attempt,
-    }
+    Token { generation: row.life.generation, attempt: row.life.attempt }
 }
 
 async fn a_timer_is_claimed_at_its_due_time_and_never_before(f: Fixture) {
@@ -203,24 +168,15 @@ async fn a_timer_is_claimed_at_its_due_time_and_never_before(f: Fixture) {
         lane: 0,
     };
     let epoch = owned[0].1;
-    assert!(
-        f.claim(&[(early, epoch)]).await.is_empty(),
-        "the claim itself refuses what is not due"
-    );
+    assert!(f.claim(&[(early, epoch)]).await.is_empty(), "the claim itself refuses what is not due");
     f.clock.advance(Duration::from_millis(1));
     let rows = f.claim_due(&owned).await;
     assert_eq!(rows.len(), 1);
-    assert_eq!(
-        (rows[0].life.state, rows[0].life.attempt, rows[0].life.tries),
-        (State::Delivering, 1, 1)
-    );
+    assert_eq!((rows[0].life.state, rows[0].life.attempt, rows[0].life.tries), (State::Delivering, 1, 1));
     assert_eq!(rows[0].data.as_deref(), Some(&br#"{"a":"\u0000"}"#[..]));
     assert!(f.claim(&f.due(&owned).await).await.is_empty(), "claimed once");
     assert_eq!(
-        f.store
-            .finish_delivered(&[(uid, record(&rows[0], AttemptResult::Ok))])
-            .await
-            .expect("ends"),
+        f.store.finish_delivered(&[(uid, record(&rows[0], AttemptResult::Ok))]).await.expect("ends"),
         [uid]
     );
     let row = f.find(uid).await;
@@ -244,10 +200,7 @@ async fn a_claim_of_an_older_generation_gets_nothing(f: Fixture) {
         )
         .await;
     assert_eq!((answer, row.life.generation), (Answer::Done, Generation(2)));
-    assert!(
-        f.claim(&stale).await.is_empty(),
-        "the old generation is due in the pointer only"
-    );
+    assert!(f.claim(&stale).await.is_empty(), "the old generation is due in the pointer only");
     assert_eq!(f.claim_due(&owned).await.len(), 1);
 }
 
@@ -273,35 +226,19 @@ async fn what_a_dead_owner_had_claimed_is_due_again_at_once(f: Fixture) {
     let far = f.put("far", 3_600_000).await;
     assert_eq!(f.claim_due(&owned).await.len(), 1);
     let again = f.own_all().await;
-    assert!(
-        again.iter().zip(&owned).all(|(new, old)| new.1 > old.1),
-        "a restart has new epochs"
-    );
+    assert!(again.iter().zip(&owned).all(|(new, old)| new.1 > old.1), "a restart has new epochs");
     assert_eq!(f.store.recall(&again).await.expect("recalls"), 1);
     let due = f.due(&again).await;
     assert_eq!(due.len(), 1);
-    let expired = ChangeEvent::ClaimExpired(Token {
-        generation: Generation(1),
-        attempt: 1,
-    });
+    let expired = ChangeEvent::ClaimExpired(Token { generation: Generation(1), attempt: 1 });
     let (row, answer) = f.change(uid, expired).await;
-    assert_eq!(
-        (answer, row.life.state, row.life.uncertain),
-        (Answer::Done, State::Retrying, true)
-    );
+    assert_eq!((answer, row.life.state, row.life.uncertain), (Answer::Done, State::Retrying, true));
     let attempts = f.store.attempts(&row).await.expect("reads");
-    assert_eq!(
-        attempts.iter().map(|a| a.result).collect::<Vec<_>>(),
-        [AttemptResult::Unknown]
-    );
+    assert_eq!(attempts.iter().map(|a| a.result).collect::<Vec<_>>(), [AttemptResult::Unknown]);
     assert_eq!(f.find(far).await.life.state, State::Scheduled);
     let second = f.claim_due(&again).await;
     assert_eq!(second[0].life.attempt, 2);
-    assert_eq!(
-        second[0].delivery_id(),
-        row.delivery_id(),
-        "all attempts of one firing carry one id"
-    );
+    assert_eq!(second[0].delivery_id(), row.delivery_id(), "all attempts of one firing carry one id");
     f.balanced().await;
 }
 
@@ -315,24 +252,14 @@ async fn a_late_result_counts_only_for_its_own_attempt(f: Fixture) {
     assert_eq!(second.life.attempt, 2);
     let late = record(&first, AttemptResult::Ok);
     assert!(
-        f.store
-            .finish_delivered(&[(uid, late.clone())])
-            .await
-            .expect("asks")
-            .is_empty(),
+        f.store.finish_delivered(&[(uid, late.clone())]).await.expect("asks").is_empty(),
         "not the current attempt"
     );
     let (row, answer) = f.change(uid, ChangeEvent::Attempted(Next::GiveUp, late)).await;
     assert_eq!((answer, row.life.state), (Answer::Done, State::Delivering));
     let failed = record(&second, AttemptResult::Failed);
-    let (row, _) = f
-        .change(uid, ChangeEvent::Attempted(Next::Retry(f.now()), failed))
-        .await;
-    assert_eq!(
-        row.life.state,
-        State::Delivered,
-        "the late success was not thrown away"
-    );
+    let (row, _) = f.change(uid, ChangeEvent::Attempted(Next::Retry(f.now()), failed)).await;
+    assert_eq!(row.life.state, State::Delivered, "the late success was not thrown away");
     let results: Vec<_> = f
         .store
         .attempts(&f.find(uid).await)
@@ -354,60 +281,31 @@ async fn a_claim_that_runs_out_is_found_and_only_then(f: Fixture) {
     f.clock.set(row.life.wake_at);
     let due = f.due(&owned).await;
     assert_eq!((due.len(), due[0].0.attempt), (1, 1));
-    assert!(
-        f.claim(&due).await.is_empty(),
-        "it is not claimed before it is given up"
-    );
+    assert!(f.claim(&due).await.is_empty(), "it is not claimed before it is given up");
 }
 
 async fn an_ended_id_stays_taken_and_again_starts_the_next_generation(f: Fixture) {
     let owned = f.own_all().await;
     let uid = f.put("t", 0).await;
     let first = f.claim_due(&owned).await.remove(0);
-    f.store
-        .finish_delivered(&[(uid, record(&first, AttemptResult::Ok))])
-        .await
-        .expect("ends");
+    f.store.finish_delivered(&[(uid, record(&first, AttemptResult::Ok))]).await.expect("ends");
     let same = f.timer("t", 0);
     assert!(
         matches!(&f.register(std::slice::from_ref(&same)).await[..], [Registered::Same(row)] if row.life.state == State::Delivered)
     );
-    let other = NewTimer {
-        request_hash: [8; 16],
-        ..same.clone()
-    };
-    assert!(matches!(
-        f.register(&[other.clone()]).await[..],
-        [Registered::Taken]
-    ));
+    let other = NewTimer { request_hash: [8; 16], ..same.clone() };
+    assert!(matches!(f.register(std::slice::from_ref(&other)).await[..], [Registered::Taken]));
     let again = NewTimer { again: true, ..other };
-    let answers = f.register(&[again.clone()]).await;
-    let [Registered::New(row)] = &answers[..] else {
-        panic!("{answers:?}")
-    };
+    let answers = f.register(std::slice::from_ref(&again)).await;
+    let [Registered::New(row)] = &answers[..] else { panic!("{answers:?}") };
     assert_eq!(row.life.generation, Generation(2));
-    assert_ne!(
-        row.delivery_id(),
-        first.delivery_id(),
-        "no two firings share an id"
-    );
-    assert!(
-        matches!(f.register(&[again]).await[..], [Registered::Same(_)]),
-        "again is repeated safely"
-    );
+    assert_ne!(row.delivery_id(), first.delivery_id(), "no two firings share an id");
+    assert!(matches!(f.register(&[again]).await[..], [Registered::Same(_)]), "again is repeated safely");
     let (_, answer) = f.change(uid, ChangeEvent::Cancel).await;
     assert_eq!(answer, Answer::Cancelled, "nothing of this registration was sent");
     f.balanced().await;
     let ledger = f.store.ledger().await.expect("reads");
-    assert_eq!(
-        (
-            ledger.registered,
-            ledger.delivered,
-            ledger.cancelled,
-            ledger.pending
-        ),
-        (2, 1, 1, 0)
-    );
+    assert_eq!((ledger.registered, ledger.delivered, ledger.cancelled, ledger.pending), (2, 1, 1, 0));
 }
 
 async fn history_goes_after_its_retention_and_the_totals_stay(f: Fixture) {
@@ -434,13 +332,8 @@ async fn history_goes_after_its_retention_and_the_totals_stay(f: Fixture) {
 
 async fn of_equal_ids_in_one_batch_the_first_is_new(f: Fixture) {
     let one = f.timer("t", 1000);
-    let other = NewTimer {
-        request_hash: [9; 16],
-        ..one.clone()
-    };
-    let answers = f
-        .register(&[f.timer("x", 1), one.clone(), one.clone(), other, one.clone()])
-        .await;
+    let other = NewTimer { request_hash: [9; 16], ..one.clone() };
+    let answers = f.register(&[f.timer("x", 1), one.clone(), one.clone(), other, one.clone()]).await;
     assert!(
         matches!(
             answers[..],
@@ -466,17 +359,8 @@ async fn many_callers_of_one_id_make_one_timer(f: Fixture) {
         async move { store.register(&timer).await.remove(0).expect("registers") }
     }))
     .await;
-    assert_eq!(
-        answers.iter().filter(|a| matches!(a, Registered::New(_))).count(),
-        1
-    );
-    assert_eq!(
-        answers
-            .iter()
-            .filter(|a| matches!(a, Registered::Same(_)))
-            .count(),
-        49
-    );
+    assert_eq!(answers.iter().filter(|a| matches!(a, Registered::New(_))).count(), 1);
+    assert_eq!(answers.iter().filter(|a| matches!(a, Registered::Same(_))).count(), 49);
 }
 
 async fn of_a_claim_and_a_cancel_exactly_one_wins(f: Fixture) {
@@ -484,13 +368,7 @@ async fn of_a_claim_and_a_cancel_exactly_one_wins(f: Fixture) {
     let timers: Vec<_> = (0..200).map(|n| f.timer(&format!("t{n}"), 0)).collect();
     f.register(&timers).await;
     let due = f.due(&owned).await;
-    let changes: Vec<_> = timers
-        .iter()
-        .map(|t| Change {
-            uid: t.uid,
-            event: ChangeEvent::Cancel,
-        })
-        .collect();
+    let changes: Vec<_> = timers.iter().map(|t| Change { uid: t.uid, event: ChangeEvent::Cancel }).collect();
     let claims = async {
         let mut claimed = HashSet::new();
         for chunk in due.chunks(20) {
@@ -501,14 +379,7 @@ async fn of_a_claim_and_a_cancel_exactly_one_wins(f: Fixture) {
     let cancels = async {
         let mut cancelled = HashSet::new();
         for chunk in changes.rchunks(20) {
-            for (applied, change) in f
-                .store
-                .apply(chunk)
-                .await
-                .expect("applies")
-                .into_iter()
-                .zip(chunk)
-            {
+            for (applied, change) in f.store.apply(chunk).await.expect("applies").into_iter().zip(chunk) {
                 match applied {
                     Applied::Live(_, Answer::Cancelled) => drop(cancelled.insert(change.uid)),
                     Applied::Live(row, Answer::InFlight) => assert_eq!(row.life.state, State::Delivering),
@@ -527,19 +398,9 @@ async fn of_a_claim_and_a_cancel_exactly_one_wins(f: Fixture) {
 async fn changes_of_one_timer_in_one_batch_see_each_other(f: Fixture) {
     let uid = f.put("t", 60_000).await;
     let later = f.now().plus(Duration::from_secs(120));
-    let edit = |due_at| {
-        ChangeEvent::Edit(Edit {
-            due_at: Some(due_at),
-            ..Edit::default()
-        })
-    };
-    let batch = [
-        edit(later),
-        ChangeEvent::Fire,
-        ChangeEvent::Cancel,
-        ChangeEvent::Cancel,
-    ]
-    .map(|event| Change { uid, event });
+    let edit = |due_at| ChangeEvent::Edit(Edit { due_at: Some(due_at), ..Edit::default() });
+    let batch = [edit(later), ChangeEvent::Fire, ChangeEvent::Cancel, ChangeEvent::Cancel]
+        .map(|event| Change { uid, event });
     let answers = f.store.apply(&batch).await.expect("applies");
     assert!(
         matches!(&answers[..], [Applied::Live(a, Answer::Done), Applied::Live(b, Answer::Done), Applied::Live(c, Answer::Cancelled), Applied::NotLive]
@@ -547,63 +408,31 @@ async fn changes_of_one_timer_in_one_batch_see_each_other(f: Fixture) {
         "{answers:?}"
     );
     let row = f.find(uid).await;
-    assert_eq!(
-        (row.life.state, row.life.generation),
-        (State::Cancelled, Generation(3))
-    );
+    assert_eq!((row.life.state, row.life.generation), (State::Cancelled, Generation(3)));
     f.balanced().await;
 }
 
 async fn an_edit_changes_only_what_it_names(f: Fixture) {
     let uid = f.put("t", 60_000).await;
-    let labels = Edit {
-        labels: Some(Some(r#"{"a":"b"}"#.into())),
-        ..Edit::default()
-    };
+    let labels = Edit { labels: Some(Some(r#"{"a":"b"}"#.into())), ..Edit::default() };
     let (row, _) = f.change(uid, ChangeEvent::Edit(labels.clone())).await;
-    assert_eq!(
-        (row.life.generation, row.life.version),
-        (Generation(1), 2),
-        "labels make no new generation"
-    );
+    assert_eq!((row.life.generation, row.life.version), (Generation(1), 2), "labels make no new generation");
     let (row, answer) = f.change(uid, ChangeEvent::Edit(labels)).await;
     assert_eq!((answer, row.life.version), (Answer::Done, 2), "nothing changed");
-    let data = Edit {
-        data: Some(Some(b"[1]".to_vec())),
-        if_version: Some(2),
-        ..Edit::default()
-    };
+    let data = Edit { data: Some(Some(b"[1]".to_vec())), if_version: Some(2), ..Edit::default() };
     let (row, _) = f.change(uid, ChangeEvent::Edit(data.clone())).await;
     assert_eq!((row.life.generation, row.life.version), (Generation(2), 3));
-    let again = f
-        .store
-        .apply(&[Change {
-            uid,
-            event: ChangeEvent::Edit(data),
-        }])
-        .await
-        .expect("applies");
+    let again = f.store.apply(&[Change { uid, event: ChangeEvent::Edit(data) }]).await.expect("applies");
     assert!(matches!(again[..], [Applied::OtherVersion(3)]), "{again:?}");
     let row = f.find(uid).await;
-    assert_eq!(
-        (row.data.as_deref(), row.labels.as_deref()),
-        (Some(&b"[1]"[..]), Some(r#"{"a":"b"}"#))
-    );
+    assert_eq!((row.data.as_deref(), row.labels.as_deref()), (Some(&b"[1]"[..]), Some(r#"{"a":"b"}"#)));
 }
 
 async fn what_is_found_later_than_its_grace_expires_unattempted(f: Fixture) {
     let owned = f.own_all().await;
-    let late = Late {
-        grace: Span::parse("PT10S").expect("a span"),
-        then: Then::Expire,
-    };
-    let timer = NewTimer {
-        policies: Policies {
-            late: Some(late),
-            ..Policies::default()
-        },
-        ..f.timer("t", 0)
-    };
+    let late = Late { grace: Span::parse("PT10S").expect("a span"), then: Then::Expire };
+    let timer =
+        NewTimer { policies: Policies { late: Some(late), ..Policies::default() }, ..f.timer("t", 0) };
     f.register(&[timer.clone(), f.timer("u", 0)]).await;
     f.clock.advance(Duration::from_secs(11));
     let claimed = f.claim_due(&owned).await;
@@ -621,15 +450,10 @@ async fn a_release_is_only_for_the_holder_of_the_epoch(f: Fixture) {
     let owned = f.own_all().await;
     let uid = f.put("t", 0).await;
     let row = f.claim_due(&owned).await.remove(0);
-    let (_, answer) = f
-        .change(uid, ChangeEvent::Released(token(&row), Epoch(row.epoch.0 - 1)))
-        .await;
+    let (_, answer) = f.change(uid, ChangeEvent::Released(token(&row), Epoch(row.epoch.0 - 1))).await;
     assert_eq!(answer, Answer::Stale);
     let (back, answer) = f.change(uid, ChangeEvent::Released(token(&row), row.epoch)).await;
-    assert_eq!(
-        (answer, back.life.state, back.life.attempt),
-        (Answer::Done, State::Scheduled, 0)
-    );
+    assert_eq!((answer, back.life.state, back.life.attempt), (Answer::Done, State::Scheduled, 0));
     assert_eq!(f.claim_due(&owned).await.len(), 1);
 }
 
@@ -649,11 +473,7 @@ async fn a_list_misses_nothing_and_repeats_nothing(f: Fixture) {
     for n in 0..60 {
         let owner = (n % 2 == 0).then(|| "even".to_owned());
         let labels = (n % 3 == 0).then(|| r#"{"kind":"third"}"#.to_owned());
-        timers.push(NewTimer {
-            owner,
-            labels,
-            ..f.timer(&format!("t{n}"), 1000 + i64::from(n / 7))
-        });
+        timers.push(NewTimer { owner, labels, ..f.timer(&format!("t{n}"), 1000 + i64::from(n / 7)) });
     }
     f.register(&timers).await;
     for timer in &timers[..20] {
@@ -679,55 +499,19 @@ async fn a_list_misses_nothing_and_repeats_nothing(f: Fixture) {
     assert_eq!(seen.len(), 60);
     assert!(seen.is_sorted_by_key(|row| row.life.due_at), "in due order");
     let count = |filter| async { all(filter).await.len() };
+    assert_eq!(count(Filter { state: Some(State::Cancelled), ..Filter::default() }).await, 20);
+    assert_eq!(count(Filter { owner: Some("even".into()), ..Filter::default() }).await, 30);
     assert_eq!(
-        count(Filter {
-            state: Some(State::Cancelled),
-            ..Filter::default()
-        })
-        .await,
+        count(Filter { labels: vec![("kind".into(), "third".into())], ..Filter::default() }).await,
         20
     );
     assert_eq!(
-        count(Filter {
-            owner: Some("even".into()),
-            ..Filter::default()
-        })
-        .await,
-        30
-    );
-    assert_eq!(
-        count(Filter {
-            labels: vec![("kind".into(), "third".into())],
-            ..Filter::default()
-        })
-        .await,
-        20
-    );
-    assert_eq!(
-        count(Filter {
-            labels: vec![("k\"'ind".into(), "third".into())],
-            ..Filter::default()
-        })
-        .await,
+        count(Filter { labels: vec![("k\"'ind".into(), "third".into())], ..Filter::default() }).await,
         0
     );
     let after = START.plus(Duration::from_millis(1004));
-    assert_eq!(
-        count(Filter {
-            due_after: Some(after),
-            ..Filter::default()
-        })
-        .await,
-        60 - 28
-    );
-    assert_eq!(
-        count(Filter {
-            due_before: Some(after),
-            ..Filter::default()
-        })
-        .await,
-        28
-    );
+    assert_eq!(count(Filter { due_after: Some(after), ..Filter::default() }).await, 60 - 28);
+    assert_eq!(count(Filter { due_before: Some(after), ..Filter::default() }).await, 28);
 }
 
 async fn a_planted_loss_is_found_by_verify(f: Fixture) {
@@ -743,13 +527,7 @@ async fn a_planted_loss_is_found_by_verify(f: Fixture) {
 
 async fn delete_behind_its_back(f: &Fixture, id: &str) {
     match f.config.cold.url.strip_prefix("sqlite://") {
-        None => drop(
-            psql(
-                &f.config.cold.url,
-                &format!("DELETE FROM timers WHERE id = '{id}'"),
-            )
-            .await,
-        ),
+        None => drop(psql(&f.config.cold.url, &format!("DELETE FROM timers WHERE id = '{id}'")).await),
         Some(path) => {
             let pool = sea_orm::sqlx::SqlitePool::connect(path).await.expect("opens");
             sea_orm::sqlx::query("DELETE FROM timers WHERE id = ?")
@@ -784,10 +562,7 @@ async fn a_newer_database_and_another_shard_count_are_refused(f: Fixture) {
         }
     }
     let why = f.store.prepare().await.expect_err("newer").to_string();
-    assert!(
-        why.contains("m29990101_000001_future") && why.contains("newer"),
-        "{why}"
-    );
+    assert!(why.contains("m29990101_000001_future") && why.contains("newer"), "{why}");
 }
 
 macro_rules! on_both {
@@ -828,12 +603,7 @@ on_both!(
 
 /// A second connection that holds a transaction open while the store works.
 async fn held_open(url: &str) -> sea_orm::sqlx::Transaction<'static, sea_orm::sqlx::Postgres> {
-    sea_orm::sqlx::PgPool::connect(url)
-        .await
-        .expect("connects")
-        .begin()
-        .await
-        .expect("begins")
+    sea_orm::sqlx::PgPool::connect(url).await.expect("connects").begin().await.expect("begins")
 }
 
 /// Waits until some session of this database waits for a lock.
@@ -861,11 +631,7 @@ async fn a_put_that_waited_for_its_own_row_to_end_is_not_new() {
         "INSERT INTO ended_ids SELECT uid, request_hash, generation, 1900000000000 FROM timers WHERE uid = $1",
         "DELETE FROM timers WHERE uid = $1",
     ] {
-        sea_orm::sqlx::query(sql)
-            .bind(uid.0)
-            .execute(&mut *ending)
-            .await
-            .expect("ends by hand");
+        sea_orm::sqlx::query(sql).bind(uid.0).execute(&mut *ending).await.expect("ends by hand");
     }
     let (store, timer) = (f.store.clone(), f.timer("t", 0));
     let put = tokio::spawn(async move { store.register(&[timer]).await.remove(0) });
@@ -889,10 +655,7 @@ async fn a_take_over_does_not_pass_a_running_claim() {
     let taken = f.store.take(&other, 100, false, 3000).await.expect("takes");
     assert_eq!(taken.len(), 7, "all but the shard in which a claim runs");
     claiming.commit().await.expect("commits");
-    assert_eq!(
-        f.store.take(&other, 100, false, 3000).await.expect("takes").len(),
-        1
-    );
+    assert_eq!(f.store.take(&other, 100, false, 3000).await.expect("takes").len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -900,10 +663,7 @@ async fn a_renewal_passes_a_running_claim() {
     let f = Fixture::postgres().await;
     let owned = f.own_all().await;
     let mut claiming = held_open(&f.config.cold.url).await;
-    sea_orm::sqlx::query("SELECT 1 FROM shards FOR KEY SHARE")
-        .execute(&mut *claiming)
-        .await
-        .expect("locks");
+    sea_orm::sqlx::query("SELECT 1 FROM shards FOR KEY SHARE").execute(&mut *claiming).await.expect("locks");
     let renewed = tokio::time::timeout(Duration::from_secs(5), f.store.renew(&f.me, &owned, 3000)).await;
     assert_eq!(renewed.expect("does not wait").expect("renews").len(), 8);
 }
@@ -943,10 +703,7 @@ async fn nodes_that_start_at_once_migrate_in_turn() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_process_on_one_sqlite_file_is_refused() {
     let f = Fixture::sqlite().await;
-    let why = ColdStore::open(&f.config, f.clock.clone(), true, true)
-        .err()
-        .expect("held")
-        .to_string();
+    let why = ColdStore::open(&f.config, f.clock.clone(), true, true).err().expect("held").to_string();
     assert!(why.contains("in use") && why.contains("t.db"), "{why}");
     ColdStore::open(&f.config, f.clock.clone(), true, false).expect("reading beside it is allowed");
 }

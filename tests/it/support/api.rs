@@ -17,9 +17,7 @@ pub struct Answer {
 impl Answer {
     /// A header's text; `None` when it is absent.
     pub fn header(&self, name: &str) -> Option<&str> {
-        self.headers
-            .get(name)
-            .map(|value| value.to_str().expect("a header in ASCII"))
+        self.headers.get(name).map(|value| value.to_str().expect("a header in ASCII"))
     }
 }
 
@@ -52,11 +50,7 @@ pub struct Api {
 impl Api {
     /// A client for a base such as `http://127.0.0.1:7600`, without a key.
     pub fn new(base: impl Into<String>) -> Self {
-        Self {
-            base: base.into(),
-            client: super::http_client(Duration::from_secs(30)),
-            key: None,
-        }
+        Self { base: base.into(), client: super::http_client(Duration::from_secs(30)), key: None }
     }
 
     /// The same client, which sends `key` with every call.
@@ -103,11 +97,7 @@ impl Api {
             "" => Value::Null,
             json => serde_json::from_str(json).unwrap_or(Value::String(text)),
         };
-        Ok(Answer {
-            status,
-            headers,
-            body,
-        })
+        Ok(Answer { status, headers, body })
     }
 
     /// `GET` of any path.
@@ -145,9 +135,7 @@ impl Api {
         let (status, body) = self.get("/v1/ledger").await;
         assert_eq!(status, 200, "{body}");
         let total = |name: &str| {
-            body[name]
-                .as_u64()
-                .unwrap_or_else(|| panic!("no total {name:?} in the ledger {body}"))
+            body[name].as_u64().unwrap_or_else(|| panic!("no total {name:?} in the ledger {body}"))
         };
         Ledger {
             registered: total("registered"),

@@ -45,32 +45,16 @@ impl NodeBuilder {
 
     /// Starts the process and does not wait for it.
     pub fn start(self) -> Node {
-        let dir = tempfile::Builder::new()
-            .prefix("node")
-            .tempdir()
-            .expect("a temporary directory");
+        let dir = tempfile::Builder::new().prefix("node").tempdir().expect("a temporary directory");
         let port = free_port();
-        let cold = self
-            .cold
-            .unwrap_or_else(|| format!("sqlite://{}/mainspring.db", dir.path().display()));
+        let cold = self.cold.unwrap_or_else(|| format!("sqlite://{}/mainspring.db", dir.path().display()));
         let mut env = vec![
-            (
-                "MAINSPRING__SERVER__LISTEN".to_owned(),
-                format!("127.0.0.1:{port}"),
-            ),
+            ("MAINSPRING__SERVER__LISTEN".to_owned(), format!("127.0.0.1:{port}")),
             ("MAINSPRING__COLD__URL".to_owned(), cold),
-            (
-                "MAINSPRING__NODE__NAME".to_owned(),
-                self.name.unwrap_or_else(|| format!("node-{port}")),
-            ),
+            ("MAINSPRING__NODE__NAME".to_owned(), self.name.unwrap_or_else(|| format!("node-{port}"))),
         ];
         env.extend(self.env);
-        Node {
-            process: launch(&dir, &env),
-            dir,
-            port,
-            env,
-        }
+        Node { process: launch(&dir, &env), dir, port, env }
     }
 
     /// Starts it and returns when it is ready to serve.
@@ -101,12 +85,7 @@ impl Node {
         let end = Instant::now() + timeout;
         for path in ["/startupz", "/readyz"] {
             let url = format!("{}{path}", self.base());
-            while !client
-                .get(&url)
-                .send()
-                .await
-                .is_ok_and(|answer| answer.status() == 200)
-            {
+            while !client.get(&url).send().await.is_ok_and(|answer| answer.status() == 200) {
                 if let Some(exit) = self.process.ended() {
                     panic!("the node ended instead of getting ready: {}", exit.status);
                 }
@@ -141,10 +120,7 @@ impl Node {
     }
 
     pub fn resume(&self) {
-        assert!(
-            self.process.signal(Signal::CONT),
-            "the node has ended and cannot go on"
-        );
+        assert!(self.process.signal(Signal::CONT), "the node has ended and cannot go on");
     }
 
     /// SIGTERM; returns how it ended and how long that took.
@@ -186,11 +162,7 @@ impl Drop for Node {
 
 /// It runs in its own directory and sees none of this process's settings.
 fn launch(dir: &TempDir, env: &[(String, String)]) -> Process {
-    let log = File::options()
-        .create(true)
-        .append(true)
-        .open(dir.path().join("log"))
-        .expect("a log file");
+    let log = File::options().create(true).append(true).open(dir.path().join("log")).expect("a log file");
     let mut command = Command::new(env!("CARGO_BIN_EXE_mainspring"));
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("MAINSPRING__") {

@@ -42,9 +42,7 @@ impl Process {
     /// Starts `command`; panics if it cannot be started.
     pub fn spawn(command: &mut Command) -> Self {
         let name = command.get_program().to_string_lossy().into_owned();
-        let child = command
-            .spawn()
-            .unwrap_or_else(|error| panic!("cannot start {name}: {error}"));
+        let child = command.spawn().unwrap_or_else(|error| panic!("cannot start {name}: {error}"));
         let pid = Pid::from_child(&child);
         let shared = Arc::new(Shared::default());
         let reaper = Arc::clone(&shared);
@@ -87,20 +85,14 @@ impl Process {
     /// Waits for the end; `None` when it still runs after `timeout`. Cancel-safe.
     pub async fn wait(&self, timeout: Duration) -> Option<Exit> {
         let shared = Arc::clone(&self.shared);
-        tokio::task::spawn_blocking(move || wait(&shared, timeout))
-            .await
-            .expect("waiting does not panic")
+        tokio::task::spawn_blocking(move || wait(&shared, timeout)).await.expect("waiting does not panic")
     }
 
     /// Sends `signal` and waits for the end; panics when it still runs after `timeout`.
     pub async fn end_with(&self, signal: Signal, timeout: Duration) -> Exit {
         self.signal(signal);
         self.wait(timeout).await.unwrap_or_else(|| {
-            panic!(
-                "{} still runs {timeout:?} after signal {}",
-                self.name,
-                signal.as_raw()
-            )
+            panic!("{} still runs {timeout:?} after signal {}", self.name, signal.as_raw())
         })
     }
 }

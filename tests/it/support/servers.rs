@@ -30,16 +30,9 @@ pub struct Postgres {
 impl Postgres {
     /// Makes a new cluster and returns when it answers.
     pub async fn start() -> Self {
-        let dir = tempfile::Builder::new()
-            .prefix("pg")
-            .tempdir()
-            .expect("a temporary directory");
+        let dir = tempfile::Builder::new().prefix("pg").tempdir().expect("a temporary directory");
         let port = free_port();
-        let server = Self {
-            process: launch(dir.path(), port),
-            dir,
-            port,
-        };
+        let server = Self { process: launch(dir.path(), port), dir, port };
         server.wait_ready().await;
         server
     }
@@ -66,10 +59,7 @@ impl Postgres {
 
     /// Starts it on the same data and port and returns when it answers. It must have been stopped.
     pub async fn start_again(&mut self) {
-        assert!(
-            self.process.ended().is_some(),
-            "stop the server before you start it again"
-        );
+        assert!(self.process.ended().is_some(), "stop the server before you start it again");
         self.process = launch(self.dir.path(), self.port);
         self.wait_ready().await;
     }
@@ -79,11 +69,7 @@ impl Postgres {
         let url = self.url("postgres");
         while !answers(&url).await {
             let gone = self.process.ended();
-            assert!(
-                gone.is_none() && Instant::now() < end,
-                "PostgreSQL does not start: {}",
-                self.log()
-            );
+            assert!(gone.is_none() && Instant::now() < end, "PostgreSQL does not start: {}", self.log());
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
@@ -140,18 +126,12 @@ pub fn free_port() -> u16 {
 }
 
 fn launch(dir: &Path, port: u16) -> Process {
-    let log = File::options()
-        .create(true)
-        .append(true)
-        .open(dir.join("log"))
-        .expect("a log file");
+    let log = File::options().create(true).append(true).open(dir.join("log")).expect("a log file");
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/private-postgres");
     let mut command = Command::new(script);
     command.arg(dir).arg(port.to_string());
     command.stdin(Stdio::null());
-    command
-        .stdout(log.try_clone().expect("the log file can be shared"))
-        .stderr(log);
+    command.stdout(log.try_clone().expect("the log file can be shared")).stderr(log);
     Process::spawn(&mut command)
 }
 
@@ -165,9 +145,7 @@ async fn create_database(server: &str) -> String {
 
 async fn answers(url: &str) -> bool {
     let mut command = tool("pg_isready");
-    command
-        .args(["--quiet", "--timeout=5", "--dbname", url])
-        .stdin(Stdio::null());
+    command.args(["--quiet", "--timeout=5", "--dbname", url]).stdin(Stdio::null());
     run(command).await.status.success()
 }
 
@@ -184,16 +162,10 @@ fn tool(name: &str) -> Command {
     static BIN: OnceLock<Option<PathBuf>> = OnceLock::new();
     let bin = BIN.get_or_init(|| {
         let versions = fs::read_dir("/usr/lib/postgresql").ok()?.flatten();
-        let newest = versions
-            .filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok())
-            .max()?;
+        let newest = versions.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()).max()?;
         Some(PathBuf::from(format!("/usr/lib/postgresql/{newest}/bin")))
     });
-    match bin
-        .as_ref()
-        .map(|bin| bin.join(name))
-        .filter(|path| path.exists())
-    {
+    match bin.as_ref().map(|bin| bin.join(name)).filter(|path| path.exists()) {
         Some(path) => Command::new(path),
         None => Command::new(name),
     }

@@ -38,17 +38,11 @@ struct Shared {
 
 impl Shared {
     fn received(&self) -> MutexGuard<'_, Vec<Received>> {
-        self.received
-            .lock()
-            .expect("nothing panics while it holds this lock")
+        self.received.lock().expect("nothing panics while it holds this lock")
     }
 
     fn custom(&self, path: &str) -> Option<Behaviour> {
-        self.custom
-            .lock()
-            .expect("nothing panics while it holds this lock")
-            .get(path)
-            .cloned()
+        self.custom.lock().expect("nothing panics while it holds this lock").get(path).cloned()
     }
 }
 
@@ -83,9 +77,7 @@ impl Receiver {
 
     /// Starts on a given port, for a receiver that was down until now.
     pub async fn start_on(port: u16) -> Self {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port))
-            .await
-            .expect("a free loopback port");
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await.expect("a free loopback port");
         let address = listener.local_addr().expect("a bound listener has an address");
         let listener = listener.into_std().expect("a listener can change its runtime");
         let shared = Arc::new(Shared::default());
@@ -102,12 +94,7 @@ impl Receiver {
                 }
             });
         });
-        Self {
-            address,
-            shared,
-            stop: Some(stop),
-            thread: Some(thread),
-        }
+        Self { address, shared, stop: Some(stop), thread: Some(thread) }
     }
 
     /// The URL of one of its paths, such as `/ok`.
@@ -122,11 +109,7 @@ impl Receiver {
     /// Lets `behaviour` answer everything at exactly `path`, from now on. It runs on the receiver's
     /// thread and must not block; a pause belongs into the [`Reply`].
     pub fn on(&self, path: &str, behaviour: impl Fn(&Received) -> Reply + Send + Sync + 'static) {
-        let mut custom = self
-            .shared
-            .custom
-            .lock()
-            .expect("nothing panics while it holds this lock");
+        let mut custom = self.shared.custom.lock().expect("nothing panics while it holds this lock");
         custom.insert(path.to_owned(), Arc::new(behaviour));
     }
 
@@ -137,18 +120,12 @@ impl Receiver {
 
     /// All requests for one timer, in order of arrival.
     pub fn of(&self, timer: &str) -> Vec<Received> {
-        self.shared
-            .received()
-            .iter()
-            .filter(|one| one.timer == timer)
-            .cloned()
-            .collect()
+        self.shared.received().iter().filter(|one| one.timer == timer).cloned().collect()
     }
 
     /// Waits until at least `count` requests have arrived and returns all. Panics after `timeout`.
     pub async fn wait_for(&self, count: usize, timeout: Duration) -> Vec<Received> {
-        self.wait(|all| all.len() >= count, timeout, &format!("{count} requests"))
-            .await
+        self.wait(|all| all.len() >= count, timeout, &format!("{count} requests")).await
     }
 
     /// Waits until `condition` holds for all that has arrived and returns it. Panics after `timeout`.
@@ -181,10 +158,7 @@ impl Receiver {
         if tokio::time::timeout(timeout, waiting).await.is_err() {
             let all = self.received();
             let last = &all[all.len().saturating_sub(5)..];
-            panic!(
-                "not {what} within {timeout:?}; {} arrived, the last of them {last:#?}",
-                all.len()
-            );
+            panic!("not {what} within {timeout:?}; {} arrived, the last of them {last:#?}", all.len());
         }
         self.received()
     }
@@ -212,26 +186,14 @@ async fn serve(stream: TcpStream, shared: Arc<Shared>) {
     stream.set_nodelay(true).ok();
     let service = service_fn(move |request| answer(request, Arc::clone(&shared)));
     // An error here is a client that went away, or a reply that closes the connection.
-    http1::Builder::new()
-        .serve_connection(TokioIo::new(stream), service)
-        .await
-        .ok();
+    http1::Builder::new().serve_connection(TokioIo::new(stream), service).await.ok();
 }
 
 async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Result<Response<Body>, ConnectionClosed> {
-    let at = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .expect("after 1970")
-        .as_millis();
+    let at = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_millis();
     let (head, body) = request.into_parts();
-    let body = to_bytes(Body::new(body), BODY_MAX)
-        .await
-        .map_err(|_| ConnectionClosed)?;
-    let received = Received::new(
-        i64::try_from(at).expect("before the year 292,000,000"),
-        &head,
-        body,
-    );
+    let body = to_bytes(Body::new(body), BODY_MAX).await.map_err(|_| ConnectionClosed)?;
+    let received = Received::new(i64::try_from(at).expect("before the year 292,000,000"), &head, body);
 
     let custom = shared.custom(head.uri.path());
     shared.received().push(received.clone());

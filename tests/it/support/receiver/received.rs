@@ -26,10 +26,7 @@ pub struct Received {
 impl Received {
     /// Arrival minus due time, negative if it came early. Panics without a due time.
     pub fn lateness_ms(&self) -> i64 {
-        self.at_ms
-            - self
-                .due_at_ms
-                .unwrap_or_else(|| panic!("no due time in {self:?}"))
+        self.at_ms - self.due_at_ms.unwrap_or_else(|| panic!("no due time in {self:?}"))
     }
 
     /// The body as JSON; panics if it is none.
@@ -38,12 +35,7 @@ impl Received {
     }
 
     pub(super) fn new(at_ms: i64, head: &request::Parts, body: Bytes) -> Self {
-        let text = |name| {
-            head.headers
-                .get(name)
-                .and_then(|value| value.to_str().ok())
-                .unwrap_or_default()
-        };
+        let text = |name| head.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
         Self {
             at_ms,
             path: head.uri.path().to_owned(),

@@ -37,11 +37,7 @@ pub struct Reply {
 
 #[derive(Clone, Debug)]
 enum Kind {
-    Answer {
-        status: u16,
-        headers: Vec<(String, String)>,
-        body: Bytes,
-    },
+    Answer { status: u16, headers: Vec<(String, String)>, body: Bytes },
     Drip,
     Giant,
     Hang,
@@ -51,11 +47,7 @@ enum Kind {
 impl Reply {
     /// An empty answer with this status.
     pub fn status(status: u16) -> Self {
-        Self::kind(Kind::Answer {
-            status,
-            headers: Vec::new(),
-            body: Bytes::new(),
-        })
+        Self::kind(Kind::Answer { status, headers: Vec::new(), body: Bytes::new() })
     }
 
     pub fn ok() -> Self {
@@ -107,10 +99,7 @@ impl Reply {
     }
 
     fn kind(kind: Kind) -> Self {
-        Self {
-            kind,
-            after: Duration::ZERO,
-        }
+        Self { kind, after: Duration::ZERO }
     }
 
     pub(super) async fn send(self) -> Result<Response<Body>, ConnectionClosed> {
@@ -118,18 +107,12 @@ impl Reply {
             tokio::time::sleep(self.after).await;
         }
         match self.kind {
-            Kind::Answer {
-                status,
-                headers,
-                body,
-            } => {
+            Kind::Answer { status, headers, body } => {
                 let mut response = Response::builder().status(status);
                 for (name, value) in headers {
                     response = response.header(name, value);
                 }
-                Ok(response
-                    .body(Body::from(body))
-                    .expect("the test gave a valid status and headers"))
+                Ok(response.body(Body::from(body)).expect("the test gave a valid status and headers"))
             }
             Kind::Drip => Ok(Response::new(Body::from_stream(stream::unfold(0, drop_of)))),
             Kind::Giant => {
@@ -165,10 +148,7 @@ pub(super) fn built_in(
         ("slow", Some(ms)) => Reply::ok().after(Duration::from_millis(ms.into())),
         ("status", Some(code)) => {
             let reply = Reply::status(u16::try_from(code).expect("an HTTP status"));
-            match query
-                .split('&')
-                .find_map(|pair| pair.strip_prefix("retry_after="))
-            {
+            match query.split('&').find_map(|pair| pair.strip_prefix("retry_after=")) {
                 Some(value) => reply.header("retry-after", value),
                 None => reply,
             }
@@ -179,9 +159,7 @@ pub(super) fn built_in(
         ("redirect", None) => Reply::status(302).header("location", "/ok"),
         ("flaky", Some(failures)) => {
             let mut counts = flaky.lock().expect("nothing panics while it holds this lock");
-            let count = counts
-                .entry((received.path.clone(), received.timer.clone()))
-                .or_default();
+            let count = counts.entry((received.path.clone(), received.timer.clone())).or_default();
             *count += 1;
             Reply::status(if *count <= failures { 500 } else { 200 })
         }
