@@ -124,8 +124,9 @@ pub async fn run(config: Config, clock: Arc<dyn Clock>, stop: CancellationToken)
     };
     closing.cancel();
     doors.close();
-    doors.wait().await;
-    store.close().await;
+    // Calls that still wait for a store that is away are cut off.
+    let _ = tokio::time::timeout(DRAIN, doors.wait()).await;
+    let _ = tokio::time::timeout(DRAIN, store.close()).await;
     tracing::info!("stopped");
     ended
 }
@@ -170,18 +171,19 @@ async fn work(
         address,
     };
     let ownership = Arc::new(Ownership::new(me, config.lease.get(), config.shards));
-    let recorders = TaskTracker::new();
-    let dispatcher =
-        Dispatcher::start(config, store.clone(), Arc::clone(&ownership), app.metrics.clone(), &recorders)
+    let (dispatcher, recorder) =
+        Dispatcher::new(config, store.clone(), Arc::clone(&ownership), app.metrics.clone())
             .context("the HTTP client cannot be made")?;
-    let (loops, owning) = (TaskTracker::new(), TaskTracker::new());
+    let (loops, recording, owning) = (TaskTracker::new(), TaskTracker::new(), TaskTracker::new());
     let (halt, disown) = (CancellationToken::new(), CancellationToken::new());
-    let batchers = TaskTracker::new();
-    let service = start_service(store, &ownership, &batchers);
-    // Set once: `work` runs once a process.
-    let _ = app.service.set(service);
-
     let (failed, mut failure) = tokio::sync::mpsc::channel::<anyhow::Error>(4);
+    spawn_watched(&recording, &failed, "record", async {
+        recorder.await;
+        Ok(())
+    });
+    // Set once: `work` runs once a process.
+    let _ = app.service.set(start_service(store, &ownership, &failed));
+
     let renewing = own(Arc::clone(app), store.clone(), Arc::clone(&ownership), disown.clone());
     spawn_watched(&owning, &failed, "ownership", renewing);
     let sweep =
@@ -224,16 +226,14 @@ async fn work(
         () = app.stop.cancelled() => Ok(()),
         why = failure.recv() => Err(why.unwrap_or_else(|| anyhow::anyhow!("every loop ended"))),
     };
-    // Intake first: connections finish the call they are in.
+    // Nothing new comes in and nothing more is claimed; calls and attempts under way get time to end.
     closing.cancel();
     doors.close();
-    let _ = tokio::time::timeout(DRAIN, doors.wait()).await;
-    dispatcher.drain(DRAIN).await;
+    let (_, ()) = tokio::join!(tokio::time::timeout(DRAIN, doors.wait()), dispatcher.drain(DRAIN));
     drop(dispatcher);
     end(&loops, &halt).await;
     // The recorder ends when nobody can report any more; leases are renewed until the last result is in.
-    recorders.close();
-    recorders.wait().await;
+    end(&recording, &CancellationToken::new()).await;
     end(&owning, &disown).await;
     if let Err(why) = tokio::time::timeout(DRAIN, ownership.leave(store)).await.unwrap_or(Err(Error::Busy)) {
         tracing::warn!(%why, "shards not given up; their leases run out");
@@ -241,22 +241,37 @@ async fn work(
     ended
 }
 
+/// Ends loops; one that hangs on a store that is away does not hold up the end of the process for long.
 async fn end(loops: &TaskTracker, halt: &CancellationToken) {
     halt.cancel();
     loops.close();
-    loops.wait().await;
+    if tokio::time::timeout(DRAIN, loops.wait()).await.is_err() {
+        tracing::warn!("a loop did not end in time; what it held is picked up after the restart");
+    }
 }
 
-fn start_service(store: &ColdStore, ownership: &Arc<Ownership>, tasks: &TaskTracker) -> Service {
+/// The intake's queues. Their workers live as long as the process.
+fn start_service(
+    store: &ColdStore,
+    ownership: &Arc<Ownership>,
+    failed: &tokio::sync::mpsc::Sender<anyhow::Error>,
+) -> Service {
+    let tasks = TaskTracker::new();
     let registering = store.clone();
-    let registrations =
-        Batcher::start(tasks, store.writers(), MAX_REGISTER_BATCH, QUEUE, move |batch: Vec<NewTimer>| {
+    let (registrations, workers) =
+        Batcher::new(store.writers(), MAX_REGISTER_BATCH, QUEUE, move |batch: Vec<NewTimer>| {
             let store = registering.clone();
             async move { store.register(&batch).await }
         });
+    for worker in workers {
+        spawn_watched(&tasks, failed, "register", async {
+            worker.await;
+            Ok(())
+        });
+    }
     let changing = store.clone();
-    let changes =
-        Batcher::start(tasks, store.writers(), MAX_APPLY_BATCH, QUEUE, move |batch: Vec<Change>| {
+    let (changes, workers) =
+        Batcher::new(store.writers(), MAX_APPLY_BATCH, QUEUE, move |batch: Vec<Change>| {
             let store = changing.clone();
             async move {
                 match store.apply(&batch).await {
@@ -265,6 +280,12 @@ fn start_service(store: &ColdStore, ownership: &Arc<Ownership>, tasks: &TaskTrac
                 }
             }
         });
+    for worker in workers {
+        spawn_watched(&tasks, failed, "change", async {
+            worker.await;
+            Ok(())
+        });
+    }
     Service { store: store.clone(), registrations, changes, ownership: Arc::clone(ownership) }
 }
 

@@ -4,8 +4,8 @@
 //! ([`Monotonic`], `CLOCK_BOOTTIME`, which keeps counting while the machine is suspended) measures and
 //! bounds. Everything else takes `now` as an argument.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::model::time::UnixMs;
@@ -88,38 +88,65 @@ impl Monotonic {
 
 /// What a node knows of the cold store's clock: a lower bound, never ahead of it.
 ///
-/// The store's time in its last answer plus the monotonic time since that answer *arrived*; the way the
-/// answer travelled only makes the bound lower. On SQLite the store's clock is this process's own.
+/// Every answer that carries the store's time gives a bound: that time plus the monotonic time since the
+/// answer *arrived*. The way it travelled, or a wait for a lock, only makes the bound lower, so the highest
+/// of the last ten to twenty seconds is the best; older ones are forgotten, lest a store whose clock is set
+/// back be overtaken. On SQLite the store's clock is this process's own.
 #[derive(Clone)]
 pub struct StoreClock {
     wall: Arc<dyn Clock>,
-    offset: Option<Arc<AtomicI64>>,
+    bounds: Option<Arc<Mutex<Bounds>>>,
 }
+
+/// Bounds as offsets: store time − monotonic time, milliseconds.
+struct Bounds {
+    current: i64,
+    previous: i64,
+    since: Monotonic,
+}
+
+/// How long bounds are gathered before the older ones are forgotten.
+const WINDOW: Duration = Duration::from_secs(10);
 
 impl StoreClock {
     /// The store lives in this process (SQLite) or the tests turn its clock: `wall` is the store's clock.
     pub fn local(wall: Arc<dyn Clock>) -> Self {
-        Self { wall, offset: None }
+        Self { wall, bounds: None }
     }
 
     /// The store has a clock of its own; until it is first heard, `wall` stands in for it.
     pub fn remote(wall: Arc<dyn Clock>) -> Self {
-        let offset = wall.now().get() - Monotonic::now().as_ms();
-        Self { wall, offset: Some(Arc::new(AtomicI64::new(offset))) }
+        let now = Monotonic::now();
+        let guess = wall.now().get() - now.as_ms();
+        // So long ago that the first answer replaces the guess.
+        let bounds = Bounds { current: guess, previous: guess, since: Monotonic(i64::MIN / 2) };
+        Self { wall, bounds: Some(Arc::new(Mutex::new(bounds))) }
     }
 
     /// Takes in the time that the store gave in an answer which has just arrived.
     pub fn observe(&self, store: UnixMs) {
-        if let Some(offset) = &self.offset {
-            offset.store(store.get() - Monotonic::now().as_ms(), Ordering::SeqCst);
+        let Some(bounds) = &self.bounds else { return };
+        let now = Monotonic::now();
+        let heard = store.get() - now.as_ms();
+        let mut bounds = bounds.lock().unwrap_or_else(PoisonError::into_inner);
+        if now >= bounds.since.plus(WINDOW) {
+            let stale = now >= bounds.since.plus(WINDOW * 2);
+            bounds.previous = if stale { heard } else { bounds.current };
+            bounds.current = heard;
+            bounds.since = now;
+        } else {
+            bounds.current = bounds.current.max(heard);
         }
     }
 
     /// The store's time, at or just before the truth.
     pub fn now(&self) -> UnixMs {
-        match &self.offset {
+        match &self.bounds {
             None => self.wall.now(),
-            Some(offset) => UnixMs::new(Monotonic::now().as_ms() + offset.load(Ordering::SeqCst)),
+            Some(bounds) => {
+                let bounds = bounds.lock().unwrap_or_else(PoisonError::into_inner);
+                UnixMs::new(Monotonic::now().as_ms() + bounds.current.max(bounds.previous))
+            }
         }
     }
 
@@ -127,9 +154,21 @@ impl StoreClock {
     pub fn skew_ms(&self) -> i64 {
         self.wall.now().get() - self.now().get()
     }
+}
 
-    /// The time to hand to a store that has no clock of its own; `None` when it reads its own.
-    pub fn given(&self) -> Option<UnixMs> {
-        self.offset.is_none().then(|| self.wall.now())
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slow_answer_does_not_set_the_stores_clock_back() {
+        let clock = StoreClock::remote(ManualClock::new(UnixMs::new(5_000_000)));
+        clock.observe(UnixMs::new(1_000_000));
+        assert!(clock.now() < UnixMs::new(1_001_000), "the guess is gone");
+        clock.observe(UnixMs::new(990_000));
+        assert!(clock.now() >= UnixMs::new(1_000_000));
+        clock.observe(UnixMs::new(1_005_000));
+        assert!(clock.now() >= UnixMs::new(1_005_000));
+        assert!(clock.skew_ms() > 3_000_000);
     }
 }

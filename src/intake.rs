@@ -3,11 +3,9 @@
 //! A worker takes what is queued, runs it as one batch and answers each after the commit. While it is busy
 //! the next batch gathers. A caller who goes away does not take his request back: it may be committed.
 
-use std::future::Future;
 use std::sync::Arc;
 
 use tokio::sync::{Mutex, mpsc, oneshot};
-use tokio_util::task::TaskTracker;
 
 /// A queue of requests that are answered in batches.
 pub struct Batcher<Q, A> {
@@ -30,34 +28,25 @@ pub enum NotTaken {
 }
 
 impl<Q: Send + 'static, A: Send + 'static> Batcher<Q, A> {
-    /// Starts `workers` that run batches of up to `most`; at most `capacity` requests wait.
+    /// A queue, and the workers to spawn for it, each running batches of up to `most`; at most `capacity`
+    /// requests wait.
     ///
     /// `run` gets the requests in order and returns as many answers in the same order. The workers end when
     /// the last handle is dropped and everything queued is answered.
-    pub fn start<F, R>(tasks: &TaskTracker, workers: usize, most: usize, capacity: usize, run: F) -> Self
+    pub fn new<F, R>(
+        workers: usize,
+        most: usize,
+        capacity: usize,
+        run: F,
+    ) -> (Self, Vec<impl Future<Output = ()> + Send + 'static>)
     where
         F: Fn(Vec<Q>) -> R + Clone + Send + 'static,
-        R: Future<Output = Vec<A>> + Send,
+        R: Future<Output = Vec<A>> + Send + 'static,
     {
         let (queue, waiting) = mpsc::channel::<(Q, oneshot::Sender<A>)>(capacity);
         let waiting = Arc::new(Mutex::new(waiting));
-        for _ in 0..workers {
-            let (waiting, run) = (Arc::clone(&waiting), run.clone());
-            tasks.spawn(async move {
-                loop {
-                    let mut batch = Vec::new();
-                    if waiting.lock().await.recv_many(&mut batch, most).await == 0 {
-                        return;
-                    }
-                    let (requests, callers): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
-                    for (caller, answer) in callers.into_iter().zip(run(requests).await) {
-                        // A caller that hung up has nobody to tell.
-                        let _ = caller.send(answer);
-                    }
-                }
-            });
-        }
-        Self { queue }
+        let workers = (0..workers).map(|_| work(Arc::clone(&waiting), most, run.clone())).collect();
+        (Self { queue }, workers)
     }
 
     /// Hands in a request and waits for its answer.
@@ -71,28 +60,49 @@ impl<Q: Send + 'static, A: Send + 'static> Batcher<Q, A> {
     }
 }
 
+type Queue<Q, A> = mpsc::Receiver<(Q, oneshot::Sender<A>)>;
+
+async fn work<Q, A, F, R>(waiting: Arc<Mutex<Queue<Q, A>>>, most: usize, run: F)
+where
+    F: Fn(Vec<Q>) -> R,
+    R: Future<Output = Vec<A>>,
+{
+    loop {
+        let mut batch = Vec::new();
+        if waiting.lock().await.recv_many(&mut batch, most).await == 0 {
+            return;
+        }
+        let (requests, callers): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
+        for (caller, answer) in callers.into_iter().zip(run(requests).await) {
+            // A caller that hung up has nobody to tell.
+            let _ = caller.send(answer);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[tokio::test]
     async fn each_caller_gets_the_answer_to_its_own_request() {
-        let tasks = TaskTracker::new();
-        let batcher = Batcher::start(&tasks, 2, 10, 100, |batch: Vec<u32>| async move {
+        let (batcher, workers) = Batcher::new(2, 10, 100, |batch: Vec<u32>| async move {
             tokio::task::yield_now().await;
             batch.into_iter().map(|n| n * 2).collect()
         });
+        let workers: Vec<_> = workers.into_iter().map(tokio::spawn).collect();
         let answers = futures::future::join_all((0..100).map(|n| batcher.submit(n))).await;
         assert!(answers.into_iter().zip(0..).all(|(answer, n)| answer == Ok(n * 2)));
         drop(batcher);
-        tasks.close();
-        tasks.wait().await;
+        for worker in workers {
+            worker.await.expect("a worker ends with its queue");
+        }
     }
 
     #[tokio::test]
     async fn a_full_queue_refuses_instead_of_growing() {
-        let tasks = TaskTracker::new();
-        let batcher: Batcher<u32, u32> = Batcher::start(&tasks, 1, 1, 1, |_| std::future::pending());
+        let (batcher, workers) = Batcher::<u32, u32>::new(1, 1, 1, |_| std::future::pending());
+        workers.into_iter().for_each(|worker| drop(tokio::spawn(worker)));
         let mut waiting: Vec<_> = (0..3).map(|n| Box::pin(batcher.submit(n))).collect();
         assert!(futures::poll!(&mut waiting[0]).is_pending());
         tokio::task::yield_now().await;

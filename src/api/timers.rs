@@ -464,7 +464,7 @@ pub async fn patch(State(state): State<Arc<ApiState>>, Path(id): Path<String>, r
     }
     let data = raw.data.map(|data| (data.get() != "null").then(|| data.get().as_bytes().to_vec()));
     let edit = Edit { due_at, data, labels, if_version };
-    match change(service, &timer_id, ChangeEvent::Edit(edit)).await? {
+    match change(&state, service, &timer_id, ChangeEvent::Edit(edit)).await? {
         (row, Answer::Done) => Ok(shown(StatusCode::OK, &row)),
         (row, answer) => Err(conflict(&row, answer)),
     }
@@ -490,7 +490,7 @@ fn if_match(headers: &HeaderMap) -> Result<Option<i32>, Problem> {
         (status = 409, body = Problem, description = "in_flight: the cancel is recorded, no further attempt starts; already_fired")))]
 pub async fn cancel(State(state): State<Arc<ApiState>>, Path(id): Path<String>) -> Answered {
     let service = state.service()?;
-    let (row, answer) = change(service, &parse_id(&id)?, ChangeEvent::Cancel).await?;
+    let (row, answer) = change(&state, service, &parse_id(&id)?, ChangeEvent::Cancel).await?;
     match answer {
         Answer::Cancelled => Ok(Json(json!({ "outcome": "cancelled" })).into_response()),
         Answer::Stopped => Ok(Json(json!({ "outcome": "stopped" })).into_response()),
@@ -504,14 +504,19 @@ pub async fn cancel(State(state): State<Arc<ApiState>>, Path(id): Path<String>) 
         (status = 409, body = Problem, description = "in_flight, already_fired, already_cancelled")))]
 pub async fn fire(State(state): State<Arc<ApiState>>, Path(id): Path<String>) -> Answered {
     let service = state.service()?;
-    match change(service, &parse_id(&id)?, ChangeEvent::Fire).await? {
+    match change(&state, service, &parse_id(&id)?, ChangeEvent::Fire).await? {
         (row, Answer::Done) => Ok(shown(StatusCode::ACCEPTED, &row)),
         (row, answer) => Err(conflict(&row, answer)),
     }
 }
 
 /// Applies a caller's change to the live timer, or finds what to answer from how it ended.
-async fn change(service: &Service, id: &TimerId, event: ChangeEvent) -> Result<(TimerRow, Answer), Problem> {
+async fn change(
+    state: &ApiState,
+    service: &Service,
+    id: &TimerId,
+    event: ChangeEvent,
+) -> Result<(TimerRow, Answer), Problem> {
     let uid = id.uid(service.store.namespace());
     let (probe, now) = match &event {
         ChangeEvent::Cancel => (Event::Cancel, UnixMs::default()),
@@ -519,7 +524,12 @@ async fn change(service: &Service, id: &TimerId, event: ChangeEvent) -> Result<(
     };
     for _ in 0..3 {
         match service.changes.submit(Change { uid, event: event.clone() }).await?? {
-            Applied::Live(row, answer) => return Ok((*row, answer)),
+            Applied::Live(row, answer) => {
+                if row.life.state.is_end() {
+                    state.app.metrics.ended.with_label_values(&[row.life.state.word()]).inc();
+                }
+                return Ok((*row, answer));
+            }
             Applied::OtherVersion(version) => {
                 let detail = format!("the timer's version is \"{version}\"; read it again and decide anew");
                 return Err(Problem::new(StatusCode::PRECONDITION_FAILED, "version_changed", detail));

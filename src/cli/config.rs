@@ -52,11 +52,6 @@ impl Settings {
     }
 }
 
-/// `key=value` whose value stays text, whatever it looks like.
-pub fn set_text(key: &str, value: &str) -> String {
-    format!("{key}={}", toml::Value::from(value))
-}
-
 /// The environment, as far as it is text; a setting that is not is named.
 fn environment() -> anyhow::Result<Vec<(String, String)>> {
     let mut pairs = Vec::new();
@@ -88,20 +83,4 @@ pub fn run(verb: &ConfigVerb, before: &Settings, json: bool) -> anyhow::Result<E
     };
     out::print(&text)?;
     Ok(Exit::Ok)
-}
-
-#[cfg(test)]
-mod tests {
-    use std::path::Path;
-
-    use super::*;
-
-    #[test]
-    fn a_flag_that_is_text_stays_text() {
-        for name in ["7", "true", "a\"b", "node-1", "07:32:00", "a\\b"] {
-            let config =
-                Config::load(Some(Path::new("/dev/null")), [], &[set_text("node.name", name)]).unwrap();
-            assert_eq!(config.node.name, name);
-        }
-    }
 }

@@ -119,8 +119,7 @@ impl Serve {
     fn settings(&self, cli: &Cli) -> Settings {
         let given =
             [("server.listen", &self.listen), ("cold.url", &self.cold_url), ("node.name", &self.node_name)];
-        let given =
-            given.into_iter().filter_map(|(key, value)| Some(config::set_text(key, value.as_deref()?)));
+        let given = given.into_iter().filter_map(|(key, value)| Some(format!("{key}={}", value.as_deref()?)));
         let json = cli.json.then(|| "log.format=json".to_owned());
         cli.settings.and(&self.settings).and_sets(given.chain(json).collect())
     }

@@ -55,8 +55,6 @@ impl ColdStore {
     /// long transaction the index keeps dead entries, and a probe without bound walks through all of them.
     pub async fn due(&self, shards: &[(i32, i64)], limit: usize) -> Result<Found, Error> {
         let mut s = Statement::new(self.dialect(), "due");
-        let now = s.now(self.given());
-        let limit = s.int(limit as i64);
         let batch = s.batch(
             "b",
             vec![
@@ -64,6 +62,8 @@ impl ColdStore {
                 ("b_floor", Column::Int(shards.iter().map(|(_, floor)| *floor).collect())),
             ],
         );
+        let now = s.now(self.given());
+        let limit = s.int(limit as i64);
         let columns = "uid, shard, generation, attempt, wake_at, lane, state, \
                        CASE WHEN expire_at < {now} AND attempt = 0 THEN true ELSE false END"
             .replace("{now}", &now);
@@ -77,7 +77,7 @@ impl ColdStore {
                  ORDER BY wake_at LIMIT {limit}"
             )),
             Dialect::Sqlite => s.push(&format!(
-                "WITH {batch} SELECT {columns}, {now} FROM b, timers \
+                "WITH {batch} SELECT {columns}, {now} FROM b CROSS JOIN timers \
                  WHERE timers.rowid IN (SELECT t.rowid {probe}) ORDER BY wake_at LIMIT {limit}"
             )),
         };
@@ -110,9 +110,6 @@ impl ColdStore {
         let mut sorted: Vec<_> = pointers.to_vec();
         sorted.sort_by_key(|(pointer, _)| pointer.uid);
         let mut s = Statement::new(self.dialect(), "claim");
-        let now = s.now(self.given());
-        let ttl = s.int(self.claim_ttl_ms);
-        let node = s.text(node);
         let of = |pick: fn(&(Pointer, Epoch)) -> i64| Column::Int(sorted.iter().map(pick).collect());
         let batch = s.batch(
             "b",
@@ -124,6 +121,9 @@ impl ColdStore {
                 ("b_epoch", of(|(_, epoch)| epoch.0)),
             ],
         );
+        let now = s.now(self.given());
+        let ttl = s.int(self.claim_ttl_ms);
+        let node = s.text(node);
         let lock = self.dialect().lock("FOR KEY SHARE");
         s.push(&format!(
             "WITH {batch}, own AS (SELECT shard AS own_shard, epoch AS own_epoch FROM shards \
@@ -132,7 +132,7 @@ impl ColdStore {
                wake_at = {now} + {ttl}, claimed_at = {now}, node = {node} \
              FROM b, own WHERE own_shard = b_shard AND own_epoch = b_epoch \
                AND uid = b_uid AND shard = b_shard AND generation = b_generation AND attempt = b_attempt \
-               AND state IN (0, 2) AND wake_at <= {now} \
+               AND state IN (0, 2) AND wake_at <= {now} AND due_at <= {now} \
                AND (expire_at IS NULL OR attempt > 0 OR expire_at >= {now}) \
              RETURNING {COLUMNS}, {now}"
         ));
@@ -149,7 +149,6 @@ impl ColdStore {
         let mut sorted: Vec<_> = pointers.to_vec();
         sorted.sort_by_key(|(pointer, _)| pointer.uid);
         let mut s = Statement::new(self.dialect(), "postpone");
-        let now = s.now(self.given());
         let batch = s.batch(
             "b",
             vec![
@@ -162,6 +161,7 @@ impl ColdStore {
                 ("b_by", Column::Int(sorted.iter().map(|(_, by)| *by).collect())),
             ],
         );
+        let now = s.now(self.given());
         s.push(&format!(
             "WITH {batch} UPDATE timers SET wake_at = {now} + b_by FROM b WHERE uid = b_uid \
              AND generation = b_generation AND attempt = b_attempt AND state IN (0, 2) AND wake_at <= {now}"

@@ -125,8 +125,8 @@ impl ColdStore {
         uids.dedup();
         let mut tx = self.pool.begin().await?;
         let mut s = Statement::new(self.dialect(), "apply_lock");
-        let now = s.now(self.given());
         let batch = s.batch("b", vec![("b_uid", Column::Uuid(uids.iter().map(|uid| uid.0).collect()))]);
+        let now = s.now(self.given());
         let lock = self.dialect().lock("FOR UPDATE OF timers");
         s.push(&format!(
             "WITH {batch} SELECT {COLUMNS}, {now} FROM timers JOIN b ON uid = b_uid ORDER BY uid {lock}"
@@ -330,9 +330,9 @@ impl ColdStore {
                      generation = excluded.generation, until = excluded.until";
         let new = |name: &'static str| {
             let mut s = Statement::new(self.dialect(), name);
+            let batch = s.batch("b", columns(&ends));
             let now = s.now(self.given());
             let retention = s.int(self.retention_ms);
-            let batch = s.batch("b", columns(&ends));
             (s, now, retention, batch)
         };
         let rows = match self.dialect() {

@@ -287,7 +287,6 @@ impl ColdStore {
         }
         counts.sort_unstable();
         let mut s = Statement::new(self.dialect(), "count");
-        let slot = s.int(self.slot);
         let batch = s.batch(
             "b",
             vec![
@@ -295,6 +294,7 @@ impl ColdStore {
                 ("b_value", Column::Int(counts.iter().map(|(_, n)| *n).collect())),
             ],
         );
+        let slot = s.int(self.slot);
         s.push(&format!(
             "WITH {batch} INSERT INTO totals (name, slot, value) SELECT b_name, {slot}, b_value FROM b WHERE true \
              ON CONFLICT (name, slot) DO UPDATE SET value = totals.value + excluded.value"

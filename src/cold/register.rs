@@ -136,9 +136,9 @@ impl ColdStore {
             .collect();
         if !callers.is_empty() {
             let mut look = Statement::new(self.dialect(), "register_look_at_ended");
-            let now = look.now(self.given());
             let batch =
                 look.batch("b", vec![("b_uid", Column::Uuid(callers.iter().map(|t| t.uid.0).collect()))]);
+            let now = look.now(self.given());
             look.push(&format!(
                 "WITH {batch} SELECT uid, generation FROM ended_ids JOIN b ON uid = b_uid WHERE until > {now}"
             ));
@@ -189,8 +189,6 @@ impl ColdStore {
 
     fn insert_statement(&self, timers: &[NewTimer], order: &[usize]) -> Statement {
         let mut s = Statement::new(self.dialect(), "register_insert");
-        let now = s.now(self.given());
-        let namespace = s.text(&self.namespace);
         let of = |pick: fn(&NewTimer) -> i64| Column::Int(order.iter().map(|&i| pick(&timers[i])).collect());
         let text = |pick: fn(&NewTimer) -> Option<String>| {
             Column::TextOrNull(order.iter().map(|&i| pick(&timers[i])).collect())
@@ -225,6 +223,8 @@ impl ColdStore {
                 ("b_created", of(|t| t.created_at.get())),
             ],
         );
+        let now = s.now(self.given());
+        let namespace = s.text(&self.namespace);
         s.push(&format!(
             "WITH {batch} INSERT INTO timers ({columns}) \
              SELECT b_uid, {namespace}, b_id, b_caller_id, b_owner, b_shard, 0, b_due, \

@@ -97,9 +97,9 @@ impl ColdStore {
             return Ok(Vec::new());
         }
         let mut s = Statement::new(self.dialect(), "renew");
+        let batch = s.batch("b", held_columns(held));
         let now = s.now(self.given());
         let (name, lease) = (s.text(&me.name), s.int(lease_ms));
-        let batch = s.batch("b", held_columns(held));
         s.push(&format!(
             "WITH {batch} UPDATE shards SET lease_until = {now} + {lease} FROM b \
              WHERE shard = b_shard AND epoch = b_epoch AND owner = {name} RETURNING shard"
@@ -136,10 +136,10 @@ impl ColdStore {
         }
         let mut tx = self.pool.begin().await?;
         let mut s = Statement::new(self.dialect(), "recall");
+        let batch = s.batch("b", held_columns(taken));
         let now = s.now(self.given());
         // A claim's expiry lies at most this far ahead, which keeps the look within the index's near end.
         let reach = s.int(MAX_CLAIM_MS);
-        let batch = s.batch("b", held_columns(taken));
         s.push(&format!(
             "WITH {batch} UPDATE timers SET wake_at = {now} FROM b WHERE shard = b_shard AND epoch < b_epoch \
              AND state = 1 AND wake_at > {now} AND wake_at <= {now} + {reach}"
@@ -155,8 +155,8 @@ impl ColdStore {
             return Ok(());
         }
         let mut s = Statement::new(self.dialect(), "give_up");
-        let name = s.text(&me.name);
         let batch = s.batch("b", held_columns(held));
+        let name = s.text(&me.name);
         s.push(&format!(
             "WITH {batch} UPDATE shards SET owner = NULL, lease_until = 0 FROM b \
              WHERE shard = b_shard AND epoch = b_epoch AND owner = {name}"

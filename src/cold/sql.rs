@@ -63,6 +63,19 @@ impl Column {
         }
     }
 
+    fn cells(self) -> Box<dyn Iterator<Item = Cell>> {
+        match self {
+            Self::Uuid(v) => Box::new(v.into_iter().map(Cell::Uuid)),
+            Self::Int(v) => Box::new(v.into_iter().map(|v| Cell::Int(Some(v)))),
+            Self::IntOrNull(v) => Box::new(v.into_iter().map(Cell::Int)),
+            Self::Bool(v) => Box::new(v.into_iter().map(Cell::Bool)),
+            Self::Text(v) => Box::new(v.into_iter().map(|v| Cell::Text(Some(v)))),
+            Self::TextOrNull(v) => Box::new(v.into_iter().map(Cell::Text)),
+            Self::Bytes(v) => Box::new(v.into_iter().map(|v| Cell::Bytes(Some(v)))),
+            Self::BytesOrNull(v) => Box::new(v.into_iter().map(Cell::Bytes)),
+        }
+    }
+
     const fn array_type(&self) -> &'static str {
         match self {
             Self::Uuid(_) => "uuid[]",
@@ -171,7 +184,7 @@ impl Statement {
         }
     }
 
-    /// A batch as a common table expression, `name(column, …) AS (…)`, its rows in the order given.
+    /// A batch, bound before anything else, as a common table expression, `name(column, …) AS (…)`, its rows in the order given.
     pub fn batch(&mut self, name: &str, columns: Vec<(&'static str, Column)>) -> String {
         let names = columns.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
         let rows = columns.first().map_or(0, |(_, column)| column.len());
@@ -204,40 +217,38 @@ impl Statement {
         format!("{mark}::{ty}")
     }
 
-    /// Values are bound column by column and named by number, so no value is copied to turn the table.
+    /// Marks without number, row by row: SQLite looks numbered ones up one by one, which for thousands of them
+    /// costs more than the statement itself. They count from 1, so a batch is bound before anything else.
     fn values(&mut self, columns: Vec<(&'static str, Column)>, rows: usize) -> String {
-        let (first, width) = (self.bound + 1, columns.len());
+        debug_assert_eq!(self.bound, 0, "the batch is bound first");
+        let width = columns.len();
         if rows == 0 {
             return format!("SELECT {} WHERE false", vec!["NULL"; width].join(", "));
         }
-        for (_, column) in columns {
-            match column {
-                Column::Uuid(v) => v.into_iter().for_each(|v| drop(self.add(v))),
-                Column::Int(v) => v.into_iter().for_each(|v| drop(self.add(v))),
-                Column::IntOrNull(v) => v.into_iter().for_each(|v| drop(self.add(v))),
-                Column::Bool(v) => v.into_iter().for_each(|v| drop(self.add(v))),
-                Column::Text(v) => v.into_iter().for_each(|v| drop(self.add(v))),
-                Column::TextOrNull(v) => v.into_iter().for_each(|v| drop(self.add(v))),
-                Column::Bytes(v) => v.into_iter().for_each(|v| drop(self.add(v))),
-                Column::BytesOrNull(v) => v.into_iter().for_each(|v| drop(self.add(v))),
+        let mut columns: Vec<_> = columns.into_iter().map(|(_, column)| column.cells()).collect();
+        for _ in 0..rows {
+            for cell in columns.iter_mut().filter_map(Iterator::next) {
+                match cell {
+                    Cell::Uuid(v) => self.add(v),
+                    Cell::Int(v) => self.add(v),
+                    Cell::Bool(v) => self.add(v),
+                    Cell::Text(v) => self.add(v),
+                    Cell::Bytes(v) => self.add(v),
+                };
             }
         }
-        let mut text = String::with_capacity(rows * width * 7 + 8);
-        text.push_str("VALUES ");
-        for row in 0..rows {
-            text.push_str(if row == 0 { "(" } else { ",(" });
-            for column in 0..width {
-                let comma = if column == 0 { "" } else { "," };
-                // Writing to a String cannot fail.
-                let _ = std::fmt::Write::write_fmt(
-                    &mut text,
-                    format_args!("{comma}${}", first + column * rows + row),
-                );
-            }
-            text.push(')');
-        }
-        text
+        let row = format!("({})", vec!["?"; width].join(","));
+        format!("VALUES {}", vec![row.as_str(); rows].join(","))
     }
+}
+
+/// One value of a batch.
+enum Cell {
+    Uuid(Uuid),
+    Int(Option<i64>),
+    Bool(bool),
+    Text(Option<String>),
+    Bytes(Option<Vec<u8>>),
 }
 
 /// One row of an answer.

@@ -119,7 +119,7 @@ impl Lanes {
             queue: VecDeque::new(),
             in_flight: 0,
             limit: START.min(per_lane),
-            rate: 1000.0,
+            rate: 10_000.0,
             answered: 0,
             rated_at_ms: now_ms,
         });

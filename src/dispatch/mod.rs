@@ -52,14 +52,13 @@ pub struct Dispatcher {
 }
 
 impl Dispatcher {
-    /// A dispatcher, and its recorder's task started on `tasks`.
-    pub fn start(
+    /// A dispatcher, and the recorder to run beside it; that ends when the last handle is gone.
+    pub fn new(
         config: &Arc<Config>,
         store: ColdStore,
         ownership: Arc<Ownership>,
         metrics: Metrics,
-        tasks: &TaskTracker,
-    ) -> Result<Arc<Self>, reqwest::Error> {
+    ) -> Result<(Arc<Self>, impl Future<Output = ()> + Send + 'static), reqwest::Error> {
         let (reports, inbox) = mpsc::channel(config.dispatch.concurrency.max(16));
         let this = Arc::new(Self {
             sender: Sender::new(config, store.clock().clone())?,
@@ -74,8 +73,7 @@ impl Dispatcher {
             ownership: Arc::clone(&ownership),
             metrics: metrics.clone(),
         });
-        tasks.spawn(record::run(store, ownership, metrics, inbox));
-        Ok(this)
+        Ok((this, record::run(store, ownership, metrics, inbox)))
     }
 
     /// Offers what is due; tells for each what became of it.
