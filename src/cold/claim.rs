@@ -127,7 +127,7 @@ impl ColdStore {
         let lock = self.dialect().lock("FOR KEY SHARE");
         s.push(&format!(
             "WITH {batch}, own AS (SELECT shard AS own_shard, epoch AS own_epoch FROM shards \
-               WHERE (shard, epoch) IN (SELECT b_shard, b_epoch FROM b) ORDER BY shard {lock}) \
+               WHERE shard IN (SELECT b_shard FROM b) ORDER BY shard {lock}) \
              UPDATE timers SET state = 1, attempt = attempt + 1, tries = tries + 1, epoch = own_epoch, \
                wake_at = {now} + {ttl}, claimed_at = {now}, node = {node} \
              FROM b, own WHERE own_shard = b_shard AND own_epoch = b_epoch \

@@ -14,7 +14,7 @@ use crate::model::id::Uid;
 const START: usize = 16;
 
 /// Attempts at once that a receiver which never answers is left with.
-const FLOOR: usize = 2;
+const FLOOR: usize = 4;
 
 /// Pointers that one lane holds at most.
 pub const LANE_HELD: usize = 2048;

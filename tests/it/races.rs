@@ -63,7 +63,7 @@ async fn every_answer_is_true(node: Node, each: usize, rate: usize) {
             let (url, fails, hangs) = match dice.random_range(0..100) {
                 0..70 => (quick.url("/ok"), false, false),
                 70..85 => (slow.url("/slow/20"), false, false),
-                85..98 => (failing.url("/status/500"), true, false),
+                85..99 => (failing.url("/status/500"), true, false),
                 _ => (hanging.url("/hang"), false, true),
             };
             items.push(json!({
