@@ -27,6 +27,9 @@ use crate::ownership::{Ownership, Round};
 use crate::sweep::Sweep;
 
 /// How long attempts under way may go on after a stop was asked for.
+const LAST_ATTEMPTS: Duration = Duration::from_secs(8);
+
+/// How long every other step of a stop may take.
 const DRAIN: Duration = Duration::from_secs(5);
 
 /// How many requests of one kind wait for their batch before callers are told to come back later.
@@ -52,6 +55,7 @@ pub struct App {
     pub metrics: Metrics,
     service: OnceLock<Service>,
     recovered: AtomicBool,
+    writable: AtomicBool,
     stop: CancellationToken,
 }
 
@@ -64,6 +68,11 @@ impl App {
     /// Whether shards are owned and the first sweep is done.
     pub fn has_recovered(&self) -> bool {
         self.recovered.load(Ordering::SeqCst)
+    }
+
+    /// Whether the last renewal of leases, three times a lease, could be written.
+    pub fn can_write(&self) -> bool {
+        self.writable.load(Ordering::SeqCst)
     }
 
     /// Whether a stop was asked for.
@@ -104,6 +113,7 @@ pub async fn run(config: Config, clock: Arc<dyn Clock>, stop: CancellationToken)
         metrics: Metrics::new()?,
         service: OnceLock::new(),
         recovered: AtomicBool::new(false),
+        writable: AtomicBool::new(false),
         stop: stop.clone(),
     });
     let doors = TaskTracker::new();
@@ -193,9 +203,7 @@ async fn work(
     spawn_watched(&loops, &failed, "sweep", async move {
         while !sweep_halt.is_cancelled() {
             match sweep.run_once().await {
-                Ok(_) if swept.service().is_some_and(|service| service.ownership.count() > 0) => {
-                    break;
-                }
+                Ok(_) if swept.service().is_some_and(|service| service.ownership.has_entered()) => break,
                 _ => tokio::time::sleep(Duration::from_millis(50)).await,
             }
         }
@@ -229,7 +237,7 @@ async fn work(
     // Nothing new comes in and nothing more is claimed; calls and attempts under way get time to end.
     closing.cancel();
     doors.close();
-    let (_, ()) = tokio::join!(tokio::time::timeout(DRAIN, doors.wait()), dispatcher.drain(DRAIN));
+    let (_, ()) = tokio::join!(tokio::time::timeout(DRAIN, doors.wait()), dispatcher.drain(LAST_ATTEMPTS));
     drop(dispatcher);
     end(&loops, &halt).await;
     // The recorder ends when nobody can report any more; leases are renewed until the last result is in.
@@ -337,6 +345,8 @@ async fn own(
             Err(why) => {
                 app.metrics.store_errors.inc();
                 app.metrics.store_up.set(0);
+                app.writable.store(false, Ordering::SeqCst);
+                app.metrics.shards_owned.set(ownership.claimable().len() as i64);
                 if !failing {
                     failing = true;
                     tracing::warn!(%why, "leases cannot be renewed");
@@ -353,6 +363,7 @@ async fn own(
 
 fn note(app: &App, store: &ColdStore, ownership: &Ownership, round: &Round) {
     app.metrics.store_up.set(1);
+    app.writable.store(true, Ordering::SeqCst);
     app.metrics.shards_owned.set(ownership.count() as i64);
     app.metrics.shards_taken.inc_by(round.taken.len() as u64);
     let skew = store.clock().skew_ms();

@@ -55,7 +55,7 @@ pub enum Error {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// The name that keeps the ids of several services apart; stands in `ce-source`.
+    /// Stands in `ce-source`; fixed when the store is made.
     pub namespace: String,
     /// Parallel partitions of all timers; fixed when the store is made.
     pub shards: u16,

@@ -9,7 +9,6 @@ use tokio_util::sync::CancellationToken;
 use crate::clock::Monotonic;
 use crate::cold::{ColdStore, Error};
 use crate::metrics::Metrics;
-use crate::model::timer::State;
 use crate::ownership::Ownership;
 
 /// How often live timers are counted.
@@ -53,14 +52,10 @@ impl Housekeeping {
     /// One round, if this node is the one to do it.
     pub async fn run_once(&mut self) -> Result<(), Error> {
         if !self.ownership.is_first() {
+            self.metrics.pending.set(0);
             return Ok(());
         }
-        self.metrics.live.reset();
-        for (state, count) in self.store.live_by_state().await? {
-            self.metrics.live.with_label_values(&[state.word()]).set(count);
-        }
-        let waiting = self.metrics.live.with_label_values(&[State::Scheduled.word()]);
-        waiting.add(0);
+        self.metrics.pending.set(self.store.pending().await?);
         if self.cleaned_at.is_none_or(|at| at.elapsed() >= self.clean_every) {
             let now = self.store.clock().now();
             self.store.make_partitions(now, DAYS_AHEAD).await?;

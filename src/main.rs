@@ -1,14 +1,10 @@
 //! The one binary. All it does is in the library; see `mainspring::cli`.
 
 use std::process::ExitCode;
-use std::time::Duration;
 
 /// The service allocates from many threads at once, for which this allocator is made.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
-/// How long blocking work that nobody waits for any more may hold up the end of the process.
-const LAST_CALL: Duration = Duration::from_secs(1);
 
 fn main() -> ExitCode {
     // Before anything opens a connection. It fails only if a provider is installed already, which serves as well.
@@ -22,6 +18,7 @@ fn main() -> ExitCode {
         }
     };
     let exit = runtime.block_on(mainspring::cli::run());
-    runtime.shutdown_timeout(LAST_CALL);
+    // Nothing is left to wait for but name look-ups that nobody listens to any more.
+    runtime.shutdown_background();
     exit
 }

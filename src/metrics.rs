@@ -2,8 +2,7 @@
 
 use prometheus::core::Collector;
 use prometheus::{
-    Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
-    TextEncoder,
+    Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts, Registry, TextEncoder,
 };
 
 /// All series of a node.
@@ -36,10 +35,10 @@ pub struct Metrics {
     pub held: IntGauge,
     /// Shards owned.
     pub shards_owned: IntGauge,
-    /// Shards taken over from a node that was gone.
+    /// Shards taken: free ones at the start, later those of nodes that were gone or gave them up.
     pub shards_taken: IntCounter,
-    /// Live timers by state, as the owner of shard 0 counts them.
-    pub live: IntGaugeVec,
+    /// Live timers of the whole store, as the owner of shard 0 sees them; 0 on other nodes.
+    pub pending: IntGauge,
     /// Whether the cold store answered last time.
     pub store_up: IntGauge,
     /// Calls to the cold store that failed.
@@ -108,9 +107,9 @@ impl Metrics {
             )),
             shards_owned: series!(IntGauge::new("mainspring_shards_owned", "Shards owned by this node")),
             shards_taken: series!(IntCounter::new("mainspring_shards_taken_total", "Shards taken over")),
-            live: series!(IntGaugeVec::new(
-                Opts::new("mainspring_live_timers", "Live timers by state (from the owner of shard 0)"),
-                &["state"]
+            pending: series!(IntGauge::new(
+                "mainspring_pending_timers",
+                "Live timers of the store (from the owner of shard 0; 0 elsewhere)"
             )),
             store_up: series!(IntGauge::new("mainspring_store_up", "1 if the cold store answered last time")),
             store_errors: series!(IntCounter::new(

@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 use std::sync::RwLock;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::clock::Monotonic;
@@ -29,6 +29,7 @@ pub struct Ownership {
     shards: usize,
     held: RwLock<HashMap<i32, Held>>,
     in_flight: Vec<AtomicUsize>,
+    entered: AtomicBool,
 }
 
 /// What one round of [`Ownership::run_once`] did.
@@ -56,6 +57,7 @@ impl Ownership {
             shards,
             held: RwLock::default(),
             in_flight: (0..shards).map(|_| AtomicUsize::new(0)).collect(),
+            entered: AtomicBool::new(false),
         }
     }
 
@@ -67,7 +69,14 @@ impl Ownership {
     /// The first step after a start: takes the name, then at once the shards that stand under it.
     pub async fn enter(&self, store: &ColdStore) -> Result<Round, Error> {
         store.enter(&self.me).await?;
-        self.round(store, true).await
+        let round = self.round(store, true).await?;
+        self.entered.store(true, Ordering::SeqCst);
+        Ok(round)
+    }
+
+    /// Whether the first round is done. A node may own nothing after it: there can be more nodes than shards.
+    pub fn has_entered(&self) -> bool {
+        self.entered.load(Ordering::SeqCst)
     }
 
     /// One round: sign of life, renewal, hand-over of what is too much, take-over of what is free.

@@ -61,7 +61,8 @@ impl Sweep {
         let mut failing = false;
         while !stop.is_cancelled() {
             match self.run_once().await {
-                Ok(_) if failing => {
+                // Without shards nothing was asked of the store, so nothing is known of it.
+                Ok(_) if failing && !self.ownership.claimable().is_empty() => {
                     failing = false;
                     tracing::info!("sweeping again");
                 }

@@ -112,7 +112,7 @@ const REST: &str = "
         name TEXT NOT NULL PRIMARY KEY, incarnation TEXT NOT NULL, address TEXT NOT NULL, version TEXT NOT NULL,
         started_at BIGINT NOT NULL, beat_at BIGINT NOT NULL);\n
     CREATE TABLE store (
-        one INTEGER NOT NULL PRIMARY KEY, incarnation BIGINT NOT NULL, shards INTEGER NOT NULL,
+        one INTEGER NOT NULL PRIMARY KEY, incarnation BIGINT NOT NULL, namespace TEXT NOT NULL, shards INTEGER NOT NULL,
         created_at BIGINT NOT NULL);\n
     {comments}";
 

@@ -38,7 +38,7 @@ impl Auth {
     /// Checks `Authorization: Bearer`. Hashes of equal length are compared in constant time, all of them.
     pub fn check(&self, headers: &HeaderMap) -> Result<Caller, Problem> {
         if self.keys.is_empty() {
-            return Ok(Caller(0));
+            return local_only(headers).map(|()| Caller(0));
         }
         let given = headers
             .get(header::AUTHORIZATION)
@@ -84,6 +84,55 @@ impl Auth {
                 "rate_exceeded",
                 "one call holds more timers than `server.rate_per_second` allows in a second; send smaller batches",
             )),
+        }
+    }
+}
+
+/// An open server answers programs on its own machine, not the web pages that a browser there shows: a page
+/// names itself in `Origin`, and one that had its name resolved to loopback names itself in `Host`.
+fn local_only(headers: &HeaderMap) -> Result<(), Problem> {
+    let text = |name| headers.get(name).map(|value| value.to_str().unwrap_or("?"));
+    let refused = |code, detail| Err(Problem::new(StatusCode::FORBIDDEN, code, detail));
+    let Some(host) = text(header::HOST) else { return Ok(()) };
+    let name = host.rsplit_once(':').map_or(host, |(name, _)| name).trim_matches(['[', ']']);
+    let local = name == "localhost" || name.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback());
+    if !local {
+        return refused(
+            "foreign_host",
+            "without keys this server answers to localhost and loopback addresses only",
+        );
+    }
+    match text(header::ORIGIN) {
+        Some(origin) if origin != format!("http://{host}") => refused(
+            "foreign_origin",
+            "without keys this server does not answer other sites' pages; set `server.api_keys`",
+        ),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_open_server_answers_no_foreign_page() {
+        let asked = |pairs: &[(&str, &str)]| {
+            let headers: HeaderMap = pairs
+                .iter()
+                .map(|(name, value)| (name.parse::<header::HeaderName>().unwrap(), value.parse().unwrap()))
+                .collect();
+            local_only(&headers).is_ok()
+        };
+        for host in ["127.0.0.1:7600", "localhost:7600", "localhost", "[::1]:7600", "127.0.0.1"] {
+            assert!(asked(&[("host", host)]), "{host}");
+        }
+        for host in ["evil.example", "evil.example:7600", "127.0.0.1.evil.example", "10.0.0.1:7600"] {
+            assert!(!asked(&[("host", host)]), "{host}");
+        }
+        assert!(asked(&[("host", "localhost:7600"), ("origin", "http://localhost:7600")]));
+        for origin in ["https://evil.example", "null", "http://localhost:8000"] {
+            assert!(!asked(&[("host", "localhost:7600"), ("origin", origin)]), "{origin}");
         }
     }
 }

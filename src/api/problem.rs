@@ -81,6 +81,7 @@ impl Problem {
             (StatusCode::UNPROCESSABLE_ENTITY, "invalid")
         };
         let detail = match errors.as_slice() {
+            [one] if one.pointer.is_empty() => one.detail.clone(),
             [one] => format!("{}: {}", one.pointer, one.detail),
             many => format!("{} fields are not valid; see errors", many.len()),
         };

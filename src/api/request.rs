@@ -131,6 +131,9 @@ pub struct RetryIn {
     pub cap: Option<String>,
 }
 
+/// Fields that are known, to be refused with better words than "unknown".
+const NOT_YET: [&str; 6] = ["priority", "spread", "merge", "dispatch", "destination", "queue"];
+
 /// How a timer of a request gets its primary key.
 #[derive(Debug, Clone)]
 pub enum Naming {
@@ -176,6 +179,8 @@ pub fn read<'de, T: Deserialize<'de>>(text: &'de [u8], at: &str) -> Result<T, Ba
                 let text = inner.to_string();
                 let detail =
                     text.rsplit_once(" at line ").map_or(text.as_str(), |(detail, _)| detail).to_owned();
+                let detail =
+                    NOT_YET.iter().fold(detail, |text, field| text.replace(&format!(", `{field}`"), ""));
                 let code = if detail.starts_with("unknown field") { "unknown_field" } else { "wrong_type" };
                 Bad::Fields(vec![FieldError::new(pointer, code, detail)])
             }
@@ -208,7 +213,8 @@ pub fn timer(text: &[u8], naming: Naming, again: bool, context: &Context<'_>) ->
     let mut errors = Vec::new();
     let (id, uid, caller_id) = name(&raw, naming, context, &mut errors);
     for (field, given) in [
-        ("priority", &raw.priority),
+        // The default may be said aloud.
+        ("priority", &raw.priority.clone().filter(|given| given != "normal")),
         ("spread", &raw.spread),
         ("merge", &raw.merge),
         ("dispatch", &raw.dispatch),

@@ -29,7 +29,8 @@ pub async fn readyz(State(state): State<Arc<ApiState>>) -> Response {
     let store = match state.app.service() {
         None => "not reached yet",
         Some(service) => match tokio::time::timeout(CHECK_WAIT, service.store.ping()).await {
-            Ok(Ok(())) => "ok",
+            Ok(Ok(())) if state.app.can_write() => "ok",
+            Ok(Ok(())) => "answers, but cannot be written",
             _ => "unavailable",
         },
     };

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::body::{Body, Bytes};
+use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -104,9 +105,10 @@ pub struct PutQuery {
 pub async fn put(
     State(state): State<Arc<ApiState>>,
     Path(id): Path<String>,
-    Query(query): Query<PutQuery>,
+    query: Result<Query<PutQuery>, QueryRejection>,
     request: Request,
 ) -> Answered {
+    let Query(query) = query.map_err(|why| bad_query(&why))?;
     let service = state.service()?;
     let id = parse_id(&id)?;
     let bytes = body(request.into_body(), MAX_BODY).await?;
@@ -120,6 +122,10 @@ pub async fn put(
         Registered::Same(row) => Ok(shown(StatusCode::OK, &row)),
         Registered::Taken => Err(id_taken(&id)),
     }
+}
+
+fn bad_query(why: &QueryRejection) -> Problem {
+    Problem::invalid(vec![FieldError::new("?", "bad_query", why.body_text())])
 }
 
 /// Ids of the service's own form exist only where the service made them.
@@ -338,9 +344,10 @@ pub struct ListAnswer {
     responses((status = 200, description = "A page may be short, or empty, and still have a next one", body = ListAnswer), (status = 422, body = Problem)))]
 pub async fn list(
     State(state): State<Arc<ApiState>>,
-    Query(query): Query<Vec<(String, String)>>,
+    query: Result<Query<Vec<(String, String)>>, QueryRejection>,
 ) -> Answered {
     let service = state.service()?;
+    let Query(query) = query.map_err(|why| bad_query(&why))?;
     let (filter, limit, cursor) = filter_of(query)?;
     let page = service.store.list(&filter, cursor, limit).await?;
     let items: Vec<TimerView> = page.rows.iter().map(TimerView::from).collect();
@@ -442,7 +449,7 @@ pub async fn patch(State(state): State<Arc<ApiState>>, Path(id): Path<String>, r
     let bytes = body(request.into_body(), MAX_BODY).await?;
     let raw: Patch = request::read(&bytes, "")?;
     let mut errors = Vec::new();
-    if raw.priority.is_some() {
+    if raw.priority.is_some_and(|given| given != "normal") {
         errors.push(FieldError::new(
             "/priority",
             "not_supported",
@@ -572,7 +579,10 @@ fn conflict(row: &TimerRow, answer: Answer) -> Problem {
             "already_fired",
             format!("`{id}` is over: it was found later than its grace and expired; nothing was sent"),
         ),
-        (_, TimerState::Dead) => ("already_fired", format!("`{id}` is over: it ran out of attempts")),
+        (_, TimerState::Dead) => (
+            "already_fired",
+            format!("`{id}` is over: it ran out of attempts, or its receiver is gone (410)"),
+        ),
         _ => ("already_fired", format!("`{id}` was delivered before")),
     };
     Problem::new(StatusCode::CONFLICT, code, detail)

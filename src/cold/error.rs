@@ -62,6 +62,16 @@ pub enum Error {
     /// The schema cannot be migrated.
     #[error("the database cannot be migrated: {0}")]
     Migration(String),
+    /// `namespace` differs from what the store was made with.
+    #[error(
+        "`namespace` is {config}, but this store was made with {store}; set `namespace = \"{store}\"`, or use another store"
+    )]
+    Namespace {
+        /// What the store was made with.
+        store: String,
+        /// What the settings say.
+        config: String,
+    },
     /// `shards` differs from what the store was made with.
     #[error("`shards` is {config}, but this store was made with {store}; set `shards = {store}`")]
     Shards {

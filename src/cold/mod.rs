@@ -97,8 +97,9 @@ impl ColdStore {
             ColdKind::Sqlite => {
                 let path = sqlite_path(&config.cold.url)?;
                 let lock = if exclusive { Some(Arc::new(lock_beside(&path)?)) } else { None };
+                make_private(&path)?;
                 let (writer, readers) = sqlite_pools(&path);
-                let db = SqlxSqliteConnector::from_sqlx_sqlite_pool(writer.clone());
+                let db = SqlxSqliteConnector::from_sqlx_sqlite_pool(readers.clone());
                 (Pool::Sqlite { writer, readers }, db, StoreClock::local(clock), lock)
             }
         };
@@ -123,9 +124,10 @@ impl ColdStore {
         let mut tx = self.pool.begin().await?;
         let mut s = Statement::new(self.dialect(), "prepare_store");
         let now = s.now(self.given());
-        let shards = s.int(i64::from(self.shards));
+        let (namespace, shards) = (s.text(&self.namespace), s.int(i64::from(self.shards)));
         s.push(&format!(
-            "INSERT INTO store (one, incarnation, shards, created_at) VALUES (1, 1, {shards}, {now}) \
+            "INSERT INTO store (one, incarnation, namespace, shards, created_at) \
+             VALUES (1, 1, {namespace}, {shards}, {now}) \
              ON CONFLICT (one) DO NOTHING"
         ));
         tx.execute(s).await?;
@@ -138,10 +140,14 @@ impl ColdStore {
         ));
         tx.execute(s).await?;
         tx.commit().await?;
-        let store = entity::store::Entity::find_by_id(1).one(&self.db).await?;
-        let made_with = store.map(|store| store.shards).unwrap_or_default();
-        if made_with != i32::from(self.shards) {
-            return Err(Error::Shards { store: made_with, config: self.shards });
+        let Some(store) = entity::store::Entity::find_by_id(1).one(&self.db).await? else {
+            return Err(Error::Corrupt("the store's own row is missing".into()));
+        };
+        if store.shards != i32::from(self.shards) {
+            return Err(Error::Shards { store: store.shards, config: self.shards });
+        }
+        if store.namespace != self.namespace {
+            return Err(Error::Namespace { store: store.namespace, config: self.namespace.clone() });
         }
         Ok(())
     }
@@ -353,6 +359,16 @@ fn sqlite_pools(path: &Path) -> (sea_orm::sqlx::SqlitePool, sea_orm::sqlx::Sqlit
             .connect_lazy_with(options)
     };
     (pool(1, options.clone()), pool(4, options))
+}
+
+/// Makes the file, if it is missing, readable for its owner only: it holds callers' secrets.
+fn make_private(path: &Path) -> Result<(), Error> {
+    use std::os::unix::fs::OpenOptionsExt;
+    match std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
+        Ok(_) => Ok(()),
+        Err(why) if why.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
+        Err(source) => Err(Error::File { path: path.into(), source: Arc::new(source) }),
+    }
 }
 
 /// Holds `FILE.lock`, so that a second process refuses the same store instead of firing its timers twice.

@@ -1,7 +1,7 @@
 //! Two databases behind one way to write a hot statement.
 //!
 //! A statement is written once. What differs is rendered here: a batch of rows is a set of arrays bound to
-//! `UNNEST` on PostgreSQL and a `VALUES` list on SQLite, `$n` marks a value on both, the clock is
+//! `UNNEST` on PostgreSQL and a `VALUES` list on SQLite, `$n` marks any other value on both, the clock is
 //! `statement_timestamp()` on PostgreSQL (stable, so an index can use it, and never ahead of the truth)
 //! and a bound value on SQLite, and row locks are written only where rows can be locked.
 
@@ -321,6 +321,9 @@ impl Tx {
     }
 }
 
+/// SQLite's one writer says at once that it will write, so that it never has to give way halfway.
+const BEGIN: &str = "BEGIN IMMEDIATE";
+
 impl Pool {
     pub const fn dialect(&self) -> Dialect {
         match self {
@@ -333,7 +336,14 @@ impl Pool {
     pub async fn begin(&self) -> Result<Tx, Error> {
         Ok(match self {
             Self::Postgres(pool) => Tx::Postgres(pool.begin().await?),
-            Self::Sqlite { writer, .. } => Tx::Sqlite(writer.begin_with("BEGIN IMMEDIATE").await?),
+            Self::Sqlite { writer, .. } => match writer.begin_with(BEGIN).await {
+                // SQLite took a transaction back by itself (its disk was full) and the pool does not know.
+                Err(sqlx::Error::InvalidSavePointStatement) => {
+                    writer.acquire().await?.close().await?;
+                    Tx::Sqlite(writer.begin_with(BEGIN).await?)
+                }
+                begun => Tx::Sqlite(begun?),
+            },
         })
     }
 

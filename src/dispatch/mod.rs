@@ -200,8 +200,14 @@ impl Dispatcher {
                 gone: false,
             },
         };
-        let silent = matches!(outcome.result, AttemptResult::Timeout | AttemptResult::Unknown);
-        self.leave(key, if silent { Left::Silent } else { Left::Answered });
+        self.leave(
+            key,
+            match outcome.result {
+                AttemptResult::Ok | AttemptResult::Failed => Left::Answered,
+                AttemptResult::Timeout | AttemptResult::Unknown => Left::Silent,
+                AttemptResult::Refused => Left::Unused,
+            },
+        );
         self.metrics.attempt_seconds.observe(began.elapsed().as_secs_f64());
         self.metrics.attempts.with_label_values(&[word(outcome.result)]).inc();
         let ended_at = clock.now();

@@ -553,6 +553,10 @@ async fn a_newer_database_and_another_shard_count_are_refused(f: Fixture) {
     let store = ColdStore::open(&other, f.clock.clone(), true, false).expect("opens");
     let why = store.prepare().await.expect_err("made with 8");
     assert!(matches!(why, Error::Shards { store: 8, config: 16 }), "{why}");
+    let other = config(&f.config.cold.url, &["namespace=other"]);
+    let store = ColdStore::open(&other, f.clock.clone(), true, false).expect("opens");
+    let why = store.prepare().await.expect_err("made for `default`");
+    assert!(matches!(&why, Error::Namespace { store, .. } if store == "default"), "{why}");
     let newer = "INSERT INTO seaql_migrations (version, applied_at) VALUES ('m29990101_000001_future', 0)";
     match f.config.cold.url.strip_prefix("sqlite://") {
         None => drop(psql(&f.config.cold.url, newer).await),

@@ -9,6 +9,7 @@ pub struct Model {
     #[sea_orm(primary_key, auto_increment = false)]
     pub one: i32,
     pub incarnation: i64,
+    pub namespace: String,
     pub shards: i32,
     pub created_at: i64,
 }

@@ -80,6 +80,30 @@ impl Api {
         headers: &[(&str, &str)],
         body: Option<&Value>,
     ) -> reqwest::Result<Answer> {
+        let body = body.map(|body| body.to_string().into_bytes());
+        self.try_send_bytes(method, path, headers, body).await
+    }
+
+    /// Any call with a body as written, which need not be JSON. Panics when no answer comes at all.
+    pub async fn send_bytes(
+        &self,
+        method: Method,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: impl Into<Vec<u8>>,
+    ) -> Answer {
+        self.try_send_bytes(method.clone(), path, headers, Some(body.into()))
+            .await
+            .unwrap_or_else(|error| panic!("{method} {path}: {error:?}"))
+    }
+
+    async fn try_send_bytes(
+        &self,
+        method: Method,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: Option<Vec<u8>>,
+    ) -> reqwest::Result<Answer> {
         let mut request = self.client.request(method, format!("{}{path}", self.base));
         if let Some(key) = &self.key {
             request = request.bearer_auth(key);
@@ -88,7 +112,7 @@ impl Api {
             request = request.header(*name, *value);
         }
         if let Some(body) = body {
-            request = request.json(body);
+            request = request.header("content-type", "application/json").body(body);
         }
         let response = request.send().await?;
         let (status, headers) = (response.status().as_u16(), response.headers().clone());

@@ -6,6 +6,7 @@
 #![allow(dead_code, unused_imports, reason = "each test takes the parts it needs")]
 
 mod api;
+mod expect;
 mod node;
 mod process;
 mod receiver;
@@ -15,6 +16,7 @@ use std::sync::Once;
 use std::time::Duration;
 
 pub use api::{Answer, Api, Ledger};
+pub use expect::{eventually, in_state, problem, to, wall_ms};
 pub use node::{Node, NodeBuilder};
 pub use process::{Exit, Process};
 pub use receiver::{Received, Receiver, Reply};

@@ -22,6 +22,7 @@ pub struct NodeBuilder {
     cold: Option<String>,
     name: Option<String>,
     env: Vec<(String, String)>,
+    bears_limits: bool,
 }
 
 impl NodeBuilder {
@@ -43,6 +44,12 @@ impl NodeBuilder {
         self
     }
 
+    /// A write beyond the limit on file sizes shall fail instead of ending the process.
+    pub fn bearing_file_size_limits(mut self) -> Self {
+        self.bears_limits = true;
+        self
+    }
+
     /// Starts the process and does not wait for it.
     pub fn start(self) -> Node {
         let dir = tempfile::Builder::new().prefix("node").tempdir().expect("a temporary directory");
@@ -54,7 +61,8 @@ impl NodeBuilder {
             ("MAINSPRING__NODE__NAME".to_owned(), self.name.unwrap_or_else(|| format!("node-{port}"))),
         ];
         env.extend(self.env);
-        Node { process: launch(&dir, &env), dir, port, env }
+        let bears_limits = self.bears_limits;
+        Node { process: launch(&dir, &env, bears_limits), dir, port, env, bears_limits }
     }
 
     /// Starts it and returns when it is ready to serve.
@@ -72,6 +80,7 @@ pub struct Node {
     dir: TempDir,
     port: u16,
     env: Vec<(String, String)>,
+    bears_limits: bool,
 }
 
 impl Node {
@@ -98,6 +107,11 @@ impl Node {
     /// `http://127.0.0.1:PORT`, the same after a restart.
     pub fn base(&self) -> String {
         format!("http://127.0.0.1:{}", self.port)
+    }
+
+    /// Its own directory: the working directory, the log and, unless told otherwise, the store.
+    pub fn dir(&self) -> &std::path::Path {
+        self.dir.path()
     }
 
     /// A client of this node.
@@ -139,7 +153,7 @@ impl Node {
     /// until it is ready.
     pub async fn restart(&mut self) {
         self.kill9().await;
-        self.process = launch(&self.dir, &self.env);
+        self.process = launch(&self.dir, &self.env, self.bears_limits);
     }
 
     /// All that it has written to stderr so far, over all its restarts.
@@ -161,9 +175,17 @@ impl Drop for Node {
 }
 
 /// It runs in its own directory and sees none of this process's settings.
-fn launch(dir: &TempDir, env: &[(String, String)]) -> Process {
+fn launch(dir: &TempDir, env: &[(String, String)], bears_limits: bool) -> Process {
     let log = File::options().create(true).append(true).open(dir.path().join("log")).expect("a log file");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_mainspring"));
+    let binary = env!("CARGO_BIN_EXE_mainspring");
+    let mut command = if bears_limits {
+        // What is ignored stays ignored over an exec, which also keeps the pid.
+        let mut shell = Command::new("bash");
+        shell.args(["-c", "trap '' XFSZ; exec \"$0\" \"$@\"", binary]);
+        shell
+    } else {
+        Command::new(binary)
+    };
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("MAINSPRING__") {
             command.env_remove(name);
