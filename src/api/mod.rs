@@ -68,11 +68,16 @@ struct Doc;
 
 fn documented() -> OpenApiRouter<Arc<ApiState>> {
     OpenApiRouter::with_openapi(Doc::openapi())
-        .routes(routes!(timers::post, timers::list))
-        .routes(routes!(timers::batch))
-        .routes(routes!(timers::put, timers::get, timers::patch, timers::cancel))
-        .routes(routes!(timers::fire))
-        .routes(routes!(timers::attempts))
+        .routes(routes!(timers::register::post, timers::read::list))
+        .routes(routes!(timers::register::batch))
+        .routes(routes!(
+            timers::register::put,
+            timers::read::get,
+            timers::change::patch,
+            timers::change::cancel
+        ))
+        .routes(routes!(timers::change::fire))
+        .routes(routes!(timers::read::attempts))
         .routes(routes!(service::ledger))
         .routes(routes!(service::nodes))
         .routes(routes!(service::livez))

@@ -2,18 +2,22 @@
 //!
 //! Everything that is wrong is told at once, each with its JSON pointer.
 
+mod canonical;
+mod raw;
+
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde::Deserialize;
 use serde_json::value::RawValue;
 use uuid::Uuid;
+
+pub use raw::{LateIn, Precision, RawTimer, RetryIn, TargetIn, WebhookIn};
 
 use super::problem::FieldError;
 use crate::cold::NewTimer;
 use crate::dispatch::guard::Guard;
-use crate::model::id::{TimerId, Uid, digest16};
-use crate::model::policy::{Late, Policies, Retry, Then};
+use crate::model::id::{TimerId, Uid};
+use crate::model::policy::{Late, Policies, Retry};
 use crate::model::target::{Target, Webhook};
 use crate::model::time::{Span, UnixMs};
 
@@ -21,115 +25,6 @@ use crate::model::time::{Span, UnixMs};
 pub const MAX_DATA: usize = 64 * 1024;
 const MAX_OWNER: usize = 256;
 const MAX_LABELS: usize = 16;
-
-/// A timer in a request.
-#[derive(Debug, Deserialize, utoipa::ToSchema)]
-#[serde(deny_unknown_fields)]
-#[schema(as = Timer)]
-pub struct RawTimer {
-    /// The caller's own id; in a PUT the same as in the path, or left out.
-    pub id: Option<String>,
-    /// When to fire: RFC 3339 with an offset. A time in the past fires at once.
-    #[schema(example = "2026-12-01T09:00:00+08:00")]
-    pub fire_at: Option<String>,
-    /// When to fire, from now: an ISO 8601 duration without months or years.
-    #[schema(example = "PT48H")]
-    pub delay: Option<String>,
-    /// When to fire: wall time, together with `zone`.
-    #[schema(example = "2026-12-01T09:00:00")]
-    pub local: Option<String>,
-    /// The IANA time zone of `local`.
-    #[schema(example = "Asia/Shanghai")]
-    pub zone: Option<String>,
-    /// Whom the timer is about; default the id.
-    pub owner: Option<String>,
-    /// Where it goes.
-    #[schema(value_type = TargetIn)]
-    pub target: Option<Box<RawValue>>,
-    /// The payload, any JSON up to 64 KiB.
-    #[schema(value_type = Object)]
-    pub data: Option<Box<RawValue>>,
-    /// At most 16 texts by name.
-    pub labels: Option<BTreeMap<String, String>>,
-    /// `second` (default) or `minute`: due is rounded up to the whole minute.
-    pub precision: Option<Precision>,
-    /// What happens when it is found late.
-    pub late: Option<LateIn>,
-    /// How failed attempts are repeated.
-    pub retry: Option<RetryIn>,
-    #[schema(ignore)]
-    #[serde(default)]
-    priority: Option<Value>,
-    #[schema(ignore)]
-    #[serde(default)]
-    spread: Option<Value>,
-    #[schema(ignore)]
-    #[serde(default)]
-    merge: Option<Value>,
-    #[schema(ignore)]
-    #[serde(default)]
-    dispatch: Option<Value>,
-}
-
-/// `precision`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Precision {
-    /// Fires at its due time.
-    Second,
-    /// Due is rounded up to the whole minute.
-    Minute,
-}
-
-/// Where a timer goes: exactly one kind.
-#[derive(Debug, Deserialize, utoipa::ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct TargetIn {
-    /// An HTTP receiver.
-    pub webhook: Option<WebhookIn>,
-    #[schema(ignore)]
-    destination: Option<Value>,
-    #[schema(ignore)]
-    queue: Option<Value>,
-}
-
-/// An HTTP receiver.
-#[derive(Debug, Deserialize, utoipa::ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct WebhookIn {
-    /// `http` or `https`.
-    pub url: String,
-    /// Signs deliveries as Standard Webhooks asks: `whsec_` and base64. Never shown again.
-    pub secret: Option<String>,
-    /// At most 16 static headers.
-    #[serde(default)]
-    pub headers: BTreeMap<String, String>,
-}
-
-/// `late`.
-#[derive(Debug, Deserialize, utoipa::ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct LateIn {
-    /// How far past due still counts as in time.
-    #[schema(example = "P1D")]
-    pub grace: String,
-    /// `deliver` (default) or `expire`.
-    #[serde(default)]
-    #[schema(value_type = Option<String>)]
-    pub then: Then,
-}
-
-/// `retry`; what is left out has its default (8, PT1S, PT1H).
-#[derive(Debug, Deserialize, utoipa::ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct RetryIn {
-    /// Attempts in all, 1 to 100.
-    pub attempts: Option<u32>,
-    /// The wait after the first failure; doubles with each further one.
-    pub first: Option<String>,
-    /// The longest wait.
-    pub cap: Option<String>,
-}
 
 /// Fields that are known, to be refused with better words than "unknown".
 const NOT_YET: [&str; 6] = ["priority", "spread", "merge", "dispatch", "destination", "queue"];
@@ -234,7 +129,7 @@ pub fn timer(text: &[u8], naming: Naming, again: bool, context: &Context<'_>) ->
     let labels = labels(raw.labels.as_ref(), &mut errors);
     let policies =
         Policies { retry: retry(raw.retry.as_ref(), &mut errors), late: late(raw.late, &mut errors) };
-    let hash = request_hash(text, &mut errors);
+    let hash = canonical::request_hash(text, &mut errors);
     let (Some(due_at), Some(target), true) = (due_at, target, errors.is_empty()) else {
         return Err(Bad::Fields(errors));
     };
@@ -498,55 +393,5 @@ fn late(given: Option<LateIn>, errors: &mut Vec<FieldError>) -> Option<Late> {
             errors.push(FieldError::new("/late/grace", "bad_duration", why.to_string()));
             None
         }
-    }
-}
-
-/// The hash that tells whether two requests are the same: over canonical JSON (sorted keys, no spaces),
-/// without `id`, which names the timer and is not its content.
-fn request_hash(text: &[u8], errors: &mut Vec<FieldError>) -> [u8; 16] {
-    match serde_json::from_slice::<Value>(text) {
-        Ok(mut value) => {
-            if let Value::Object(fields) = &mut value {
-                fields.remove("id");
-            }
-            let mut canonical = String::with_capacity(text.len());
-            write_canonical(&value, &mut canonical);
-            digest16(&[b"request", canonical.as_bytes()])
-        }
-        Err(why) => {
-            // It was read once already; what is left is nesting deeper than a parser should follow.
-            errors.push(FieldError::new("/data", "too_deep", format!("cannot be compared: {why}")));
-            [0; 16]
-        }
-    }
-}
-
-fn write_canonical(value: &Value, out: &mut String) {
-    match value {
-        Value::Object(fields) => {
-            let mut names: Vec<_> = fields.iter().collect();
-            names.sort_by_key(|(name, _)| *name);
-            out.push('{');
-            for (place, (name, value)) in names.into_iter().enumerate() {
-                if place > 0 {
-                    out.push(',');
-                }
-                out.push_str(&Value::from(name.as_str()).to_string());
-                out.push(':');
-                write_canonical(value, out);
-            }
-            out.push('}');
-        }
-        Value::Array(items) => {
-            out.push('[');
-            for (place, item) in items.iter().enumerate() {
-                if place > 0 {
-                    out.push(',');
-                }
-                write_canonical(item, out);
-            }
-            out.push(']');
-        }
-        plain => out.push_str(&plain.to_string()),
     }
 }

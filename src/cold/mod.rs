@@ -8,6 +8,7 @@
 //! This room never speaks HTTP, never delivers, and knows nothing of wheels.
 
 mod claim;
+mod end;
 mod entity;
 mod error;
 mod finish;

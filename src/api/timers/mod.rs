@@ -1,0 +1,81 @@
+//! `/v1/timers`: register, read, change. What the three share stands here.
+
+pub mod change;
+pub mod read;
+pub mod register;
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::body::{Body, Bytes};
+use axum::extract::rejection::QueryRejection;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use http_body_util::LengthLimitError;
+
+use super::ApiState;
+use super::problem::{FieldError, Problem};
+use super::request::{self, Bad, Context};
+use super::view::TimerView;
+use crate::app::Service;
+use crate::cold::TimerRow;
+use crate::model::id::TimerId;
+
+/// Body of one timer: the payload, and as much again for the rest.
+const MAX_BODY: usize = 2 * request::MAX_DATA;
+const BODY_WAIT: Duration = Duration::from_secs(30);
+
+type Answered = Result<Response, Problem>;
+
+/// Reads a body within its limit and time.
+async fn body(body: Body, most: usize) -> Result<Bytes, Problem> {
+    match tokio::time::timeout(BODY_WAIT, axum::body::to_bytes(body, most)).await {
+        Ok(Ok(bytes)) => Ok(bytes),
+        Ok(Err(why)) => {
+            let too_long =
+                std::error::Error::source(&why).is_some_and(|cause| cause.is::<LengthLimitError>());
+            if too_long {
+                let detail = format!("the body is over {most} bytes");
+                return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", detail));
+            }
+            Err(Problem::new(StatusCode::BAD_REQUEST, "body_broken", "the body did not arrive whole"))
+        }
+        Err(_) => {
+            Err(Problem::new(StatusCode::REQUEST_TIMEOUT, "timeout", "the body did not arrive within 30 s"))
+        }
+    }
+}
+
+impl From<Bad> for Problem {
+    fn from(bad: Bad) -> Self {
+        match bad {
+            Bad::Syntax(why) => Self::new(StatusCode::BAD_REQUEST, "malformed", why),
+            Bad::Fields(errors) => Self::invalid(errors),
+        }
+    }
+}
+
+fn parse_id(text: &str) -> Result<TimerId, Problem> {
+    TimerId::parse(text)
+        .map_err(|why| Problem::invalid(vec![FieldError::new("?id", "bad_id", why.to_string())]))
+}
+
+fn context<'a>(state: &'a ApiState, service: &'a Service) -> Context<'a> {
+    Context {
+        now: service.store.clock().now(),
+        namespace: service.store.namespace(),
+        guard: &state.guard,
+        fresh: uuid::Uuid::now_v7(),
+    }
+}
+
+fn shown(status: StatusCode, row: &TimerRow) -> Response {
+    let mut response = (status, Json(TimerView::from(row))).into_response();
+    if let Ok(tag) = HeaderValue::from_str(&format!("\"{}\"", row.life.version)) {
+        response.headers_mut().insert(header::ETAG, tag);
+    }
+    response
+}
+fn bad_query(why: &QueryRejection) -> Problem {
+    Problem::invalid(vec![FieldError::new("?", "bad_query", why.body_text())])
+}

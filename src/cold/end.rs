@@ -1,0 +1,124 @@
+//! The end of a timer: out of the live rows, into history, its id kept taken.
+
+use super::row::{AttemptRecord, COLUMNS};
+use super::sql::{Column, Dialect, Statement, Tx};
+use super::{ColdStore, Error};
+use crate::model::id::{Generation, Uid};
+use crate::model::timer::{Life, State, Token};
+
+/// A row on its way to history.
+pub(super) struct End {
+    pub uid: Uid,
+    /// Matched against the row, so that a short cut ends only the attempt it belongs to.
+    pub token: Token,
+    pub life: Option<Life>,
+    pub state: State,
+    pub last: Option<AttemptRecord>,
+}
+
+impl ColdStore {
+    /// Ends timers whose attempt under way was taken. Returns the uids that it ended; an attempt that is no
+    /// longer the current one is missing and must go through [`ColdStore::apply`].
+    pub async fn finish_delivered(&self, done: &[(Uid, AttemptRecord)]) -> Result<Vec<Uid>, Error> {
+        let ends = done.iter().map(|(uid, record)| End {
+            uid: *uid,
+            token: Token { generation: Generation(record.generation), attempt: record.attempt },
+            life: None,
+            state: State::Delivered,
+            last: Some(record.clone()),
+        });
+        let mut tx = self.pool.begin().await?;
+        let ended = self.end(&mut tx, ends.collect(), true).await?;
+        self.count(&mut tx, &[("delivered", ended.len() as i64)]).await?;
+        tx.commit().await.map_err(Error::at_commit)?;
+        Ok(ended)
+    }
+
+    /// Moves rows to history, keeps callers' ids taken, and returns which rows it moved.
+    ///
+    /// `claimed_only` demands that the token's attempt is still under way.
+    pub(super) async fn end(
+        &self,
+        tx: &mut Tx,
+        mut ends: Vec<End>,
+        claimed_only: bool,
+    ) -> Result<Vec<Uid>, Error> {
+        ends.sort_by_key(|end| end.uid);
+        let columns = |ends: &[End]| {
+            let of = |pick: fn(&End) -> i64| Column::Int(ends.iter().map(pick).collect());
+            let life = |pick: fn(&Life) -> i64| {
+                Column::IntOrNull(ends.iter().map(|end| end.life.as_ref().map(pick)).collect())
+            };
+            vec![
+                ("b_uid", Column::Uuid(ends.iter().map(|end| end.uid.0).collect())),
+                ("b_generation", of(|end| i64::from(end.token.generation.0))),
+                ("b_attempt", of(|end| i64::from(end.token.attempt))),
+                ("b_state", of(|end| i64::from(end.state.code()))),
+                ("b_version", life(|life| i64::from(life.version))),
+                ("b_new_attempt", life(|life| i64::from(life.attempt))),
+                ("b_tries", life(|life| i64::from(life.tries))),
+                ("b_uncertain", life(|life| i64::from(life.uncertain))),
+                ("b_last", Column::TextOrNull(ends.iter().map(|end| last_json(end.last.as_ref())).collect())),
+            ]
+        };
+        let moved = COLUMNS
+            .replace(" state,", " b_state,")
+            .replace(" attempt,", " COALESCE(b_new_attempt, attempt),")
+            .replace(" tries,", " COALESCE(b_tries, tries),")
+            .replace(" version,", " COALESCE(b_version, version),")
+            .replace(
+                " uncertain,",
+                " (CASE WHEN b_uncertain IS NULL THEN uncertain ELSE b_uncertain = 1 END),",
+            );
+        let claimed = if claimed_only { "AND state = 1" } else { "" };
+        let matched = format!("uid = b_uid AND generation = b_generation AND attempt = b_attempt {claimed}");
+        let taken = "ON CONFLICT (uid) DO UPDATE SET request_hash = excluded.request_hash, \
+                     generation = excluded.generation, until = excluded.until";
+        let new = |name: &'static str| {
+            let mut s = Statement::new(self.dialect(), name);
+            let batch = s.batch("b", columns(&ends));
+            let now = s.now(self.given());
+            let retention = s.int(self.retention_ms);
+            (s, now, retention, batch)
+        };
+        let rows = match self.dialect() {
+            Dialect::Postgres => {
+                let (mut s, now, retention, batch) = new("end");
+                s.push(&format!(
+                    "WITH {batch}, gone AS (DELETE FROM timers USING b WHERE {matched} RETURNING timers.*, b.*), \
+                     kept AS (INSERT INTO history ({COLUMNS}, ended_at, last) SELECT {moved}, {now}, b_last FROM gone), \
+                     taken AS (INSERT INTO ended_ids (uid, request_hash, generation, until) \
+                       SELECT uid, request_hash, generation, {now} + {retention} FROM gone WHERE caller_id {taken}) \
+                     SELECT uid FROM gone"
+                ));
+                tx.fetch(s).await?
+            }
+            Dialect::Sqlite => {
+                let (mut s, now, _, batch) = new("end_keep");
+                s.push(&format!(
+                    "WITH {batch} INSERT INTO history ({COLUMNS}, ended_at, last) \
+                     SELECT {moved}, {now}, b_last FROM b CROSS JOIN timers ON {matched}"
+                ));
+                tx.execute(s).await?;
+                let (mut s, now, retention, batch) = new("end_take");
+                s.push(&format!(
+                    "WITH {batch} INSERT INTO ended_ids (uid, request_hash, generation, until) \
+                     SELECT uid, request_hash, generation, {now} + {retention} FROM b CROSS JOIN timers ON {matched} \
+                     WHERE caller_id {taken}"
+                ));
+                tx.execute(s).await?;
+                let (mut s, _, _, batch) = new("end_delete");
+                s.push(&format!(
+                    "WITH {batch} DELETE FROM timers WHERE rowid IN \
+                     (SELECT timers.rowid FROM b CROSS JOIN timers ON {matched}) RETURNING uid"
+                ));
+                tx.fetch(s).await?
+            }
+        };
+        rows.iter().map(|row| row.get(0).map(Uid)).collect()
+    }
+}
+
+fn last_json(record: Option<&AttemptRecord>) -> Option<String> {
+    serde_json::to_string(record?).ok()
+}

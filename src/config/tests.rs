@@ -1,0 +1,78 @@
+use super::*;
+
+fn load(sets: &[&str]) -> Result<Config, Error> {
+    let sets: Vec<_> = sets.iter().map(|&set| set.to_owned()).collect();
+    Config::load(Some(Path::new("/dev/null")), [], &sets)
+}
+
+#[test]
+fn config_toml_holds_every_key_with_its_default() {
+    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/config.toml")).unwrap();
+    let written: toml::Value = toml::from_str(&text).unwrap();
+    let defaults = toml::Value::try_from(Config::default()).unwrap();
+    assert_eq!(written, defaults);
+}
+
+#[test]
+fn environment_goes_over_the_file_and_flags_over_both() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("c.toml");
+    std::fs::write(&file, "shards = 8\nlease = \"PT5S\"\n[server]\nlisten = \"127.0.0.1:1\"\n").unwrap();
+    let secret = dir.path().join("keys");
+    std::fs::write(&secret, "0123456789abcdef\nfedcba9876543210\n").unwrap();
+    let env = [
+        ("MAINSPRING__LEASE".to_owned(), "PT7S".to_owned()),
+        ("MAINSPRING__SERVER__LISTEN".to_owned(), "127.0.0.1:2".to_owned()),
+        ("MAINSPRING__SERVER__API_KEYS_FILE".to_owned(), secret.display().to_string()),
+        ("MAINSPRING__WEBHOOK__ALLOW_NETWORKS".to_owned(), "10.0.0.0/8, fd00::/8".to_owned()),
+        ("UNRELATED".to_owned(), "x".to_owned()),
+    ];
+    let config = Config::load(Some(&file), env, &["server.listen=127.0.0.1:3".to_owned()]).unwrap();
+    assert_eq!((config.shards, config.lease.to_string().as_str()), (8, "PT7S"));
+    assert_eq!(config.server.listen.port(), 3);
+    assert_eq!(config.server.api_keys.len(), 2);
+    assert!(config.allows_network("10.1.2.3".parse().unwrap()));
+    assert!(!config.allows_network("192.168.0.1".parse().unwrap()));
+    assert!(!config.shown().contains("0123456789abcdef"));
+}
+
+#[test]
+fn what_does_not_fit_is_refused_by_name() {
+    for (set, named) in [
+        ("shards=0", "shards"),
+        ("shards=2000", "shards"),
+        ("shard=8", "shard"),
+        ("server.listn=127.0.0.1:1", "listn"),
+        ("lease=3", "lease"),
+        ("lease=PT0.1S", "lease"),
+        ("server.listen=0.0.0.0:7600", "server.listen"),
+        ("server.api_keys=short", "server.api_keys"),
+        ("cold.url=mysql://x", "cold.url"),
+        ("hot.url=redis://x", "hot.url"),
+        ("webhook.timeout=PT1H", "webhook.timeout"),
+        ("webhook.allow_networks=everything", "allow_networks"),
+        ("wheel.near=PT2H", "wheel.near"),
+        ("log.format=xml", "format"),
+        ("nonsense", "nonsense"),
+        ("shards=many", "shards"),
+    ] {
+        let message = load(&[set]).expect_err(set).to_string();
+        assert!(message.contains(named), "{set}: {message}");
+    }
+}
+
+#[test]
+fn text_stays_text_even_if_it_looks_like_a_number() {
+    let config = load(&["node.name=7", "server.api_keys=1234567890123456"]).unwrap();
+    assert_eq!((config.node.name.as_str(), config.server.api_keys.len()), ("7", 1));
+    let listed = load(&["webhook.allow_networks=[\"10.0.0.0/8\"]"]).unwrap();
+    assert_eq!(listed.webhook.allow_networks.len(), 1);
+}
+
+#[test]
+fn a_password_is_never_shown() {
+    let config = load(&["cold.url=postgres://me:s3cret@localhost/x"]).unwrap();
+    assert!(!config.shown().contains("s3cret"));
+    assert!(!shown_url("postgres://localhost/x?user=me&password=s3cret").contains("s3cret"));
+    assert_eq!(shown_url("sqlite://mainspring.db"), "sqlite://mainspring.db");
+}

@@ -1,0 +1,69 @@
+//! The REST door as a caller meets it: the real binary, real databases, a real receiver.
+
+/// Runs each rule on both databases. A rule takes a node's builder, to set what it needs.
+macro_rules! on_both {
+    ($($rule:ident),* $(,)?) => {
+        mod sqlite {
+            use crate::support::Node;
+            $(#[tokio::test] async fn $rule() { super::$rule(Node::builder()).await; })*
+        }
+        mod postgres {
+            use crate::support::{Node, fresh_database};
+            $(#[tokio::test] async fn $rule() {
+                super::$rule(Node::builder().cold(fresh_database().await)).await;
+            })*
+        }
+    };
+}
+
+mod cancel;
+mod change;
+mod deliver;
+mod errors;
+mod fields;
+mod list;
+mod register;
+mod replies;
+mod retry;
+mod service;
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::support::to;
+
+/// Long enough for a busy machine; nothing takes it unless it is broken.
+const LONG: Duration = Duration::from_secs(20);
+
+/// Nobody listens there, and no test's timer to it becomes due.
+const NOWHERE: &str = "http://127.0.0.1:9/x";
+
+/// A timer that is due at once.
+fn now(url: impl AsRef<str>) -> Value {
+    json!({"delay": "PT0S", "target": to(url)})
+}
+
+/// A timer that is not due while its test runs.
+fn later() -> Value {
+    json!({"delay": "PT1H", "target": to(NOWHERE)})
+}
+
+/// The same with one more field, or another value in it.
+fn with(mut timer: Value, field: &str, value: Value) -> Value {
+    timer[field] = value;
+    timer
+}
+
+/// Retries that follow quickly, at most `attempts` in all.
+fn quick(attempts: u32) -> Value {
+    json!({"attempts": attempts, "first": "PT0.05S", "cap": "PT0.05S"})
+}
+
+/// The results of a timer's attempts, in order.
+async fn results(api: &crate::support::Api, id: &str) -> Vec<String> {
+    let (status, body) = api.get(&format!("/v1/timers/{id}/attempts")).await;
+    assert_eq!(status, 200, "{body}");
+    let items = body["items"].as_array().expect("items");
+    items.iter().map(|item| item["result"].as_str().expect("a result").to_owned()).collect()
+}
