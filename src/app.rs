@@ -26,8 +26,9 @@ use crate::metrics::Metrics;
 use crate::ownership::{Ownership, Round};
 use crate::sweep::Sweep;
 
-/// How long attempts under way may go on after a stop was asked for.
-const LAST_ATTEMPTS: Duration = Duration::from_secs(8);
+/// The longest that attempts under way may go on after a stop was asked for, whatever their timeout:
+/// supervisors kill after 30 s.
+const LAST_ATTEMPTS: Duration = Duration::from_secs(25);
 
 /// How long every other step of a stop may take.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -234,10 +235,11 @@ async fn work(
         () = app.stop.cancelled() => Ok(()),
         why = failure.recv() => Err(why.unwrap_or_else(|| anyhow::anyhow!("every loop ended"))),
     };
+    let grace = (config.webhook.timeout.get() + Duration::from_secs(1)).min(LAST_ATTEMPTS);
     // Nothing new comes in and nothing more is claimed; calls and attempts under way get time to end.
     closing.cancel();
     doors.close();
-    let (_, ()) = tokio::join!(tokio::time::timeout(DRAIN, doors.wait()), dispatcher.drain(LAST_ATTEMPTS));
+    let (_, ()) = tokio::join!(tokio::time::timeout(DRAIN, doors.wait()), dispatcher.drain(grace));
     drop(dispatcher);
     end(&loops, &halt).await;
     // The recorder ends when nobody can report any more; leases are renewed until the last result is in.

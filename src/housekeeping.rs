@@ -7,15 +7,12 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Monotonic;
-use crate::cold::{ColdStore, Error};
+use crate::cold::{ColdStore, DAYS_AHEAD, Error};
 use crate::metrics::Metrics;
 use crate::ownership::Ownership;
 
 /// How often live timers are counted.
 const COUNT_EVERY: Duration = Duration::from_secs(15);
-
-/// Days of history partitions that are made ahead.
-const DAYS_AHEAD: i64 = 7;
 
 /// Keeps house.
 pub struct Housekeeping {

@@ -19,6 +19,8 @@ struct Held {
     epoch: Epoch,
     valid_until: Monotonic,
     draining: bool,
+    /// Whether what an older epoch had claimed has been made due again.
+    recalled: bool,
 }
 
 /// The shards of this node.
@@ -109,8 +111,9 @@ impl Ownership {
         round.given_up = self.hand_over(store, fair).await?;
         let room = fair.saturating_sub(self.all().len());
         if room > 0 || own_too {
-            round.taken = self.take(store, room, own_too, lease_ms, &mut round.recalled).await?;
+            round.taken = self.take(store, room, own_too, lease_ms).await?;
         }
+        round.recalled = self.recall(store).await?;
         Ok(round)
     }
 
@@ -142,19 +145,33 @@ impl Ownership {
         room: usize,
         own_too: bool,
         lease_ms: i64,
-        recalled: &mut u64,
     ) -> Result<Vec<i32>, Error> {
         let asked_at = Monotonic::now();
         let room = if own_too { room.max(1) } else { room };
         let taken = store.take(&self.me, room, own_too, lease_ms).await?;
-        *recalled = store.recall(&taken).await?;
         let valid_until = asked_at.plus(self.lease);
         self.lock_write(|held| {
             for (shard, epoch) in &taken {
-                held.insert(*shard, Held { epoch: *epoch, valid_until, draining: false });
+                held.insert(*shard, Held { epoch: *epoch, valid_until, draining: false, recalled: false });
             }
         });
         Ok(taken.into_iter().map(|(shard, _)| shard).collect())
+    }
+
+    /// Makes due again what dead owners had claimed in shards that are new here; tried until it is done.
+    async fn recall(&self, store: &ColdStore) -> Result<u64, Error> {
+        let open: Vec<(i32, Epoch)> = self.lock_read(|held| {
+            held.iter().filter(|(_, one)| !one.recalled).map(|(shard, one)| (*shard, one.epoch)).collect()
+        });
+        let recalled = store.recall(&open).await?;
+        self.lock_write(|held| {
+            for (shard, epoch) in &open {
+                if let Some(one) = held.get_mut(shard).filter(|one| one.epoch == *epoch) {
+                    one.recalled = true;
+                }
+            }
+        });
+        Ok(recalled)
     }
 
     /// Shards that may be swept and claimed now.

@@ -88,15 +88,18 @@ impl Sweep {
     pub async fn run_once(&self) -> Result<usize, Error> {
         let mut handed_on = 0;
         loop {
-            let (held, room) = self.dispatcher.held_and_room();
             let shards = self.probes();
-            if room == 0 || shards.is_empty() {
+            if shards.is_empty() {
                 return Ok(handed_on);
             }
-            let limit = held + PROBE;
-            let found = self.store.due(&shards, limit).await?;
+            let limit = self.dispatcher.held() + PROBE;
+            // All that is held may be of one shard, whose rows would then hide those behind them.
+            let per_shard = self.dispatcher.held() + (4 * PROBE / shards.len()).max(256);
+            let found = self.store.due(&shards, limit, per_shard).await?;
             let now = found.store_now.unwrap_or_else(|| self.store.clock().now());
-            let more = found.rows.len() >= limit;
+            let mut of_shard: HashMap<i32, usize> = HashMap::new();
+            found.rows.iter().for_each(|due| *of_shard.entry(due.pointer.shard).or_default() += 1);
+            let more = found.rows.len() >= limit || of_shard.values().any(|rows| *rows >= per_shard);
             if !more {
                 self.raise_floors(&shards, &found.rows, now.get());
             }
@@ -109,8 +112,10 @@ impl Sweep {
     }
 
     async fn hand_on(&self, rows: Vec<Due>) -> Result<usize, Error> {
-        let (fresh, ending): (Vec<Due>, Vec<Due>) =
+        let (fresh, mut ending): (Vec<Due>, Vec<Due>) =
             rows.into_iter().partition(|due| due.state != State::Delivering && !due.too_late);
+        // The result may be known here and only not recorded yet.
+        ending.retain(|due| !self.dispatcher.has_in_hand(&due.pointer.uid));
         let changes: Vec<Change> = ending.iter().map(ending_change).collect();
         for chunk in changes.chunks(MAX_APPLY_BATCH) {
             self.end(chunk).await?;

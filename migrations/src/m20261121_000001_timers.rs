@@ -17,6 +17,7 @@ impl MigrationTrait for Migration {
             "CREATE TABLE timers ({pg}, PRIMARY KEY (uid));\n
              CREATE TABLE history ({pg}, ended_at BIGINT NOT NULL, last TEXT) PARTITION BY RANGE (ended_at);\n
              CREATE TABLE history_default PARTITION OF history DEFAULT;\n
+             CREATE INDEX history_default_ended_at ON history_default (ended_at);\n
              CREATE TABLE attempts ({attempts}, PRIMARY KEY (uid, generation, attempt));\n
              CREATE TABLE ended_ids ({ended});\n
              {rest}",

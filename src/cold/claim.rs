@@ -39,6 +39,15 @@ pub struct Due {
     pub too_late: bool,
 }
 
+/// What a claim got.
+#[derive(Debug, Default)]
+pub struct Claimed {
+    /// The rows as they are now.
+    pub rows: Vec<TimerRow>,
+    /// Claimed, and not to be understood by this version.
+    pub unreadable: Vec<Uid>,
+}
+
 /// What a look for due rows found.
 #[derive(Debug, Default)]
 pub struct Found {
@@ -49,11 +58,12 @@ pub struct Found {
 }
 
 impl ColdStore {
-    /// Rows of these shards whose `wake_at` has passed, at most `limit`, earliest first.
+    /// Rows of these shards whose `wake_at` has passed, at most `limit`, and at most `per_shard` of each,
+    /// earliest first.
     ///
     /// `shards` pairs each shard with the lower bound from which to look (`i64::MIN` for full depth): under a
     /// long transaction the index keeps dead entries, and a probe without bound walks through all of them.
-    pub async fn due(&self, shards: &[(i32, i64)], limit: usize) -> Result<Found, Error> {
+    pub async fn due(&self, shards: &[(i32, i64)], limit: usize, per_shard: usize) -> Result<Found, Error> {
         let mut s = Statement::new(self.dialect(), "due");
         let batch = s.batch(
             "b",
@@ -63,13 +73,13 @@ impl ColdStore {
             ],
         );
         let now = s.now(self.given());
-        let limit = s.int(limit as i64);
+        let (limit, per_shard) = (s.int(limit as i64), s.int(per_shard as i64));
         let columns = "uid, shard, generation, attempt, wake_at, lane, state, \
                        CASE WHEN expire_at < {now} AND attempt = 0 THEN true ELSE false END"
             .replace("{now}", &now);
         let probe = format!(
             "FROM timers t WHERE t.shard = b_shard AND t.wake_at >= b_floor AND t.wake_at <= {now} \
-             AND t.state <> 3 ORDER BY t.wake_at LIMIT {limit}"
+             AND t.state <> 3 ORDER BY t.wake_at LIMIT {per_shard}"
         );
         match self.dialect() {
             Dialect::Postgres => s.push(&format!(
@@ -106,7 +116,7 @@ impl ColdStore {
     /// A pointer whose generation or attempt has moved on, that is not due by the store's clock, or whose
     /// epoch is no longer the shard's, claims nothing and is missing from the answer. The shard's row is
     /// locked `FOR KEY SHARE`, so that a take-over, which changes the epoch, waits for running claims.
-    pub async fn claim(&self, pointers: &[(Pointer, Epoch)], node: &str) -> Result<Vec<TimerRow>, Error> {
+    pub async fn claim(&self, pointers: &[(Pointer, Epoch)], node: &str) -> Result<Claimed, Error> {
         let mut sorted: Vec<_> = pointers.to_vec();
         sorted.sort_by_key(|(pointer, _)| pointer.uid);
         let mut s = Statement::new(self.dialect(), "claim");
@@ -136,11 +146,22 @@ impl ColdStore {
                AND (expire_at IS NULL OR attempt > 0 OR expire_at >= {now}) \
              RETURNING {COLUMNS}, {now}"
         ));
-        let rows = self.pool.write(s).await?;
+        let rows = self.urgent.write(s).await?;
         if let Some(row) = rows.first() {
             self.clock.observe(UnixMs::new(row.get(WIDTH)?));
         }
-        rows.iter().map(|row| TimerRow::read(row, false)).collect()
+        let mut claimed = Claimed::default();
+        for row in &rows {
+            match TimerRow::read(row, false) {
+                Ok(row) => claimed.rows.push(row),
+                Err(why) => {
+                    let uid = Uid(row.get(0)?);
+                    tracing::error!(uid = %uid.0, %why, "a timer was claimed and cannot be read; it is left alone");
+                    claimed.unreadable.push(uid);
+                }
+            }
+        }
+        Ok(claimed)
     }
 
     /// Puts off looking at rows that are due but have no room to be sent, so that they do not stand before

@@ -27,7 +27,7 @@ impl ColdStore {
             state: State::Delivered,
             last: Some(record.clone()),
         });
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.urgent.begin().await?;
         let ended = self.end(&mut tx, ends.collect(), true).await?;
         self.count(&mut tx, &[("delivered", ended.len() as i64)]).await?;
         tx.commit().await.map_err(Error::at_commit)?;

@@ -4,7 +4,7 @@
 //! timers a transaction. [`ColdStore::finish_delivered`] is the short cut for the common event, a first
 //! success of the attempt under way: one statement, matched by the attempt's token.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::end::End;
 use super::row::{AttemptRecord, COLUMNS, TimerRow, WIDTH};
@@ -67,6 +67,8 @@ pub enum Applied {
     OtherVersion(i32),
     /// There is no live timer of this uid.
     NotLive,
+    /// There is one, and this version cannot read it; nothing was changed.
+    Unreadable,
 }
 
 /// What a transaction of [`ColdStore::apply`] has to write.
@@ -106,17 +108,25 @@ impl ColdStore {
             "WITH {batch} SELECT {COLUMNS}, {now} FROM timers JOIN b ON uid = b_uid ORDER BY uid {lock}"
         ));
         let mut rows: BTreeMap<Uid, TimerRow> = BTreeMap::new();
+        let mut unreadable = BTreeSet::new();
         let mut store_now = self.clock.now();
         for row in tx.fetch(s).await? {
             store_now = UnixMs::new(row.get(WIDTH)?);
-            let row = TimerRow::read(&row, false)?;
-            rows.insert(row.uid, row);
+            let uid = Uid(row.get(0)?);
+            match TimerRow::read(&row, false) {
+                Ok(row) => drop(rows.insert(uid, row)),
+                Err(why) => {
+                    tracing::error!(uid = %uid.0, %why, "a timer cannot be read; it is left alone");
+                    unreadable.insert(uid);
+                }
+            }
         }
         let mut writes = Writes::default();
         let mut answers = Vec::with_capacity(changes.len());
         for change in changes {
             answers.push(match rows.get_mut(&change.uid) {
                 Some(row) => decide(row, &change.event, store_now, &mut writes),
+                None if unreadable.contains(&change.uid) => Applied::Unreadable,
                 None => self.amend_ended(&mut tx, change).await?,
             });
         }
@@ -284,7 +294,11 @@ fn decide(row: &mut TimerRow, event: &ChangeEvent, now: UnixMs, writes: &mut Wri
             Event::TooLate { generation: *generation }
         }
         ChangeEvent::Released(token, epoch) if row.epoch == *epoch => Event::Released { token: *token },
-        ChangeEvent::ClaimExpired(token) if before.wake_at <= now => {
+        ChangeEvent::ClaimExpired(token)
+            if before.wake_at <= now
+                && before.state == State::Delivering
+                && (before.generation, before.attempt) == (token.generation, token.attempt) =>
+        {
             record = Some(lost_record(row, now));
             Event::ClaimExpired { token: *token, max_attempts: row.policies.max_attempts() }
         }

@@ -295,18 +295,22 @@ impl ColdStore {
              UNION ALL SELECT 'rows.' || state, count(*) FROM history GROUP BY state \
              UNION ALL SELECT 'overdue', count(*) FROM timers WHERE wake_at < {now} - 60000 AND state <> 3"
         ));
-        let mut tx = self.pool.begin().await?;
-        if self.dialect() == Dialect::Postgres {
-            // It counts every row there is, which on a large store takes longer than other statements may.
-            let mut patience = Statement::new(self.dialect(), "verify_patience");
-            patience.push("SET LOCAL statement_timeout = '1h'");
-            tx.execute(patience).await?;
-        }
+        // It counts every row there is, which on a large store takes longer than other statements may.
+        s.patiently();
+        let rows = match self.dialect() {
+            Dialect::Sqlite => self.pool.read(s).await?,
+            Dialect::Postgres => {
+                let mut tx = self.pool.begin().await?;
+                let mut patience = Statement::new(self.dialect(), "verify_patience");
+                patience.push("SET LOCAL statement_timeout = '1h'");
+                tx.execute(patience).await?;
+                tx.fetch(s).await?
+            }
+        };
         let mut totals: BTreeMap<String, i64> = BTreeMap::new();
-        for row in tx.fetch(s).await? {
+        for row in rows {
             totals.insert(row.get(0)?, row.get(1)?);
         }
-        drop(tx);
         let ledger = ledger_of(&totals);
         let mut ended_rows = BTreeMap::new();
         let mut mismatches = Vec::new();

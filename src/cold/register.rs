@@ -66,51 +66,71 @@ impl ColdStore {
     /// A value that the database refuses fails alone: the batch is halved until it is found. When the
     /// connection breaks at the commit, the batch is run again and recognises what it had written.
     pub async fn register(&self, timers: &[NewTimer]) -> Vec<Result<Registered, Error>> {
-        let mut rerun = false;
+        let mut doubtful: Option<Error> = None;
         for tries_left in (0..3).rev() {
-            match self.register_once(timers, rerun).await {
-                Ok(answers) => return answers.into_iter().map(Ok).collect(),
+            match self.register_once(timers, doubtful.is_some()).await {
+                Ok(answers) => return answers,
                 Err(why) if why.is_data() && timers.len() > 1 => {
                     let (left, right) = timers.split_at(timers.len() / 2);
                     let mut answers = Box::pin(self.register(left)).await;
                     answers.extend(Box::pin(self.register(right)).await);
                     return answers;
                 }
-                Err(why) if tries_left > 0 && (why.is_deadlock() || why.is_ambiguous()) => rerun = true,
-                Err(why) => return timers.iter().map(|_| Err(why.clone())).collect(),
+                Err(why) if tries_left > 0 && why.is_ambiguous() => doubtful = Some(why),
+                Err(why) if tries_left > 0 && why.is_deadlock() => {}
+                Err(why) => {
+                    // Once a commit was in doubt, no later failure makes it certain.
+                    let why = doubtful.unwrap_or(why);
+                    return timers.iter().map(|_| Err(why.clone())).collect();
+                }
             }
         }
-        timers.iter().map(|_| Err(Error::Busy)).collect()
+        let why = doubtful.unwrap_or(Error::Busy);
+        timers.iter().map(|_| Err(why.clone())).collect()
     }
 
-    async fn register_once(&self, timers: &[NewTimer], rerun: bool) -> Result<Vec<Registered>, Error> {
-        // Of equal ids in one batch the first in order is the one; sorted, so that two batches never deadlock.
-        let mut order: Vec<usize> = (0..timers.len()).collect();
-        order.sort_by_key(|&i| (timers[i].uid, i));
+    /// `rerun`: an earlier run may have been committed. What is there already, with the same content and the
+    /// same moment of registration, is its work, even if it has ended meanwhile.
+    async fn register_once(
+        &self,
+        timers: &[NewTimer],
+        rerun: bool,
+    ) -> Result<Vec<Result<Registered, Error>>, Error> {
+        let mut answers: Vec<Option<Result<Registered, Error>>> = Vec::with_capacity(timers.len());
+        answers.resize_with(timers.len(), || None);
+        if rerun {
+            let rows = self.find_many(&timers.iter().map(|timer| timer.uid).collect::<Vec<_>>()).await?;
+            for (timer, answer) in timers.iter().zip(&mut answers) {
+                *answer = rows
+                    .get(&timer.uid)
+                    .filter(|row| {
+                        row.request_hash == timer.request_hash && row.created_at == timer.created_at
+                    })
+                    .map(|row| Ok(Registered::New(Box::new(row.clone()))));
+            }
+        }
+        // Of equal ids in one batch one is inserted: the first, or the one that asks for the id again. Sorted,
+        // so that two batches never deadlock.
+        let mut order: Vec<usize> = (0..timers.len()).filter(|&i| answers[i].is_none()).collect();
+        order.sort_by_key(|&i| (timers[i].uid, !timers[i].again, i));
         order.dedup_by_key(|i| timers[*i].uid);
 
         let mut kept = self.insert_new(timers, &order).await?;
-        let mut answers: Vec<Option<Registered>> = Vec::with_capacity(timers.len());
-        answers.resize_with(timers.len(), || None);
         for &i in &order {
             if let Some(generation) = kept.remove(&timers[i].uid) {
-                answers[i] = Some(Registered::New(Box::new(self.fresh_row(&timers[i], generation))));
+                answers[i] = Some(Ok(Registered::New(Box::new(self.fresh_row(&timers[i], generation)))));
             }
         }
         let open: Vec<usize> = (0..timers.len()).filter(|&i| answers[i].is_none()).collect();
         if !open.is_empty() {
             let rows = self.find_many(&open.iter().map(|&i| timers[i].uid).collect::<Vec<_>>()).await?;
             for i in open {
-                let timer = &timers[i];
-                // Gone between the insert and this look: it ended and its retention ran out. Rare; ask again.
-                let row = rows.get(&timer.uid).ok_or(Error::Busy)?;
-                let same = row.request_hash == timer.request_hash;
-                answers[i] = Some(match same {
-                    true if rerun && row.created_at == timer.created_at => {
-                        Registered::New(Box::new(row.clone()))
-                    }
-                    true => Registered::Same(Box::new(row.clone())),
-                    false => Registered::Taken,
+                let same = |row: &&TimerRow| row.request_hash == timers[i].request_hash;
+                answers[i] = Some(match rows.get(&timers[i].uid) {
+                    Some(row) if same(&row) => Ok(Registered::Same(Box::new(row.clone()))),
+                    Some(_) => Ok(Registered::Taken),
+                    // Its id is still taken, and its history is gone already: the retention was shortened.
+                    None => Ok(Registered::Taken),
                 });
             }
         }

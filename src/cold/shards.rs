@@ -60,12 +60,12 @@ impl ColdStore {
              ON CONFLICT (name) DO UPDATE SET incarnation = excluded.incarnation, address = excluded.address, \
              version = excluded.version, started_at = excluded.started_at, beat_at = excluded.beat_at"
         ));
-        self.pool.write(s).await.map(drop)
+        self.urgent.write(s).await.map(drop)
     }
 
     /// A sign of life; tells the store's time and how many nodes have given one within `within_ms`.
     pub async fn beat(&self, me: &Identity, within_ms: i64) -> Result<Beat, Error> {
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.urgent.begin().await?;
         let mut s = Statement::new(self.dialect(), "beat");
         let now = s.now(self.given());
         let (name, incarnation) = (s.text(&me.name), s.text(&me.incarnation));
@@ -104,7 +104,7 @@ impl ColdStore {
             "WITH {batch} UPDATE shards SET lease_until = {now} + {lease} FROM b \
              WHERE shard = b_shard AND epoch = b_epoch AND owner = {name} RETURNING shard"
         ));
-        self.pool.write(s).await?.iter().map(|row| row.get(0)).collect()
+        self.urgent.write(s).await?.iter().map(|row| row.get(0)).collect()
     }
 
     /// Takes up to `most` shards that nobody owns or whose lease has run out, and with `own_too` those that
@@ -126,7 +126,7 @@ impl ColdStore {
              (SELECT shard FROM shards WHERE owner IS NULL OR lease_until < {now} {own} \
               ORDER BY lease_until, shard LIMIT {most} {lock}) RETURNING shard, epoch"
         ));
-        self.pool.write(s).await?.iter().map(|row| Ok((row.get(0)?, Epoch(row.get(1)?)))).collect()
+        self.urgent.write(s).await?.iter().map(|row| Ok((row.get(0)?, Epoch(row.get(1)?)))).collect()
     }
 
     /// Makes what was claimed in these shards under an older epoch due again at once. Returns how many.
@@ -134,7 +134,7 @@ impl ColdStore {
         if taken.is_empty() {
             return Ok(0);
         }
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.urgent.begin().await?;
         let mut s = Statement::new(self.dialect(), "recall");
         let batch = s.batch("b", held_columns(taken));
         let now = s.now(self.given());
@@ -161,7 +161,7 @@ impl ColdStore {
             "WITH {batch} UPDATE shards SET owner = NULL, lease_until = 0 FROM b \
              WHERE shard = b_shard AND epoch = b_epoch AND owner = {name}"
         ));
-        self.pool.write(s).await.map(drop)
+        self.urgent.write(s).await.map(drop)
     }
 
     /// Takes this process off the list of nodes.
@@ -169,7 +169,7 @@ impl ColdStore {
         let mut s = Statement::new(self.dialect(), "leave");
         let (name, incarnation) = (s.text(&me.name), s.text(&me.incarnation));
         s.push(&format!("DELETE FROM nodes WHERE name = {name} AND incarnation = {incarnation}"));
-        self.pool.write(s).await.map(drop)
+        self.urgent.write(s).await.map(drop)
     }
 
     /// The nodes that the store knows, by name, with the shards each owns.
@@ -200,7 +200,7 @@ impl ColdStore {
         let mut s = Statement::new(self.dialect(), "forget_nodes");
         let now = s.now(self.given());
         s.push(&format!("DELETE FROM nodes WHERE beat_at < {now} - 86400000"));
-        self.pool.write(s).await.map(drop)
+        self.urgent.write(s).await.map(drop)
     }
 }
 

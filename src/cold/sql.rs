@@ -9,6 +9,7 @@ use sea_orm::sqlx::postgres::{PgArguments, PgPool, PgRow};
 use sea_orm::sqlx::query::Query as SqlxQuery;
 use sea_orm::sqlx::sqlite::{SqliteArguments, SqlitePool, SqliteRow};
 use sea_orm::sqlx::{self, Arguments, AssertSqlSafe, Postgres, Row as _, Sqlite, query_with};
+use std::time::Duration;
 use uuid::Uuid;
 
 use super::Error;
@@ -100,6 +101,7 @@ pub(super) struct Statement {
     bound: usize,
     /// Batches on SQLite have a text of their own for each size; caching those would only push others out.
     cached: bool,
+    patient: bool,
 }
 
 impl Statement {
@@ -109,7 +111,13 @@ impl Statement {
             Dialect::Postgres => Args::Postgres(PgArguments::default()),
             Dialect::Sqlite => Args::Sqlite(SqliteArguments::default()),
         };
-        Self { dialect, sql: format!("/* {name} */ "), args, bound: 0, cached: true }
+        Self { dialect, sql: format!("/* {name} */ "), args, bound: 0, cached: true, patient: false }
+    }
+
+    /// Lets it run as long as it takes: the database bounds it itself.
+    pub fn patiently(&mut self) -> &mut Self {
+        self.patient = true;
+        self
     }
 
     /// Adds text.
@@ -274,6 +282,18 @@ impl Row {
     }
 }
 
+/// A database whose machine is gone leaves a connection that never answers: what took longer than the
+/// database itself would allow is given up, and its connection with it.
+async fn bounded<T>(patient: bool, work: impl Future<Output = Result<T, sqlx::Error>>) -> Result<T, Error> {
+    if patient {
+        return Ok(work.await?);
+    }
+    match tokio::time::timeout(super::STATEMENT_TIMEOUT + Duration::from_secs(5), work).await {
+        Ok(done) => Ok(done?),
+        Err(_) => Err(sqlx::Error::PoolTimedOut.into()),
+    }
+}
+
 fn postgres(statement: Statement) -> SqlxQuery<'static, Postgres, PgArguments> {
     let Args::Postgres(args) = statement.args else { unreachable!("rendered for PostgreSQL") };
     query_with(AssertSqlSafe(statement.sql), args)
@@ -293,31 +313,36 @@ pub(super) enum Tx {
 impl Tx {
     /// Runs a statement and returns its rows.
     pub async fn fetch(&mut self, statement: Statement) -> Result<Vec<Row>, Error> {
+        let patient = statement.patient;
         Ok(match self {
             Self::Postgres(tx) => {
-                postgres(statement).fetch_all(&mut **tx).await?.into_iter().map(Row::Postgres).collect()
+                let rows = bounded(patient, postgres(statement).fetch_all(&mut **tx)).await?;
+                rows.into_iter().map(Row::Postgres).collect()
             }
             Self::Sqlite(tx) => {
-                sqlite(statement).fetch_all(&mut **tx).await?.into_iter().map(Row::Sqlite).collect()
+                let rows = bounded(patient, sqlite(statement).fetch_all(&mut **tx)).await?;
+                rows.into_iter().map(Row::Sqlite).collect()
             }
         })
     }
 
     /// Runs a statement and returns how many rows it touched.
     pub async fn execute(&mut self, statement: Statement) -> Result<u64, Error> {
+        let patient = statement.patient;
         Ok(match self {
-            Self::Postgres(tx) => postgres(statement).execute(&mut **tx).await?.rows_affected(),
-            Self::Sqlite(tx) => sqlite(statement).execute(&mut **tx).await?.rows_affected(),
+            Self::Postgres(tx) => {
+                bounded(patient, postgres(statement).execute(&mut **tx)).await?.rows_affected()
+            }
+            Self::Sqlite(tx) => bounded(patient, sqlite(statement).execute(&mut **tx)).await?.rows_affected(),
         })
     }
 
     /// Makes it durable. An error leaves open whether it was.
     pub async fn commit(self) -> Result<(), Error> {
         match self {
-            Self::Postgres(tx) => tx.commit().await,
-            Self::Sqlite(tx) => tx.commit().await,
+            Self::Postgres(tx) => bounded(false, tx.commit()).await,
+            Self::Sqlite(tx) => bounded(false, tx.commit()).await,
         }
-        .map_err(Error::from)
     }
 }
 
@@ -335,7 +360,7 @@ impl Pool {
     /// Starts a transaction that may write.
     pub async fn begin(&self) -> Result<Tx, Error> {
         Ok(match self {
-            Self::Postgres(pool) => Tx::Postgres(pool.begin().await?),
+            Self::Postgres(pool) => Tx::Postgres(bounded(false, pool.begin()).await?),
             Self::Sqlite { writer, .. } => match writer.begin_with(BEGIN).await {
                 // SQLite took a transaction back by itself (its disk was full) and the pool does not know.
                 Err(sqlx::Error::InvalidSavePointStatement) => {
@@ -349,24 +374,30 @@ impl Pool {
 
     /// Runs a statement that only reads, on its own.
     pub async fn read(&self, statement: Statement) -> Result<Vec<Row>, Error> {
+        let patient = statement.patient;
         Ok(match self {
             Self::Postgres(pool) => {
-                postgres(statement).fetch_all(pool).await?.into_iter().map(Row::Postgres).collect()
+                let rows = bounded(patient, postgres(statement).fetch_all(pool)).await?;
+                rows.into_iter().map(Row::Postgres).collect()
             }
             Self::Sqlite { readers, .. } => {
-                sqlite(statement).fetch_all(readers).await?.into_iter().map(Row::Sqlite).collect()
+                let rows = bounded(patient, sqlite(statement).fetch_all(readers)).await?;
+                rows.into_iter().map(Row::Sqlite).collect()
             }
         })
     }
 
     /// Runs a statement that writes, as a transaction of its own, and returns its rows.
     pub async fn write(&self, statement: Statement) -> Result<Vec<Row>, Error> {
+        let patient = statement.patient;
         Ok(match self {
             Self::Postgres(pool) => {
-                postgres(statement).fetch_all(pool).await?.into_iter().map(Row::Postgres).collect()
+                let rows = bounded(patient, postgres(statement).fetch_all(pool)).await?;
+                rows.into_iter().map(Row::Postgres).collect()
             }
             Self::Sqlite { writer, .. } => {
-                sqlite(statement).fetch_all(writer).await?.into_iter().map(Row::Sqlite).collect()
+                let rows = bounded(patient, sqlite(statement).fetch_all(writer)).await?;
+                rows.into_iter().map(Row::Sqlite).collect()
             }
         })
     }

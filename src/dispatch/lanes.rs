@@ -5,10 +5,10 @@
 //! every success and halves when its receiver does not answer in time. Retries have lanes of their own and
 //! never take more than a quarter of the node.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use crate::cold::Pointer;
-use crate::model::id::Uid;
+use crate::model::id::{Generation, Uid};
 
 /// Attempts at once that a receiver nobody has heard of gets.
 const START: usize = 16;
@@ -18,6 +18,13 @@ const FLOOR: usize = 4;
 
 /// Pointers that one lane holds at most.
 pub const LANE_HELD: usize = 2048;
+
+/// Pointers that the lane of a receiver which does not answer holds at most, so that many such lanes
+/// together leave room for the others.
+const SLOW_HELD: usize = 64;
+
+/// How long, in milliseconds, a full lane may take to drain before its further rows are put off.
+const SOON_MS: f64 = 500.0;
 
 /// Pointers that all lanes hold at most.
 pub const ALL_HELD: usize = 8192;
@@ -46,7 +53,7 @@ impl LaneKey {
 pub enum Offer {
     /// It waits for its turn.
     Held,
-    /// It waits already, or is being claimed.
+    /// It waits already, or is in hand: taken, and its outcome not recorded yet.
     Known,
     /// Its lane is full but moves; leave the row as it is.
     Full,
@@ -82,7 +89,11 @@ pub struct Lanes {
     lanes: HashMap<LaneKey, Lane>,
     /// Lanes with somebody waiting, in turn.
     turn: VecDeque<LaneKey>,
-    held: HashMap<Uid, LaneKey>,
+    /// What waits, and as which generation and attempt.
+    waiting: HashMap<Uid, (Generation, i32)>,
+    /// What was taken and is not recorded yet. Nobody else may touch these: a claim whose answer was lost may
+    /// have happened, and a result that is not written yet is a result all the same.
+    in_hand: HashSet<Uid>,
     queued: usize,
     in_flight: usize,
     in_flight_retries: usize,
@@ -96,7 +107,8 @@ impl Lanes {
         Self {
             lanes: HashMap::new(),
             turn: VecDeque::new(),
-            held: HashMap::new(),
+            waiting: HashMap::new(),
+            in_hand: HashSet::new(),
             queued: 0,
             in_flight: 0,
             in_flight_retries: 0,
@@ -107,7 +119,8 @@ impl Lanes {
 
     /// Offers a pointer to what is due.
     pub fn offer(&mut self, pointer: Pointer, now_ms: i64) -> Offer {
-        if self.held.contains_key(&pointer.uid) {
+        let version = (pointer.generation, pointer.attempt);
+        if self.in_hand.contains(&pointer.uid) || self.waiting.get(&pointer.uid) == Some(&version) {
             return Offer::Known;
         }
         let key = LaneKey::of(&pointer);
@@ -123,10 +136,14 @@ impl Lanes {
             answered: 0,
             rated_at_ms: now_ms,
         });
-        if lane.queue.len() >= LANE_HELD {
+        if lane.queue.len() >= lane.cap(START.min(per_lane)) {
             lane.rerate(now_ms);
             let drain_ms = lane.queue.len() as f64 / (lane.rate + 0.1) * 1000.0;
-            return if drain_ms > 2000.0 { Offer::Later(drain_ms.min(30_000.0) as i64) } else { Offer::Full };
+            return if drain_ms > SOON_MS {
+                Offer::Later(drain_ms.min(300_000.0) as i64)
+            } else {
+                Offer::Full
+            };
         }
         if !room {
             return Offer::Full;
@@ -136,7 +153,7 @@ impl Lanes {
         }
         lane.queue.push_back(pointer);
         self.queued += 1;
-        self.held.insert(pointer.uid, key);
+        self.waiting.insert(pointer.uid, version);
         Offer::Held
     }
 
@@ -152,27 +169,44 @@ impl Lanes {
             let retries_left = (self.total / 4).max(1).saturating_sub(self.in_flight_retries);
             let room = lane.limit.saturating_sub(lane.in_flight).min(self.total - self.in_flight);
             let room = if key.retry { room.min(retries_left) } else { room };
+            let before = taken.len();
             let n = room.min(TURN).min(most - taken.len()).min(lane.queue.len());
-            taken.extend(lane.queue.drain(..n));
+            for pointer in lane.queue.drain(..n) {
+                self.queued -= 1;
+                let version = (pointer.generation, pointer.attempt);
+                // A pointer that a newer one has replaced is dropped here.
+                if self.waiting.get(&pointer.uid) == Some(&version) {
+                    self.waiting.remove(&pointer.uid);
+                    self.in_hand.insert(pointer.uid);
+                    taken.push(pointer);
+                }
+            }
+            let n = taken.len() - before;
             lane.in_flight += n;
-            self.queued -= n;
             self.in_flight += n;
             self.in_flight_retries += if key.retry { n } else { 0 };
             if !lane.queue.is_empty() {
                 self.turn.push_back(key);
             }
-            idle = if n == 0 { idle + 1 } else { 0 };
+            idle = if room == 0 { idle + 1 } else { 0 };
         }
         taken
     }
 
-    /// A pointer that was taken is no longer this structure's: it was claimed, or its claim got nothing.
-    /// Its place stays reserved when `claimed`, until [`Lanes::left`].
-    pub fn settle(&mut self, pointer: &Pointer, claimed: bool) {
-        self.held.remove(&pointer.uid);
-        if !claimed {
-            self.left(LaneKey::of(pointer), Left::Unused, 0);
-        }
+    /// The claim of a pointer that was taken surely got nothing: its place is free and it is in no hand.
+    pub fn dropped(&mut self, pointer: &Pointer) {
+        self.in_hand.remove(&pointer.uid);
+        self.left(LaneKey::of(pointer), Left::Unused, 0);
+    }
+
+    /// What became of it is recorded: it is in no hand any more.
+    pub fn recorded(&mut self, uid: &Uid) {
+        self.in_hand.remove(uid);
+    }
+
+    /// Whether it was taken and is not recorded yet.
+    pub fn has_in_hand(&self, uid: &Uid) -> bool {
+        self.in_hand.contains(uid)
     }
 
     /// An attempt is over: its place is free.
@@ -194,6 +228,13 @@ impl Lanes {
             Left::Silent => {
                 lane.limit = (lane.limit / 2).max(FLOOR).min(self.per_lane);
                 lane.rerate(now_ms);
+                // What no longer fits is found again by the sweep, which then puts it off.
+                while lane.queue.len() > lane.cap(START.min(self.per_lane)) {
+                    if let Some(last) = lane.queue.pop_back() {
+                        self.waiting.remove(&last.uid);
+                        self.queued -= 1;
+                    }
+                }
             }
             Left::Unused => {}
         }
@@ -203,14 +244,9 @@ impl Lanes {
         }
     }
 
-    /// How many pointers wait unclaimed, those being claimed included.
+    /// How many pointers wait unclaimed.
     pub fn held(&self) -> usize {
-        self.held.len()
-    }
-
-    /// How many more pointers all lanes together would hold.
-    pub fn room(&self) -> usize {
-        ALL_HELD.saturating_sub(self.queued)
+        self.queued
     }
 
     /// How many attempts are under way.
@@ -221,13 +257,18 @@ impl Lanes {
     /// Forgets everything that waits; what is under way stays.
     pub fn clear(&mut self) {
         self.turn.clear();
-        self.held.clear();
+        self.waiting.clear();
         self.queued = 0;
         self.lanes.values_mut().for_each(|lane| lane.queue.clear());
     }
 }
 
 impl Lane {
+    /// How many pointers may wait: few while the receiver answers worse than a new one would.
+    fn cap(&self, start: usize) -> usize {
+        if self.limit < start { SLOW_HELD } else { LANE_HELD }
+    }
+
     fn rerate(&mut self, now_ms: i64) {
         let passed = now_ms - self.rated_at_ms;
         if passed >= 500 {
@@ -299,21 +340,32 @@ mod tests {
     }
 
     #[test]
-    fn a_pointer_is_held_once_and_its_place_comes_back() {
+    fn a_pointer_is_in_one_hand_until_it_is_recorded() {
         let mut lanes = Lanes::new(10, 10);
         assert_eq!(lanes.offer(pointer(1, 1, 0), 0), Offer::Held);
         assert_eq!(lanes.offer(pointer(1, 1, 0), 0), Offer::Known);
         let taken = lanes.take(10);
         assert_eq!(lanes.offer(pointer(1, 1, 0), 0), Offer::Known, "it is being claimed");
-        lanes.settle(&taken[0], false);
+        lanes.dropped(&taken[0]);
         assert_eq!((lanes.held(), lanes.in_flight()), (0, 0));
         assert_eq!(lanes.offer(pointer(1, 1, 0), 0), Offer::Held);
         let taken = lanes.take(10);
-        lanes.settle(&taken[0], true);
         assert_eq!((lanes.held(), lanes.in_flight()), (0, 1));
         lanes.left(LaneKey::of(&taken[0]), Left::Answered, 0);
         assert_eq!(lanes.in_flight(), 0);
-        assert!(lanes.lanes.is_empty(), "idle lanes are forgotten");
+        assert_eq!(lanes.offer(pointer(1, 1, 1), 0), Offer::Known, "its result is not recorded yet");
+        lanes.recorded(&taken[0].uid);
+        assert_eq!(lanes.offer(pointer(1, 1, 1), 0), Offer::Held);
+    }
+
+    #[test]
+    fn a_newer_generation_replaces_a_waiting_pointer() {
+        let mut lanes = Lanes::new(10, 10);
+        lanes.offer(pointer(1, 1, 1), 0);
+        let newer = Pointer { generation: Generation(2), ..pointer(1, 1, 0) };
+        assert_eq!(lanes.offer(newer, 0), Offer::Held);
+        assert_eq!(lanes.take(10), [newer]);
+        assert_eq!((lanes.held(), lanes.in_flight()), (0, 1));
     }
 
     #[test]
@@ -326,5 +378,25 @@ mod tests {
         // Nothing answered for seconds.
         let offers: Vec<_> = (1..8).map(|i| lanes.offer(pointer(9999, 1, 0), i * 1000)).collect();
         assert!(matches!(offers.last(), Some(Offer::Later(ms)) if *ms > 2000), "{offers:?}");
+    }
+
+    #[test]
+    fn silent_receivers_leave_room_for_others() {
+        let mut lanes = Lanes::new(1000, 100);
+        for lane in 0..200 {
+            for n in 0..100 {
+                lanes.offer(pointer(lane * 1000 + n, lane as i64, 0), 0);
+            }
+            for _ in lanes.take(1000) {
+                lanes.left(LaneKey { lane: lane as i64, retry: false }, Left::Silent, 60_000);
+            }
+        }
+        assert!(lanes.held() <= ALL_HELD);
+        let before = lanes.held();
+        for n in 0..100 {
+            lanes.offer(pointer(1_000_000 + n, 77, 0), 60_000);
+        }
+        assert!(lanes.held() - before <= SLOW_HELD, "a lane that was silent holds few");
+        assert!(before < ALL_HELD, "and so do all of them together: {before}");
     }
 }

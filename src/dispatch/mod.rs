@@ -3,7 +3,8 @@
 //! Three duties, each with a loop of its own. *Claim* takes pointers that have room to be sent, claims them
 //! in one statement and starts their attempts. *Attempts* run each as a task. *Record* writes results in
 //! batches. A claim that came back without its row is dropped; a claim whose answer was lost is given back
-//! if it turns out to have happened, for nothing was sent.
+//! if it turns out to have happened, for nothing was sent. From the moment it is taken until its outcome is
+//! recorded a timer is *in hand*: this node neither claims it again nor gives its attempt up.
 
 pub mod event;
 pub mod guard;
@@ -11,6 +12,8 @@ mod lanes;
 mod record;
 pub mod webhook;
 
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -26,7 +29,7 @@ use crate::clock::Monotonic;
 use crate::cold::{AttemptRecord, ColdStore, Due, Error, MAX_CLAIM_BATCH, Pointer, TimerRow};
 use crate::config::Config;
 use crate::metrics::Metrics;
-use crate::model::id::Epoch;
+use crate::model::id::{Epoch, Uid};
 use crate::model::target::Target;
 use crate::model::timer::{AttemptResult, Next, Token};
 use crate::ownership::Ownership;
@@ -38,11 +41,12 @@ pub struct Dispatcher {
     ownership: Arc<Ownership>,
     metrics: Metrics,
     sender: Sender,
-    lanes: Mutex<Lanes>,
+    lanes: Arc<Mutex<Lanes>>,
     /// Somebody waits, or a place became free.
     work: Notify,
-    /// There is room for more pointers.
+    /// There is room for more pointers, after the sweep was turned away.
     room: Notify,
+    turned_away: AtomicBool,
     reports: mpsc::Sender<Report>,
     attempts: TaskTracker,
     /// No new attempt starts.
@@ -60,11 +64,13 @@ impl Dispatcher {
         metrics: Metrics,
     ) -> Result<(Arc<Self>, impl Future<Output = ()> + Send + 'static), reqwest::Error> {
         let (reports, inbox) = mpsc::channel(config.dispatch.concurrency.max(16));
+        let lanes = Arc::new(Mutex::new(Lanes::new(config.dispatch.concurrency, config.webhook.concurrency)));
         let this = Arc::new(Self {
             sender: Sender::new(config, store.clock().clone())?,
-            lanes: Mutex::new(Lanes::new(config.dispatch.concurrency, config.webhook.concurrency)),
+            lanes: Arc::clone(&lanes),
             work: Notify::new(),
             room: Notify::new(),
+            turned_away: AtomicBool::new(false),
             reports,
             attempts: TaskTracker::new(),
             stop: CancellationToken::new(),
@@ -73,7 +79,7 @@ impl Dispatcher {
             ownership: Arc::clone(&ownership),
             metrics: metrics.clone(),
         });
-        Ok((this, record::run(store, ownership, metrics, inbox)))
+        Ok((this, record::run(store, ownership, metrics, lanes, inbox)))
     }
 
     /// Offers what is due; tells for each what became of it.
@@ -84,13 +90,21 @@ impl Dispatcher {
         if offers.contains(&Offer::Held) {
             self.work.notify_one();
         }
+        if offers.contains(&Offer::Full) {
+            self.turned_away.store(true, Ordering::SeqCst);
+        }
         self.gauge();
         offers
     }
 
-    /// How many pointers are held, and how many more would be.
-    pub fn held_and_room(&self) -> (usize, usize) {
-        self.with(|lanes| (lanes.held(), lanes.room()))
+    /// How many pointers wait.
+    pub fn held(&self) -> usize {
+        self.with(|lanes| lanes.held())
+    }
+
+    /// Whether this node has the timer in hand: taken, and its outcome not recorded yet.
+    pub fn has_in_hand(&self, uid: &Uid) -> bool {
+        self.with(|lanes| lanes.has_in_hand(uid))
     }
 
     /// Completes when there is room for more pointers after there was none.
@@ -112,6 +126,7 @@ impl Dispatcher {
                     Err(_) => {
                         // Logged where it happened; the sweep finds the rows again when the store is back.
                         tokio::time::sleep(Duration::from_millis(200)).await;
+                        self.work.notify_one();
                         break;
                     }
                 }
@@ -127,14 +142,14 @@ impl Dispatcher {
         for pointer in taken {
             match self.ownership.begin(pointer.shard) {
                 Some(epoch) => owned.push((pointer, epoch)),
-                None => self.with(|lanes| lanes.settle(&pointer, false)),
+                None => self.with(|lanes| lanes.dropped(&pointer)),
             }
         }
         if !owned.is_empty() {
             self.claim(owned).await?;
         }
         let low = self.with(|lanes| lanes.held() < LANE_HELD / 2);
-        if low {
+        if low && self.turned_away.swap(false, Ordering::SeqCst) {
             self.room.notify_one();
         }
         self.gauge();
@@ -142,13 +157,13 @@ impl Dispatcher {
     }
 
     async fn claim(self: &Arc<Self>, owned: Vec<(Pointer, Epoch)>) -> Result<(), Error> {
-        let rows = match self.store.claim(&owned, &self.ownership.me().name).await {
-            Ok(rows) => rows,
+        let claimed = match self.store.claim(&owned, &self.ownership.me().name).await {
+            Ok(claimed) => claimed,
             Err(why) => {
                 self.metrics.store_errors.inc();
                 tracing::warn!(%why, batch = owned.len(), "claim failed");
                 for (pointer, epoch) in &owned {
-                    self.with(|lanes| lanes.settle(pointer, false));
+                    self.with(|lanes| lanes.left(LaneKey::of(pointer), Left::Unused, 0));
                     let token = Token { generation: pointer.generation, attempt: pointer.attempt + 1 };
                     // It may have happened all the same; then it is given back. Ends the count of `begin`.
                     self.report(Report::unsent(pointer.uid, pointer.shard, token, *epoch)).await;
@@ -156,17 +171,22 @@ impl Dispatcher {
                 return Err(why);
             }
         };
-        let mut rows: std::collections::HashMap<_, _> = rows.into_iter().map(|row| (row.uid, row)).collect();
+        let mut rows: HashMap<_, _> = claimed.rows.into_iter().map(|row| (row.uid, row)).collect();
         for (pointer, epoch) in owned {
-            let row = rows.remove(&pointer.uid);
-            self.with(|lanes| lanes.settle(&pointer, row.is_some()));
-            match row {
+            if claimed.unreadable.contains(&pointer.uid) {
+                // Stays in hand: claimed again and again it would hold up the others.
+                self.with(|lanes| lanes.left(LaneKey::of(&pointer), Left::Unused, 0));
+                self.ownership.end(pointer.shard);
+                continue;
+            }
+            match rows.remove(&pointer.uid) {
                 Some(row) => {
                     let this = Arc::clone(self);
                     self.attempts.spawn(async move { this.attempt(row, LaneKey::of(&pointer), epoch).await });
                 }
                 None => {
                     self.metrics.claims_dropped.inc();
+                    self.with(|lanes| lanes.dropped(&pointer));
                     self.ownership.end(pointer.shard);
                 }
             }
@@ -244,7 +264,8 @@ impl Dispatcher {
         self.attempts.close();
         if tokio::time::timeout(grace, self.attempts.wait()).await.is_err() {
             self.abandon.cancel();
-            self.attempts.wait().await;
+            // Bounded: with the store away their reports may find no room.
+            let _ = tokio::time::timeout(Duration::from_secs(2), self.attempts.wait()).await;
         }
         self.gauge();
     }

@@ -3,11 +3,12 @@
 //! While the store is away the results wait here and the attempts behind them in the channel, so memory
 //! stays bounded by the node's concurrency; nothing new is claimed meanwhile, for a claim needs the store.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::mpsc;
 
+use super::lanes::Lanes;
 use crate::cold::{Applied, AttemptRecord, Change, ChangeEvent, ColdStore, Error, MAX_APPLY_BATCH};
 use crate::metrics::Metrics;
 use crate::model::id::{Epoch, Uid};
@@ -48,6 +49,7 @@ pub(super) async fn run(
     store: ColdStore,
     ownership: Arc<Ownership>,
     metrics: Metrics,
+    lanes: Arc<Mutex<Lanes>>,
     mut inbox: mpsc::Receiver<Report>,
 ) {
     let mut batch = Vec::new();
@@ -57,6 +59,10 @@ pub(super) async fn run(
         while let Err(why) = record(&store, &metrics, &reports).await {
             metrics.store_errors.inc();
             failures += 1;
+            if !why.is_passing() {
+                one_by_one(&store, &metrics, &reports).await;
+                break;
+            }
             if failures == 1 {
                 tracing::warn!(%why, results = reports.len(), "results not recorded yet; trying on");
             }
@@ -69,11 +75,25 @@ pub(super) async fn run(
             }
             tokio::time::sleep(Duration::from_millis(u64::from(failures.min(10)) * 100)).await;
         }
-        reports.iter().for_each(|report| ownership.end(report.shard));
+        let mut lanes = lanes.lock().unwrap_or_else(PoisonError::into_inner);
+        for report in &reports {
+            lanes.recorded(&report.uid);
+            ownership.end(report.shard);
+        }
     }
 }
 
-/// Writes a batch down. Doing it twice changes nothing the second time.
+/// A batch holds something that cannot be written, however often it is tried: the others are, each alone.
+async fn one_by_one(store: &ColdStore, metrics: &Metrics, reports: &[Report]) {
+    for report in reports {
+        if let Err(why) = record(store, metrics, std::slice::from_ref(report)).await {
+            tracing::error!(%why, "a result cannot be recorded; its claim runs out");
+        }
+    }
+}
+
+/// Writes a batch down. Doing it twice changes nothing the second time: until it is recorded, nobody else on
+/// this node claims the timer, and on another node a claim has another epoch.
 async fn record(store: &ColdStore, metrics: &Metrics, reports: &[Report]) -> Result<(), Error> {
     let taken: Vec<(Uid, AttemptRecord)> = reports
         .iter()

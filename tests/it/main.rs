@@ -5,8 +5,10 @@
 //! passes by skipping.
 #![allow(clippy::disallowed_methods, reason = "tests are outside the clock room")]
 
+mod bad_days;
 mod crash;
 mod races;
+mod rest;
 mod store;
 mod support;
 

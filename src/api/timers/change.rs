@@ -150,6 +150,10 @@ async fn change(
                 let detail = format!("the timer's version is \"{version}\"; read it again and decide anew");
                 return Err(Problem::new(StatusCode::PRECONDITION_FAILED, "version_changed", detail));
             }
+            Applied::Unreadable => {
+                let detail = "this version of the service cannot read this timer; nothing was changed";
+                return Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "unreadable", detail));
+            }
             Applied::NotLive => match service.store.find(uid).await? {
                 // Ended: the answer follows from how.
                 Some(row) if row.life.state.is_end() => {

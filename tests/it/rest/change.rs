@@ -77,7 +77,11 @@ async fn a_change_fires_at_its_new_time_only(builder: NodeBuilder) {
     assert!(all[0].lateness_ms() >= 0);
     in_state(&api, "sooner", "delivered").await;
     let (_, away) = api.timer("away").await;
-    assert_eq!((&away["state"], &away["attempts"]), (&json!("scheduled"), &json!(0)), "its old time has passed");
+    assert_eq!(
+        (&away["state"], &away["attempts"]),
+        (&json!("scheduled"), &json!(0)),
+        "its old time has passed"
+    );
     assert_eq!(receiver.received().len(), 1);
 }
 
@@ -99,7 +103,10 @@ async fn a_new_due_time_starts_the_attempts_anew() {
         .await;
     }
     let ended = in_state(&api, "t", "delivered").await;
-    assert_eq!((&waiting["attempts"], &ended["attempts"], &ended["generation"]), (&json!(1), &json!(3), &json!(3)));
+    assert_eq!(
+        (&waiting["attempts"], &ended["attempts"], &ended["generation"]),
+        (&json!(1), &json!(3), &json!(3))
+    );
     let arrived: Vec<_> = receiver.received().iter().map(|one| (one.generation, one.attempt)).collect();
     assert_eq!(arrived, [(1, 1), (2, 1), (3, 1)]);
     assert_eq!(results(&api, "t").await, ["failed", "failed", "ok"], "all generations are told");

@@ -215,7 +215,9 @@ async fn a_body_over_its_limit_is_answered_before_it_has_arrived() {
                 assert_ne!(read, 0, "closed after {:?}", String::from_utf8_lossy(&seen));
             }
         };
-        tokio::time::timeout(Duration::from_secs(5), answer).await.expect("answered while the rest is awaited");
+        tokio::time::timeout(Duration::from_secs(5), answer)
+            .await
+            .expect("answered while the rest is awaited");
         assert!(seen.starts_with(b"HTTP/1.1 413 "), "{:?}", String::from_utf8_lossy(&seen));
     }
     assert_eq!(node.api().timer("t").await.0, 404);

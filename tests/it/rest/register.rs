@@ -86,7 +86,13 @@ async fn the_same_content_is_the_same_canonical_json() {
                 r#"{{"data":{{"y":{{"q":null,"p":1}},"x":[1,2.50,"ü"]}},"target":{{"webhook":{{"headers":{{"b":"2","a":"1"}},"url":"{NOWHERE}"}}}},"delay":"PT1H"}}"#
             ),
         ),
-        ("white space", base.replace(',', " ,\n\t").replace(':', " : ").replace("http : ", "http:").replace("1 : 9", "1:9")),
+        (
+            "white space",
+            base.replace(',', " ,\n\t")
+                .replace(':', " : ")
+                .replace("http : ", "http:")
+                .replace("1 : 9", "1:9"),
+        ),
         ("escapes", base.replace("ü", r"\u00fc")),
         ("its own id", base.replacen('{', r#"{"id":"t","#, 1)),
     ] {
@@ -132,7 +138,8 @@ async fn a_delay_counts_from_the_first_time() {
     let api = node.api();
     let (_, first) = api.put("t", &later()).await;
     let (created, due) = (first["created_at"].clone(), first["due_at"].clone());
-    let hour = |text: &Value| chrono::DateTime::parse_from_rfc3339(text.as_str().expect("a time")).expect("a time");
+    let hour =
+        |text: &Value| chrono::DateTime::parse_from_rfc3339(text.as_str().expect("a time")).expect("a time");
     assert_eq!(hour(&due) - hour(&created), chrono::TimeDelta::hours(1));
     // A later moment, by the server's own clock.
     eventually("time passes", LONG, async || {
@@ -215,7 +222,11 @@ async fn each_item_of_a_batch_stands_alone(builder: NodeBuilder) {
         (11, "too_large", Some("/data")),
     ] {
         let error = &results[n]["error"];
-        assert_eq!((&error["code"], error["errors"][0]["pointer"].as_str()), (&json!(code), pointer), "{error}");
+        assert_eq!(
+            (&error["code"], error["errors"][0]["pointer"].as_str()),
+            (&json!(code), pointer),
+            "{error}"
+        );
         assert!(error["detail"].as_str().is_some_and(|detail| !detail.is_empty()));
     }
     assert!(results.iter().all(|one| one["error"].is_null() == (one["status"].as_u64() < Some(300))));

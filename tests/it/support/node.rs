@@ -156,6 +156,12 @@ impl Node {
         self.process = launch(&self.dir, &self.env, self.bears_limits);
     }
 
+    /// As [`Node::restart`], with one setting changed for good.
+    pub async fn restart_with(&mut self, name: &str, value: &str) {
+        self.env.push((name.to_owned(), value.to_owned()));
+        self.restart().await;
+    }
+
     /// All that it has written to stderr so far, over all its restarts.
     pub fn log(&self) -> String {
         let bytes = fs::read(self.dir.path().join("log")).unwrap_or_default();
