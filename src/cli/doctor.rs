@@ -141,8 +141,10 @@ async fn of_store(config: &Config, report: &mut Report) -> anyhow::Result<()> {
         let schema = of_schema(&store).await;
         report.add(&schema)?;
         if schema.result == Result::Ok {
+            report.add(&of_shards(config, &store).await)?;
             report.add(&of_ledger(&store).await)?;
         }
+        report.add(&of_durability(&store).await)?;
     }
     store.close().await;
     Ok(())
@@ -176,6 +178,39 @@ async fn of_schema(store: &ColdStore) -> Check {
                 .cure("`mainspring migrate up`, or the next `serve`, applies them")
         }
         Ok(_) => Check::new("schema", Result::Ok, "up to date"),
+    }
+}
+
+/// The number of shards is fixed when the store is made.
+async fn of_shards(config: &Config, store: &ColdStore) -> Check {
+    match store.made_with().await {
+        Ok(None) => Check::new("shards", Result::Ok, format!("{} when the store is made", config.shards)),
+        Ok(Some(made)) if made == i32::from(config.shards) => {
+            Check::new("shards", Result::Ok, made.to_string())
+        }
+        Ok(Some(made)) => {
+            let detail = format!("`shards` is {}, the store was made with {made}", config.shards);
+            Check::new("shards", Result::Fail, detail).cure(format!("set `shards = {made}`"))
+        }
+        Err(why) => Check::new("shards", Result::Fail, why.to_string()),
+    }
+}
+
+/// A 2xx promises a flush, which PostgreSQL can be told to leave out.
+async fn of_durability(store: &ColdStore) -> Check {
+    match store.durability().await {
+        Ok(settings) => {
+            let off: Vec<_> =
+                settings.iter().filter(|(_, value)| value == "off").map(|(name, _)| name.as_str()).collect();
+            let told: Vec<_> = settings.iter().map(|(name, value)| format!("{name} {value}")).collect();
+            match (off.is_empty(), told.is_empty()) {
+                (_, true) => Check::new("flush", Result::Ok, "synchronous FULL"),
+                (true, false) => Check::new("flush", Result::Ok, told.join(", ")),
+                (false, _) => Check::new("flush", Result::Fail, format!("{} off", off.join(", ")))
+                    .cure("acknowledged timers can be lost in a power cut; switch it on"),
+            }
+        }
+        Err(why) => Check::new("flush", Result::Warn, why.to_string()),
     }
 }
 

@@ -142,9 +142,11 @@ fn greet(local: SocketAddr, signed: bool) {
     };
     let url = format!("http://{}/", SocketAddr::new(reach, local.port()));
     let secret = if signed { " --secret SECRET" } else { "" };
+    // As it was called here, so that the line works where it is pasted.
+    let program = std::env::args().next().unwrap_or_else(|| "mainspring".to_owned());
     out::note(&format!("listening on {url}; Ctrl-C ends it. Try it:"));
     out::note(&format!(
-        "  mainspring timer put --in 5s --webhook {url}{secret} --data '{{\"hello\":\"world\"}}'"
+        "  {program} timer put --in 5s --webhook {url}{secret} --data '{{\"hello\":\"world\"}}'"
     ));
 }
 
