@@ -229,7 +229,7 @@ impl Dispatcher {
             },
         );
         self.metrics.attempt_seconds.observe(began.elapsed().as_secs_f64());
-        self.metrics.attempts.with_label_values(&[word(outcome.result)]).inc();
+        self.metrics.attempts.with_label_values(&[outcome.result.word()]).inc();
         let ended_at = clock.now();
         let next = next_after(&row, &outcome, ended_at);
         let record = AttemptRecord {
@@ -299,14 +299,4 @@ fn next_after(row: &TimerRow, outcome: &Outcome, now: crate::model::time::UnixMs
 fn dice(row: &TimerRow, attempt: u32) -> f64 {
     let hash = crate::model::id::digest16(&[b"dice", row.uid.0.as_bytes(), &attempt.to_be_bytes()]);
     f64::from(u16::from_be_bytes([hash[0], hash[1]])) / f64::from(u16::MAX)
-}
-
-fn word(result: AttemptResult) -> &'static str {
-    match result {
-        AttemptResult::Ok => "ok",
-        AttemptResult::Failed => "failed",
-        AttemptResult::Timeout => "timeout",
-        AttemptResult::Refused => "refused",
-        AttemptResult::Unknown => "unknown",
-    }
 }

@@ -110,6 +110,25 @@ pub enum AttemptResult {
 }
 
 impl AttemptResult {
+    /// All results.
+    pub const ALL: [Self; 5] = [Self::Ok, Self::Failed, Self::Timeout, Self::Refused, Self::Unknown];
+
+    /// The word of the contract.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Failed => "failed",
+            Self::Timeout => "timeout",
+            Self::Refused => "refused",
+            Self::Unknown => "unknown",
+        }
+    }
+
+    /// The result behind a word of the contract.
+    pub fn from_word(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|result| result.word() == word)
+    }
+
     /// Whether the receiver surely did not take it.
     pub const fn surely_failed(self) -> bool {
         matches!(self, Self::Failed | Self::Refused)

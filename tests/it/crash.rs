@@ -157,22 +157,22 @@ async fn nothing_is_lost_on_postgres() {
     nothing_is_lost_when_nodes_are_killed(vec![node("one", Some(&url)).start_ready().await]).await;
 }
 
+/// Two nodes on one new database.
+async fn two_nodes() -> (Node, Node) {
+    let url = fresh_database().await;
+    (node("one", Some(&url)).start_ready().await, node("two", Some(&url)).start_ready().await)
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_lost_on_postgres_with_two_nodes() {
-    let url = fresh_database().await;
-    let nodes =
-        vec![node("one", Some(&url)).start_ready().await, node("two", Some(&url)).start_ready().await];
-    nothing_is_lost_when_nodes_are_killed(nodes).await;
+    nothing_is_lost_when_nodes_are_killed(<[Node; 2]>::from(two_nodes().await).into()).await;
 }
 
 /// Two nodes share the shards; when one dies for good the other takes all, and the timers of both fire.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_node_is_taken_over() {
-    let url = fresh_database().await;
-    let receiver = Receiver::start().await;
-    let (one, two) =
-        (node("one", Some(&url)).start_ready().await, node("two", Some(&url)).start_ready().await);
-    let api = two.api();
+    let (one, two) = two_nodes().await;
+    let (receiver, api) = (Receiver::start().await, two.api());
     shares(&api, &[("one", 32), ("two", 32)]).await;
     for n in 0..100 {
         let body = json!({"delay": "PT2S", "target": {"webhook": {"url": receiver.url("/ok")}}});
@@ -213,11 +213,8 @@ async fn shares(api: &Api, wanted: &[(&str, usize)]) {
 /// A node that stands still beyond its lease and wakes up can claim nothing any more.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_slept_beyond_its_lease_fires_nothing_twice() {
-    let url = fresh_database().await;
-    let receiver = Receiver::start().await;
-    let (one, two) =
-        (node("one", Some(&url)).start_ready().await, node("two", Some(&url)).start_ready().await);
-    let api = two.api();
+    let (one, two) = two_nodes().await;
+    let (receiver, api) = (Receiver::start().await, two.api());
     shares(&api, &[("one", 32), ("two", 32)]).await;
     for n in 0..200 {
         let body = json!({"delay": format!("PT{}.{:03}S", 1 + n / 50, n % 50 * 20), "target": {"webhook": {"url": receiver.url("/ok")}}});
