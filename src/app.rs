@@ -159,7 +159,9 @@ async fn prepare(config: &Config, store: &ColdStore) -> anyhow::Result<()> {
                 }
             }
             Err(why) => {
-                return Err(anyhow::anyhow!(why).context(format!("store {}", shown_url(&config.cold.url))));
+                return Err(
+                    anyhow::anyhow!(why).context(format!("`cold.url` {}", shown_url(&config.cold.url)))
+                );
             }
         }
         tokio::time::sleep(wait).await;

@@ -373,7 +373,10 @@ fn told(why: &figment::Error) -> String {
         let steps = why.path.iter().skip_while(|step| *step == "default");
         let key = steps.map(String::as_str).collect::<Vec<_>>().join(".");
         let at = if key.is_empty() { String::new() } else { format!("`{key}`: ") };
-        let source = why.metadata.as_ref().map(|from| format!(" (from {})", from.name)).unwrap_or_default();
+        let file = |from: &figment::Metadata| from.source.as_ref().map(|file| format!(" {file}"));
+        let source = why.metadata.as_ref();
+        let source = source.map(|from| format!(" (from {}{})", from.name, file(from).unwrap_or_default()));
+        let source = source.unwrap_or_default();
         format!("{at}{}{source}", why.kind)
     };
     why.clone().into_iter().map(one).collect::<Vec<_>>().join("; ")

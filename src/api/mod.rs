@@ -1,6 +1,7 @@
 //! The REST door: routes, limits, keys, and one shape for every error.
 
 mod auth;
+mod document;
 mod problem;
 pub mod request;
 mod service;
@@ -86,9 +87,16 @@ fn documented() -> OpenApiRouter<Arc<ApiState>> {
         .routes(routes!(service::metrics))
 }
 
+/// The routes and the OpenAPI document that describes them.
+fn routes_and_document() -> (Router<Arc<ApiState>>, utoipa::openapi::OpenApi) {
+    let (routes, mut document) = documented().split_for_parts();
+    document::complete(&mut document);
+    (routes, document)
+}
+
 /// The OpenAPI document, as `/openapi.json` serves it.
 pub fn openapi() -> utoipa::openapi::OpenApi {
-    documented().split_for_parts().1
+    routes_and_document().1
 }
 
 /// All routes.
@@ -98,9 +106,10 @@ pub fn router(app: Arc<App>) -> Router {
         guard: Guard::new(Arc::clone(&app.config)),
         app,
     });
-    let (routes, document) = documented().split_for_parts();
-    let page =
-        utoipa_swagger_ui::SwaggerUi::new("/docs").config(utoipa_swagger_ui::Config::from("/openapi.json"));
+    let (routes, document) = routes_and_document();
+    // Left to itself the page tells a validator on the net where this server is.
+    let page = utoipa_swagger_ui::Config::from("/openapi.json").validator_url("none");
+    let page = utoipa_swagger_ui::SwaggerUi::new("/docs").config(page);
     routes
         .merge(page)
         .route("/openapi.json", axum::routing::get(move || async move { Json(document) }))

@@ -187,6 +187,9 @@ fn generic(status: StatusCode) -> Problem {
         StatusCode::NOT_FOUND => {
             Problem::new(status, "not_found", "there is nothing at this path; see /docs")
         }
+        StatusCode::BAD_REQUEST => {
+            Problem::new(status, "malformed", "the path or query of the request is not UTF-8")
+        }
         StatusCode::METHOD_NOT_ALLOWED => {
             Problem::new(status, "method_not_allowed", "this path does not know that method; see /docs")
         }

@@ -70,7 +70,8 @@ pub fn read<'de, T: Deserialize<'de>>(text: &'de [u8], at: &str) -> Result<T, Ba
         let pointer = format!("{at}{}", pointer_of(why.path()));
         let inner = why.into_inner();
         match inner.classify() {
-            serde_json::error::Category::Data => {
+            // Reading stops at the first field that does not fit; what follows it may still be no JSON.
+            serde_json::error::Category::Data if serde_json::from_slice::<&RawValue>(text).is_ok() => {
                 let text = inner.to_string();
                 let detail =
                     text.rsplit_once(" at line ").map_or(text.as_str(), |(detail, _)| detail).to_owned();
@@ -231,7 +232,8 @@ pub fn due(
             0 => "give one of `fire_at`, `delay`, or `local` with `zone`".to_owned(),
             _ => format!("give one of them, not {}", given.join(" and ")),
         };
-        errors.push(FieldError::new(if given.is_empty() { "" } else { "/fire_at" }, "when", detail));
+        let pointer = given.first().map(|name| format!("/{name}")).unwrap_or_default();
+        errors.push(FieldError::new(pointer, "when", detail));
         return None;
     }
     if zone.is_some() && local.is_none() {

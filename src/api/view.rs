@@ -27,7 +27,7 @@ pub struct TimerView {
     /// As registered, without the secret.
     #[schema(value_type = Object)]
     target: TargetView,
-    #[schema(value_type = Object)]
+    #[schema(value_type = serde_json::Value)]
     data: Box<RawValue>,
     labels: BTreeMap<String, String>,
     /// `second` or `minute`.

@@ -61,7 +61,7 @@ fn of_cause(cause: &(dyn StdError + 'static)) -> Option<Exit> {
 
 fn of_store(why: &cold::Error) -> Exit {
     match why {
-        cold::Error::Url(_) | cold::Error::Shards { .. } => Exit::Usage,
+        cold::Error::Url(_) | cold::Error::Shards { .. } | cold::Error::Namespace { .. } => Exit::Usage,
         cold::Error::Unavailable(_)
         | cold::Error::Ambiguous(_)
         | cold::Error::Full

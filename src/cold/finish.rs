@@ -145,7 +145,7 @@ impl ColdStore {
 
     async fn amend_record(&self, tx: &mut Tx, uid: Uid, record: &AttemptRecord) -> Result<(), Error> {
         let mut s = Statement::new(self.dialect(), "amend_record");
-        let (result, ended) = (s.text(result_word(record.result)), s.int(record.ended_at));
+        let (result, ended) = (s.text(record.result.word()), s.int(record.ended_at));
         let (uid, generation) = (s.uuid(uid.0), s.int(i64::from(record.generation)));
         let attempt = s.int(i64::from(record.attempt));
         s.push(&format!(
@@ -258,7 +258,7 @@ impl ColdStore {
                 ("b_attempt", of(|r| i64::from(r.attempt))),
                 ("b_started", of(|r| r.started_at)),
                 ("b_ended", of(|r| r.ended_at)),
-                ("b_result", text(|r| Some(result_word(r.result).to_owned()))),
+                ("b_result", text(|r| Some(r.result.word().to_owned()))),
                 ("b_status", Column::IntOrNull(status)),
                 ("b_reply", text(|r| r.reply.clone())),
                 ("b_detail", text(|r| r.detail.clone())),
@@ -394,16 +394,5 @@ fn lost_record(row: &TimerRow, now: UnixMs) -> AttemptRecord {
         reply: None,
         detail: Some("its node did not report in time; the receiver may have got it".into()),
         node: row.node.clone().unwrap_or_default(),
-    }
-}
-
-/// The word that stands for a result in SQL and JSON.
-pub(super) fn result_word(result: AttemptResult) -> &'static str {
-    match result {
-        AttemptResult::Ok => "ok",
-        AttemptResult::Failed => "failed",
-        AttemptResult::Timeout => "timeout",
-        AttemptResult::Refused => "refused",
-        AttemptResult::Unknown => "unknown",
     }
 }

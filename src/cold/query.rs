@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::row::{AttemptRecord, COLUMNS, TimerRow};
 use super::sql::{Column, Dialect, Statement};
 use super::{ColdStore, Error, entity};
-use crate::model::id::Uid;
+use crate::model::id::{TimerId, Uid};
 use crate::model::time::UnixMs;
 use crate::model::timer::{AttemptResult, State};
 
@@ -184,7 +184,10 @@ impl ColdStore {
                 inner += &format!(" AND due_at < {}", s.int(at.get()));
             }
             if let Some(owner) = &filter.owner {
-                inner += &format!(" AND owner = {}", s.text(owner));
+                // A timer without an owner is its own: found by the key that its id hashes to.
+                let own = TimerId::parse(owner).map_or(Uuid::nil(), |id| id.uid(&self.namespace).0);
+                let (owner, own) = (s.text(owner), s.uuid(own));
+                inner += &format!(" AND (owner = {owner} OR (owner IS NULL AND uid = {own}))");
             }
             let order = "ORDER BY due_at, uid, generation";
             if count {
@@ -249,7 +252,8 @@ impl ColdStore {
                     attempt: m.attempt,
                     started_at: m.started_at,
                     ended_at: m.ended_at,
-                    result: result_of(&m.result).ok_or_else(|| Error::Corrupt("an unknown result".into()))?,
+                    result: AttemptResult::from_word(&m.result)
+                        .ok_or_else(|| Error::Corrupt("an unknown result".into()))?,
                     status: m.status.and_then(|status| u16::try_from(status).ok()),
                     reply: m.reply,
                     detail: m.detail,
@@ -344,16 +348,4 @@ fn ledger_of(totals: &BTreeMap<String, i64>) -> Ledger {
 
 fn place(row: &TimerRow) -> Place {
     Place { due_at: row.life.due_at.get(), uid: row.uid.0, generation: row.life.generation.0 }
-}
-
-fn result_of(word: &str) -> Option<AttemptResult> {
-    [
-        AttemptResult::Ok,
-        AttemptResult::Failed,
-        AttemptResult::Timeout,
-        AttemptResult::Refused,
-        AttemptResult::Unknown,
-    ]
-    .into_iter()
-    .find(|result| super::finish::result_word(*result) == word)
 }

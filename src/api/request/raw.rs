@@ -33,7 +33,7 @@ pub struct RawTimer {
     #[schema(value_type = TargetIn)]
     pub target: Option<Box<RawValue>>,
     /// The payload, any JSON up to 64 KiB.
-    #[schema(value_type = Object)]
+    #[schema(value_type = Option<Value>)]
     pub data: Option<Box<RawValue>>,
     /// At most 16 texts by name.
     pub labels: Option<BTreeMap<String, String>>,

@@ -31,7 +31,7 @@ pub struct Patch {
     delay: Option<String>,
     /// The new payload; `null` empties it.
     #[serde(default, deserialize_with = "present")]
-    #[schema(value_type = Object)]
+    #[schema(value_type = Option<serde_json::Value>)]
     data: Option<Box<RawValue>>,
     /// The new labels, all of them.
     labels: Option<std::collections::BTreeMap<String, String>>,
@@ -58,7 +58,7 @@ pub async fn patch(State(state): State<Arc<ApiState>>, Path(id): Path<String>, r
     let bytes = body(request.into_body(), MAX_BODY).await?;
     let raw: Patch = request::read(&bytes, "")?;
     let mut errors = Vec::new();
-    if raw.priority.is_some_and(|given| given != "normal") {
+    if raw.priority.as_ref().is_some_and(|given| given != "normal") {
         errors.push(FieldError::new(
             "/priority",
             "not_supported",
@@ -72,7 +72,8 @@ pub async fn patch(State(state): State<Arc<ApiState>>, Path(id): Path<String>, r
     };
     request::check_data(raw.data.as_deref(), &mut errors);
     let labels = raw.labels.as_ref().map(|given| request::labels(Some(given), &mut errors));
-    if raw.fire_at.is_none() && raw.delay.is_none() && raw.data.is_none() && labels.is_none() {
+    let times = raw.fire_at.is_some() || raw.delay.is_some();
+    if !times && raw.data.is_none() && labels.is_none() && raw.priority.is_none() {
         errors.push(FieldError::new("", "empty", "give at least one of fire_at, delay, data, labels"));
     }
     if !errors.is_empty() {

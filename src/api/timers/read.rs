@@ -11,7 +11,6 @@ use axum::response::IntoResponse;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::Serialize;
-use serde_json::json;
 
 use super::{Answered, bad_query, parse_id, shown};
 use crate::api::ApiState;
@@ -36,9 +35,15 @@ async fn find(service: &Service, id: &str) -> Result<TimerRow, Problem> {
     service.store.find(uid).await?.ok_or_else(|| Problem::no_timer(id))
 }
 
+/// A timer's attempts.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct AttemptsAnswer {
+    items: Vec<AttemptView>,
+}
+
 /// The attempts that are over, oldest first.
 #[utoipa::path(get, path = "/v1/timers/{id}/attempts", tag = "timers", params(("id" = String, Path)),
-    responses((status = 200, description = "{\"items\": […]}", body = [AttemptView]), (status = 404, body = Problem)))]
+    responses((status = 200, body = AttemptsAnswer), (status = 404, body = Problem)))]
 pub async fn attempts(State(state): State<Arc<ApiState>>, Path(id): Path<String>) -> Answered {
     let service = state.service()?;
     let row = find(service, &id).await?;
@@ -49,7 +54,7 @@ pub async fn attempts(State(state): State<Arc<ApiState>>, Path(id): Path<String>
         .into_iter()
         .map(|record| AttemptView::new(&row, record))
         .collect();
-    Ok(Json(json!({ "items": items })).into_response())
+    Ok(Json(AttemptsAnswer { items }).into_response())
 }
 
 /// One page of a list. Written as it stands: a payload's numbers keep their digits.

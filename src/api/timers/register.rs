@@ -24,6 +24,7 @@ const MAX_BATCH: usize = 5000;
 
 /// `again` of a PUT.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub struct PutQuery {
     /// On an ended id: start it anew, as the next generation.

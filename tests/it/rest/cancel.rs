@@ -4,7 +4,7 @@ use reqwest::Method;
 use serde_json::json;
 
 use super::{LONG, later, now, quick, results, with};
-use crate::support::{NodeBuilder, Receiver, Reply, in_state, problem};
+use crate::support::{NodeBuilder, Receiver, Reply, in_state, on_both, problem};
 
 async fn cancelled_means_nothing_was_or_will_be_sent(builder: NodeBuilder) {
     let node = builder.start_ready().await;

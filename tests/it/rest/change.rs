@@ -4,7 +4,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 
 use super::{LONG, NOWHERE, later, now, results, with};
-use crate::support::{Api, Node, NodeBuilder, Receiver, in_state, problem, to};
+use crate::support::{Api, Node, NodeBuilder, Receiver, in_state, on_both, problem, to};
 
 /// Applies a change and demands its generation and version, the ETag too.
 async fn changed(api: &Api, change: Value, generation: u32, version: u32) -> Value {

@@ -10,7 +10,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 
 use super::{LONG, later, now, with};
-use crate::support::{Node, NodeBuilder, Received, Receiver, eventually, in_state, to, wall_ms};
+use crate::support::{Node, NodeBuilder, Received, Receiver, eventually, in_state, on_both, to, wall_ms};
 
 const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 

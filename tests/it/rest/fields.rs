@@ -248,6 +248,8 @@ async fn an_id_that_cannot_be_is_refused() {
     let node = Node::builder().start_ready().await;
     let api = node.api();
     let long = "x".repeat(129);
+    let answer = api.send(Method::GET, "/v1/timers/%FF", &[], None).await;
+    problem(&answer, 400, "malformed");
     for id in [long.as_str(), "a%20b", "a%2Fb", "%C3%A4", "a%00"] {
         let path = format!("/v1/timers/{id}");
         for (method, body) in [

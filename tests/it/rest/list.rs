@@ -6,7 +6,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 
 use super::{NOWHERE, later, now, quick, with};
-use crate::support::{Api, Node, NodeBuilder, Receiver, in_state, problem, to};
+use crate::support::{Api, Node, NodeBuilder, Receiver, in_state, on_both, problem, to};
 
 /// The ids of one page, in its order, and where the next one starts.
 async fn page(api: &Api, query: &str) -> (Vec<String>, Option<String>) {
@@ -67,6 +67,7 @@ async fn a_filter_finds_what_fits_and_nothing_else(builder: NodeBuilder) {
         ("owner=user:1", vec!["a", "b"]),
         ("owner=d", vec!["d"]),
         ("owner=nobody", vec![]),
+        ("owner=no/id", vec![]),
         ("label.app=shop", vec!["a", "b"]),
         ("label.app=shop&label.kind=y", vec!["b"]),
         ("label.app=shop&owner=user:2", vec![]),

@@ -6,7 +6,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 
 use super::{LONG, now, quick, results, with};
-use crate::support::{Node, NodeBuilder, Receiver, Reply, free_port, in_state, problem};
+use crate::support::{Node, NodeBuilder, Receiver, Reply, free_port, in_state, on_both, problem};
 
 /// What became of one timer at a receiver that answers in one way.
 struct Row {

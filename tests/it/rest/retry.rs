@@ -5,7 +5,9 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::{LONG, now, quick, results, with};
-use crate::support::{Api, Node, NodeBuilder, Received, Receiver, Reply, eventually, in_state, to, wall_ms};
+use crate::support::{
+    Api, Node, NodeBuilder, Received, Receiver, Reply, eventually, in_state, on_both, to, wall_ms,
+};
 
 async fn retries_carry_one_id_and_count_up_to_the_last(builder: NodeBuilder) {
     let node = builder.start_ready().await;

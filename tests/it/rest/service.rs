@@ -6,7 +6,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 
 use super::{LONG, later, now, quick, with};
-use crate::support::{Ledger, Node, NodeBuilder, Receiver, eventually, in_state, to};
+use crate::support::{Ledger, Node, NodeBuilder, Receiver, eventually, in_state, on_both, to};
 
 async fn the_ledger_accounts_for_every_timer(builder: NodeBuilder) {
     let node = builder.name("counting").start_ready().await;
@@ -147,9 +147,16 @@ async fn the_openapi_document_is_sound_and_tells_what_is_there() {
             assert_eq!(named, in_path, "{method} {path}");
             assert!(parameters.iter().all(|one| one["in"] != "path" || one["required"] == true));
             let responses = operation["responses"].as_object().expect("responses");
-            assert!(!responses.is_empty());
+            assert!(responses.keys().any(|status| status.starts_with('2')));
             for (status, response) in responses {
                 assert!(response["description"].is_string(), "{method} {path} {status} needs a description");
+                let kinds: Vec<_> =
+                    response["content"].as_object().into_iter().flat_map(|kinds| kinds.keys()).collect();
+                let error = status.starts_with(['4', '5']) && path.starts_with("/v1/");
+                assert!(
+                    !error || kinds == ["application/problem+json"],
+                    "{method} {path} {status}: {kinds:?}"
+                );
             }
         }
     }
@@ -171,6 +178,23 @@ async fn the_openapi_document_is_sound_and_tells_what_is_there() {
         "GET /metrics",
     ] {
         assert!(calls.contains(call), "{call} is not in {calls:?}");
+    }
+}
+
+/// Every call but the health checks may take a key, and may end in an error.
+#[tokio::test]
+async fn the_openapi_document_knows_keys_and_errors() {
+    let node = Node::builder().start_ready().await;
+    let (_, document) = node.api().get("/openapi.json").await;
+    let scheme = &document["components"]["securitySchemes"]["key"];
+    assert_eq!((&scheme["type"], &scheme["scheme"]), (&json!("http"), &json!("bearer")));
+    assert_eq!(document["security"], json!([{}, {"key": []}]));
+    for (path, methods) in document["paths"].as_object().expect("paths") {
+        for (method, operation) in methods.as_object().expect("methods") {
+            let v1 = path.starts_with("/v1/");
+            assert_eq!(operation["security"] == json!([]), !v1, "{method} {path}");
+            assert_eq!(operation["responses"]["default"].is_object(), v1, "{method} {path}");
+        }
     }
 }
 

@@ -8,6 +8,7 @@
 mod api;
 mod expect;
 mod node;
+mod on_both;
 mod process;
 mod receiver;
 mod servers;
@@ -18,6 +19,7 @@ use std::time::Duration;
 pub use api::{Answer, Api, Ledger};
 pub use expect::{eventually, in_state, problem, to, wall_ms};
 pub use node::{Node, NodeBuilder};
+pub(crate) use on_both::on_both;
 pub use process::{Exit, Process};
 pub use receiver::{Received, Receiver, Reply};
 pub use servers::{Postgres, free_port, fresh_database, psql};
