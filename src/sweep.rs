@@ -43,6 +43,8 @@ pub struct Sweep {
 struct Floors {
     by_shard: HashMap<i32, i64>,
     full_at: Option<Monotonic>,
+    /// The store's time at the last look. When its clock is set back, new rows lie below the old floors.
+    looked_at: i64,
 }
 
 impl Sweep {
@@ -153,7 +155,10 @@ impl Sweep {
 
     fn probes(&self) -> Vec<(i32, i64)> {
         let mut floors = self.floors.lock().unwrap_or_else(PoisonError::into_inner);
-        if floors.full_at.is_none_or(|at| at.elapsed() >= FULL_DEPTH) {
+        let now = self.store.clock().now().get();
+        let set_back = now < floors.looked_at - SETTLED_MS / 2;
+        floors.looked_at = now;
+        if set_back || floors.full_at.is_none_or(|at| at.elapsed() >= FULL_DEPTH) {
             floors.by_shard.clear();
             floors.full_at = Some(Monotonic::now());
         }
