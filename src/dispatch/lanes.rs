@@ -27,7 +27,7 @@ const SLOW_HELD: usize = 64;
 const SOON_MS: f64 = 500.0;
 
 /// Pointers that all lanes hold at most.
-pub const ALL_HELD: usize = 8192;
+const ALL_HELD: usize = 8192;
 
 /// How many pointers of one lane go into a batch before the next lane has its turn.
 const TURN: usize = 16;

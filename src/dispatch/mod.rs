@@ -21,8 +21,8 @@ use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-pub use lanes::{ALL_HELD, LANE_HELD, Offer};
-use lanes::{LaneKey, Lanes, Left};
+pub use lanes::Offer;
+use lanes::{LANE_HELD, LaneKey, Lanes, Left};
 use record::Report;
 
 use crate::clock::Monotonic;

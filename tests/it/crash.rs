@@ -10,7 +10,7 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 use serde_json::json;
 
-use crate::support::{Api, Node, Received, Receiver, fresh_database};
+use crate::support::{Api, Node, Received, Receiver, fresh_database, wall_ms};
 
 /// Attempts under way at once on one node; bounds how many a kill can leave behind.
 const CONCURRENCY: usize = 64;
@@ -20,11 +20,6 @@ const ON_THE_WAY_MS: i64 = 200;
 
 fn long() -> bool {
     std::env::var_os("MAINSPRING_TEST_LONG").is_some()
-}
-
-fn wall_ms() -> i64 {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970");
-    i64::try_from(since.as_millis()).expect("fits")
 }
 
 fn node(name: &str, cold: Option<&str>) -> crate::support::NodeBuilder {

@@ -10,12 +10,7 @@ use rand::{Rng, SeedableRng};
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
-use crate::support::{Api, Node, Received, Receiver, fresh_database};
-
-fn wall_ms() -> i64 {
-    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970");
-    i64::try_from(since.as_millis()).expect("fits")
-}
+use crate::support::{Api, Node, Received, Receiver, fresh_database, wall_ms};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
