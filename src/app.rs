@@ -1,7 +1,8 @@
 //! Wiring: what starts in which order, what watches over it, and how it stops.
 //!
-//! Start: listen → cold store (tried until it answers) → name and shards → sweep, dispatch, housekeeping →
-//! ready. Stop: intake → sweep → dispatch drains → results are recorded → shards are given up → pools.
+//! Start: listen → cold store (tried until it answers) → name and shards → wheels (replay, loader, ticker) →
+//! sweep → ready. Stop: intake → loader, ticker, sweep → dispatch drains → results are recorded → shards are
+//! given up → pools.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -14,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::api;
-use crate::clock::{Clock, SystemClock};
+use crate::clock::{Clock, Monotonic, SystemClock};
 use crate::cold::{
     Applied, Change, ColdStore, Error, Identity, MAX_APPLY_BATCH, MAX_REGISTER_BATCH, NewTimer, Registered,
 };
@@ -22,9 +23,16 @@ use crate::config::{ColdKind, Config, shown_url};
 use crate::dispatch::Dispatcher;
 use crate::housekeeping::Housekeeping;
 use crate::intake::Batcher;
+use crate::last_mile::LastMile;
+use crate::loader::Loader;
 use crate::metrics::Metrics;
+use crate::model::pointer::Pointer;
 use crate::ownership::{Ownership, Round};
+use crate::positions::Positions;
+use crate::promote::{Promoter, Promotion, receive_express};
 use crate::sweep::Sweep;
+use crate::ticker::Ticker;
+use crate::wheel::{self, HotWheel};
 
 /// The longest that attempts under way may go on after a stop was asked for, whatever their timeout:
 /// supervisors kill after 30 s.
@@ -32,6 +40,9 @@ const LAST_ATTEMPTS: Duration = Duration::from_secs(25);
 
 /// How long every other step of a stop may take.
 const DRAIN: Duration = Duration::from_secs(5);
+
+/// How long the first sweep waits for the first replay: Redis may be away.
+const REPLAY_FIRST: Duration = Duration::from_secs(3);
 
 /// How many requests of one kind wait for their batch before callers are told to come back later.
 const QUEUE: usize = 20_000;
@@ -46,6 +57,12 @@ pub struct Service {
     pub changes: Batcher<Change, Result<Applied, Error>>,
     /// This node's shards.
     pub ownership: Arc<Ownership>,
+    /// The wheels.
+    pub hot: Arc<dyn HotWheel>,
+    /// Where this node's wheels stand.
+    pub positions: Arc<Positions>,
+    /// The way of new and changed timers into the wheels.
+    pub promotion: Promotion,
 }
 
 /// What every part of the process shares.
@@ -184,9 +201,22 @@ async fn work(
         address,
     };
     let ownership = Arc::new(Ownership::new(me, config.lease.get(), config.shards));
-    let (dispatcher, recorder) =
-        Dispatcher::new(config, store.clone(), Arc::clone(&ownership), app.metrics.clone())
-            .context("the HTTP client cannot be made")?;
+    let hot = wheel::open(config).context("the wheels cannot be opened")?;
+    let positions = Arc::new(Positions::new(config.shards));
+    let (promotion, to_promote) = Promotion::new(
+        store.clock().clone(),
+        config.wheel.window.get(),
+        config.wheel.enabled,
+        app.metrics.clone(),
+    );
+    let (dispatcher, recorder) = Dispatcher::new(
+        config,
+        store.clone(),
+        Arc::clone(&ownership),
+        app.metrics.clone(),
+        promotion.clone(),
+    )
+    .context("the HTTP client cannot be made")?;
     let (loops, recording, owning) = (TaskTracker::new(), TaskTracker::new(), TaskTracker::new());
     let (halt, disown) = (CancellationToken::new(), CancellationToken::new());
     let (failed, mut failure) = tokio::sync::mpsc::channel::<anyhow::Error>(4);
@@ -195,26 +225,37 @@ async fn work(
         Ok(())
     });
     // Set once: `work` runs once a process.
-    let _ = app.service.set(start_service(store, &ownership, &failed));
+    let _ = app.service.set(start_service(store, &ownership, &hot, &positions, &promotion, &failed));
 
-    let renewing = own(Arc::clone(app), store.clone(), Arc::clone(&ownership), disown.clone());
+    let renewing = own(Arc::clone(app), store.clone(), disown.clone());
     spawn_watched(&owning, &failed, "ownership", renewing);
-    let sweep =
-        Sweep::new(store.clone(), Arc::clone(&ownership), Arc::clone(&dispatcher), app.metrics.clone());
-    let swept = Arc::clone(app);
-    let sweep_halt = halt.clone();
-    spawn_watched(&loops, &failed, "sweep", async move {
-        while !sweep_halt.is_cancelled() {
-            match sweep.run_once().await {
-                Ok(_) if swept.service().is_some_and(|service| service.ownership.has_entered()) => break,
-                _ => tokio::time::sleep(Duration::from_millis(50)).await,
-            }
-        }
-        swept.recovered.store(true, Ordering::SeqCst);
-        tracing::info!("ready");
-        sweep.run(sweep_halt).await;
-        Ok(())
-    });
+    if config.wheel.enabled {
+        let promoter = Promoter {
+            store: store.clone(),
+            hot: Arc::clone(&hot),
+            ownership: Arc::clone(&ownership),
+            positions: Arc::clone(&positions),
+            last_mile: LastMile::new(
+                Arc::clone(&dispatcher),
+                store.clock().clone(),
+                config.wheel.lead.get(),
+                app.metrics.clone(),
+            ),
+            metrics: app.metrics.clone(),
+        };
+        start_wheels(config, promoter, to_promote, &dispatcher, &loops, &failed, &halt);
+    } else {
+        tracing::warn!("`wheel.enabled` is false: timers fire from SQL, up to a second late");
+    }
+    let sweep = Sweep::new(
+        store.clone(),
+        Arc::clone(&ownership),
+        Arc::clone(&dispatcher),
+        positions,
+        promotion,
+        app.metrics.clone(),
+    );
+    spawn_watched(&loops, &failed, "sweep", start_sweep(Arc::clone(app), sweep, halt.clone()));
     let claims = Arc::clone(&dispatcher);
     spawn_watched(&loops, &failed, "dispatch", async move {
         claims.run().await;
@@ -241,6 +282,7 @@ async fn work(
     // Nothing new comes in and nothing more is claimed; calls and attempts under way get time to end.
     closing.cancel();
     doors.close();
+    halt.cancel();
     let (_, ()) = tokio::join!(tokio::time::timeout(DRAIN, doors.wait()), dispatcher.drain(grace));
     drop(dispatcher);
     end(&loops, &halt).await;
@@ -251,6 +293,72 @@ async fn work(
         tracing::warn!(%why, "shards not given up; their leases run out");
     }
     ended
+}
+
+/// Lets the wheels of this node's shards turn.
+fn start_wheels(
+    config: &Config,
+    promoter: Promoter,
+    to_promote: tokio::sync::mpsc::Receiver<Pointer>,
+    dispatcher: &Arc<Dispatcher>,
+    loops: &TaskTracker,
+    failed: &tokio::sync::mpsc::Sender<anyhow::Error>,
+    halt: &CancellationToken,
+) {
+    let promoter = Arc::new(promoter);
+    let start = |name: &'static str, task: futures::future::BoxFuture<'static, ()>| {
+        spawn_watched(loops, failed, name, async {
+            task.await;
+            Ok(())
+        });
+    };
+    start("last mile", Box::pin(Arc::clone(&promoter.last_mile).run(halt.clone())));
+    start("promotion", Box::pin(Arc::clone(&promoter).run(to_promote, halt.clone())));
+    let ticker = Ticker::new(
+        Arc::clone(&promoter.hot),
+        Arc::clone(&promoter.positions),
+        Arc::clone(&promoter.last_mile),
+        promoter.store.clock().clone(),
+        promoter.metrics.clone(),
+    );
+    start("ticker", Box::pin(ticker.run(halt.clone())));
+    if promoter.hot.is_shared() {
+        let express = receive_express(
+            Arc::clone(&promoter.hot),
+            Arc::clone(&promoter.ownership),
+            Arc::clone(&promoter.last_mile),
+            halt.clone(),
+        );
+        start("express", Box::pin(express));
+    }
+    let loader = Loader {
+        promoter,
+        dispatcher: Arc::clone(dispatcher),
+        window: config.wheel.window.get(),
+        near: config.wheel.near.get(),
+        load_per_second: config.wheel.load_per_second,
+        catch_up_per_second: config.wheel.catch_up_per_second,
+    };
+    start("loader", Box::pin(loader.run(halt.clone())));
+}
+
+/// Sweeps, once the replay of this node's shards has had its chance to find what is overdue.
+async fn start_sweep(app: Arc<App>, sweep: Sweep, halt: CancellationToken) -> anyhow::Result<()> {
+    let began = Monotonic::now();
+    while !halt.is_cancelled() {
+        let service = app.service().filter(|service| service.ownership.has_entered());
+        let replayed = service.is_some_and(|service| {
+            !app.config.wheel.enabled || service.positions.has_looked() || began.elapsed() > REPLAY_FIRST
+        });
+        if replayed && sweep.run_once().await.is_ok() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    app.recovered.store(true, Ordering::SeqCst);
+    tracing::info!("ready");
+    sweep.run(halt).await;
+    Ok(())
 }
 
 /// Ends loops; one that hangs on a store that is away does not hold up the end of the process for long.
@@ -266,14 +374,21 @@ async fn end(loops: &TaskTracker, halt: &CancellationToken) {
 fn start_service(
     store: &ColdStore,
     ownership: &Arc<Ownership>,
+    hot: &Arc<dyn HotWheel>,
+    positions: &Arc<Positions>,
+    promotion: &Promotion,
     failed: &tokio::sync::mpsc::Sender<anyhow::Error>,
 ) -> Service {
     let tasks = TaskTracker::new();
-    let registering = store.clone();
+    let registering = (store.clone(), promotion.clone());
     let (registrations, workers) =
         Batcher::new(store.writers(), MAX_REGISTER_BATCH, QUEUE, move |batch: Vec<NewTimer>| {
-            let store = registering.clone();
-            async move { store.register(&batch).await }
+            let (store, promotion) = registering.clone();
+            async move {
+                let answers = store.register(&batch).await;
+                promotion.written(answers.iter().filter_map(Registered::new_row));
+                answers
+            }
         });
     for worker in workers {
         spawn_watched(&tasks, failed, "register", async {
@@ -281,13 +396,16 @@ fn start_service(
             Ok(())
         });
     }
-    let changing = store.clone();
+    let changing = (store.clone(), promotion.clone());
     let (changes, workers) =
         Batcher::new(store.writers(), MAX_APPLY_BATCH, QUEUE, move |batch: Vec<Change>| {
-            let store = changing.clone();
+            let (store, promotion) = changing.clone();
             async move {
                 match store.apply(&batch).await {
-                    Ok(applied) => applied.into_iter().map(Ok).collect(),
+                    Ok(applied) => {
+                        promotion.written(applied.iter().filter_map(Applied::changed_row));
+                        applied.into_iter().map(Ok).collect()
+                    }
                     Err(why) => batch.iter().map(|_| Err(why.clone())).collect(),
                 }
             }
@@ -298,7 +416,15 @@ fn start_service(
             Ok(())
         });
     }
-    Service { store: store.clone(), registrations, changes, ownership: Arc::clone(ownership) }
+    Service {
+        store: store.clone(),
+        registrations,
+        changes,
+        ownership: Arc::clone(ownership),
+        hot: Arc::clone(hot),
+        positions: Arc::clone(positions),
+        promotion: promotion.clone(),
+    }
 }
 
 /// A loop that ends before it was told to takes the process with it: a timer service that is half alive is
@@ -322,17 +448,17 @@ fn spawn_watched(
 }
 
 /// Renews leases, takes over and hands over, three times a lease.
-async fn own(
-    app: Arc<App>,
-    store: ColdStore,
-    ownership: Arc<Ownership>,
-    halt: CancellationToken,
-) -> anyhow::Result<()> {
+async fn own(app: Arc<App>, store: ColdStore, halt: CancellationToken) -> anyhow::Result<()> {
+    let Some(Service { ownership, positions, .. }) = app.service() else { return Ok(()) };
     let every = app.config.lease.get() / 3;
     let mut entered = false;
     let mut failing = false;
     while !halt.is_cancelled() {
-        let round = if entered { ownership.run_once(&store).await } else { ownership.enter(&store).await };
+        let round = if entered {
+            ownership.run_once(&store, |shard| positions.cursor(shard)).await
+        } else {
+            ownership.enter(&store).await
+        };
         match round {
             Ok(Round { usurped: true, .. }) => anyhow::bail!(
                 "another process has started under the node name `{}`; give each its own `node.name`",
@@ -344,7 +470,7 @@ async fn own(
                     failing = false;
                     tracing::info!("the cold store answers again");
                 }
-                note(&app, &store, &ownership, &round);
+                note(&app, &store, ownership, &round);
             }
             Err(why) => {
                 app.metrics.store_errors.inc();

@@ -59,7 +59,7 @@ impl Clock for ManualClock {
     }
 }
 
-/// A moment of monotonic time, milliseconds of `CLOCK_BOOTTIME`.
+/// A moment of monotonic time, microseconds of `CLOCK_BOOTTIME`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Monotonic(i64);
 
@@ -67,22 +67,22 @@ impl Monotonic {
     /// Reads the clock.
     pub fn now() -> Self {
         let t = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-        Self(t.tv_sec * 1000 + t.tv_nsec / 1_000_000)
+        Self(t.tv_sec * 1_000_000 + t.tv_nsec / 1000)
     }
 
     /// How long ago this was; zero if it lies ahead.
     pub fn elapsed(self) -> Duration {
-        Duration::from_millis(u64::try_from(Self::now().0 - self.0).unwrap_or(0))
+        Duration::from_micros(u64::try_from(Self::now().0 - self.0).unwrap_or(0))
     }
 
     /// This moment, `by` later.
     pub fn plus(self, by: Duration) -> Self {
-        Self(self.0.saturating_add(i64::try_from(by.as_millis()).unwrap_or(i64::MAX)))
+        Self(self.0.saturating_add(i64::try_from(by.as_micros()).unwrap_or(i64::MAX)))
     }
 
-    /// The raw milliseconds; comparable only within one boot of one machine.
+    /// Whole milliseconds; comparable only within one boot of one machine.
     pub fn as_ms(self) -> i64 {
-        self.0
+        self.0.div_euclid(1000)
     }
 }
 
@@ -98,7 +98,7 @@ pub struct StoreClock {
     bounds: Option<Arc<Mutex<Bounds>>>,
 }
 
-/// Bounds as offsets: store time − monotonic time, milliseconds.
+/// Bounds as offsets: store time − monotonic time, microseconds.
 struct Bounds {
     current: i64,
     previous: i64,
@@ -117,7 +117,7 @@ impl StoreClock {
     /// The store has a clock of its own; until it is first heard, `wall` stands in for it.
     pub fn remote(wall: Arc<dyn Clock>) -> Self {
         let now = Monotonic::now();
-        let guess = wall.now().get() - now.as_ms();
+        let guess = wall.now().get() * 1000 - now.0;
         // So long ago that the first answer replaces the guess.
         let bounds = Bounds { current: guess, previous: guess, since: Monotonic(i64::MIN / 2) };
         Self { wall, bounds: Some(Arc::new(Mutex::new(bounds))) }
@@ -127,7 +127,8 @@ impl StoreClock {
     pub fn observe(&self, store: UnixMs) {
         let Some(bounds) = &self.bounds else { return };
         let now = Monotonic::now();
-        let heard = store.get() - now.as_ms();
+        // The store cuts its time down to whole milliseconds, which keeps the bound below the truth.
+        let heard = store.get() * 1000 - now.0;
         let mut bounds = bounds.lock().unwrap_or_else(PoisonError::into_inner);
         if now >= bounds.since.plus(WINDOW) {
             let stale = now >= bounds.since.plus(WINDOW * 2);
@@ -141,13 +142,23 @@ impl StoreClock {
 
     /// The store's time, at or just before the truth.
     pub fn now(&self) -> UnixMs {
-        match &self.bounds {
+        match self.micros() {
             None => self.wall.now(),
-            Some(bounds) => {
-                let bounds = bounds.lock().unwrap_or_else(PoisonError::into_inner);
-                UnixMs::new(Monotonic::now().as_ms() + bounds.current.max(bounds.previous))
-            }
+            Some(micros) => UnixMs::new(micros.div_euclid(1000)),
         }
+    }
+
+    /// How long it is, at least, until the store's clock shows `at`; zero if it does.
+    pub fn until(&self, at: UnixMs) -> Duration {
+        match self.micros() {
+            None => at.since(self.wall.now()),
+            Some(micros) => Duration::from_micros(u64::try_from(at.get() * 1000 - micros).unwrap_or(0)),
+        }
+    }
+
+    fn micros(&self) -> Option<i64> {
+        let bounds = self.bounds.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(Monotonic::now().0 + bounds.current.max(bounds.previous))
     }
 
     /// How far this node's wall clock is from the store's; positive when the node is ahead.

@@ -110,8 +110,10 @@ pub struct Cold {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Hot {
-    /// `memory://`.
+    /// `memory://` or `redis://…`.
     pub url: String,
+    /// Connections to Redis.
+    pub connections: usize,
 }
 
 /// `node.*`
@@ -130,6 +132,14 @@ pub struct Wheel {
     pub window: Span,
     /// Reach of the second wheel.
     pub near: Span,
+    /// How long before its due time a timer is claimed; it is sent at its due time.
+    pub lead: Span,
+    /// Timers a second that loader and replay move into the wheels at most.
+    pub load_per_second: u32,
+    /// Overdue timers a second that a replay sends at most.
+    pub catch_up_per_second: u32,
+    /// Whether the wheels turn; without them the sweep fires everything, at one-second grain.
+    pub enabled: bool,
 }
 
 /// `history.*`
@@ -195,15 +205,31 @@ impl Default for Config {
                 max_connections: 4096,
             },
             cold: Cold { url: "sqlite://mainspring.db".into(), connections: 16 },
-            hot: Hot { url: "memory://".into() },
+            hot: Hot { url: "memory://".into(), connections: 8 },
             node: Node { name: String::new() },
-            wheel: Wheel { window: span(3600), near: span(120) },
+            wheel: Wheel {
+                window: span(3600),
+                near: span(120),
+                lead: Span::from_duration(Duration::from_millis(50)),
+                load_per_second: 50_000,
+                catch_up_per_second: 10_000,
+                enabled: true,
+            },
             history: History { retention: span(7 * 86_400) },
             webhook: Webhook { allow_networks: Vec::new(), timeout: span(10), concurrency: 128 },
             dispatch: Dispatch { concurrency: 2048 },
             log: Log { filter: "info".into(), format: LogFormat::Text },
         }
     }
+}
+
+/// Where the wheels live.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HotKind {
+    /// In this process.
+    Memory,
+    /// In a Redis server.
+    Redis,
 }
 
 /// Which database the cold store is.
@@ -299,14 +325,24 @@ impl Config {
         if !(2..=500).contains(&self.cold.connections) && kind == ColdKind::Postgres {
             return wrong("cold.connections", "from 2 to 500");
         }
-        if self.hot.url != "memory://" {
-            return wrong("hot.url", "only `memory://` is served by this version");
+        self.hot_kind()?;
+        if !(2..=500).contains(&self.hot.connections) {
+            return wrong("hot.connections", "from 2 to 500");
         }
         if self.wheel.near > self.wheel.window || self.wheel.near.get() < Duration::from_secs(1) {
             return wrong("wheel.near", "at least PT1S and not longer than `wheel.window`");
         }
         if self.wheel.window.get() > Duration::from_secs(86_400) {
             return wrong("wheel.window", "at most P1D");
+        }
+        if self.wheel.lead.get() > Duration::from_secs(1) {
+            return wrong("wheel.lead", "at most PT1S");
+        }
+        if self.wheel.load_per_second < 100 {
+            return wrong("wheel.load_per_second", "at least 100");
+        }
+        if self.wheel.catch_up_per_second == 0 {
+            return wrong("wheel.catch_up_per_second", "at least 1");
         }
         if self.history.retention.get() < Duration::from_secs(1) {
             return wrong("history.retention", "at least PT1S");
@@ -348,6 +384,25 @@ impl Config {
                 key: "cold.url",
                 detail: "give sqlite://FILE or postgres://USER:PASSWORD@HOST/DATABASE".into(),
             }),
+        }
+    }
+
+    /// Where `hot.url` puts the wheels.
+    pub fn hot_kind(&self) -> Result<HotKind, Error> {
+        let wrong = |detail: &str| Err(Error::Check { key: "hot.url", detail: detail.into() });
+        match self.hot.url.split_once("://") {
+            Some(("memory", "")) => Ok(HotKind::Memory),
+            Some(("redis", rest)) if !rest.is_empty() => match url::Url::parse(&self.hot.url) {
+                Ok(_) => Ok(HotKind::Redis),
+                Err(why) => wrong(&format!("{why}; give redis://HOST:PORT")),
+            },
+            Some(("redis+cluster", _)) => {
+                wrong("a Redis Cluster is not served by this version; give redis://HOST:PORT")
+            }
+            Some(("rediss", _)) => {
+                wrong("TLS to Redis is not served by this version; give redis://HOST:PORT")
+            }
+            _ => wrong("give memory:// or redis://USER:PASSWORD@HOST:PORT/DATABASE"),
         }
     }
 

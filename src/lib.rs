@@ -79,11 +79,18 @@ pub mod config;
 pub mod dispatch;
 pub mod housekeeping;
 pub mod intake;
+pub mod last_mile;
+pub mod loader;
 pub mod metrics;
 pub mod model;
 pub mod ownership;
+pub mod positions;
+pub mod promote;
+pub mod replay;
 pub mod sweep;
 pub mod telemetry;
+pub mod ticker;
+pub mod wheel;
 
 #[cfg(test)]
 mod tests {

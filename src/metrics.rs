@@ -2,7 +2,8 @@
 
 use prometheus::core::Collector;
 use prometheus::{
-    Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts, Registry, TextEncoder,
+    Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts, Registry,
+    TextEncoder,
 };
 
 /// All series of a node.
@@ -19,8 +20,24 @@ pub struct Metrics {
     pub lateness: Histogram,
     /// How long attempts took.
     pub attempt_seconds: Histogram,
+    /// First attempts of a generation, by how its due timer was noticed.
+    pub fired: IntCounterVec,
     /// Rows that the sweep found and nobody held.
     pub swept: IntCounter,
+    /// Pointers put into slots.
+    pub promoted: IntCounter,
+    /// Pointers that could not be promoted; their timers are found by the sweep.
+    pub unpromoted: IntCounter,
+    /// Shards replayed, by kind: `rebuilt` or `resumed`.
+    pub replays: IntCounterVec,
+    /// Timers that replays found: `overdue`, or `loaded` into slots.
+    pub replayed: IntCounterVec,
+    /// Whether the wheels answered last time.
+    pub hot_up: IntGauge,
+    /// How far the slowest wheel of this node is behind, in seconds.
+    pub cursor_lag: Gauge,
+    /// Pointers whose slot was taken and that are not due yet.
+    pub last_mile: IntGauge,
     /// Pointers whose claim got nothing: stale, doubled or cancelled.
     pub claims_dropped: IntCounter,
     /// Claims that ran out without a report.
@@ -86,6 +103,32 @@ impl Metrics {
                 HistogramOpts::new("mainspring_attempt_seconds", "Duration of delivery attempts")
                     .buckets(seconds.clone())
             )),
+            fired: series!(IntCounterVec::new(
+                Opts::new("mainspring_fired_total", "First attempts by how the due timer was noticed"),
+                &["path"]
+            )),
+            promoted: series!(IntCounter::new("mainspring_promoted_total", "Pointers put into slots")),
+            unpromoted: series!(IntCounter::new(
+                "mainspring_unpromoted_total",
+                "Pointers left to the sweep because the wheels did not take them"
+            )),
+            replays: series!(IntCounterVec::new(
+                Opts::new("mainspring_replays_total", "Shards replayed: wheel rebuilt, or resumed"),
+                &["kind"]
+            )),
+            replayed: series!(IntCounterVec::new(
+                Opts::new("mainspring_replayed_timers_total", "Timers that replays found overdue or loaded"),
+                &["what"]
+            )),
+            hot_up: series!(IntGauge::new("mainspring_wheels_up", "1 if the wheels answered last time")),
+            cursor_lag: series!(Gauge::new(
+                "mainspring_cursor_lag_seconds",
+                "How far the slowest wheel of this node is behind"
+            )),
+            last_mile: series!(IntGauge::new(
+                "mainspring_last_mile_pointers",
+                "Pointers taken from the wheels and not due yet"
+            )),
             swept: series!(IntCounter::new("mainspring_swept_total", "Due rows found by the sweep")),
             claims_dropped: series!(IntCounter::new(
                 "mainspring_claims_dropped_total",
@@ -134,6 +177,15 @@ impl Metrics {
         keep(Box::new(prometheus::process_collector::ProcessCollector::for_self()))?;
         for state in ["delivered", "cancelled", "expired", "dead"] {
             metrics.ended.with_label_values(&[state]);
+        }
+        for path in crate::model::pointer::Via::ALL {
+            metrics.fired.with_label_values(&[path.word()]);
+        }
+        for kind in ["rebuilt", "resumed"] {
+            metrics.replays.with_label_values(&[kind]);
+        }
+        for what in ["overdue", "loaded"] {
+            metrics.replayed.with_label_values(&[what]);
         }
         for result in ["ok", "failed", "timeout", "refused", "unknown"] {
             metrics.attempts.with_label_values(&[result]);

@@ -32,6 +32,8 @@ pub struct Ownership {
     held: RwLock<HashMap<i32, Held>>,
     in_flight: Vec<AtomicUsize>,
     entered: AtomicBool,
+    /// Nodes that beat, this one included, as of the last round.
+    alive: AtomicUsize,
 }
 
 /// What one round of [`Ownership::run_once`] did.
@@ -60,6 +62,7 @@ impl Ownership {
             held: RwLock::default(),
             in_flight: (0..shards).map(|_| AtomicUsize::new(0)).collect(),
             entered: AtomicBool::new(false),
+            alive: AtomicUsize::new(1),
         }
     }
 
@@ -71,7 +74,7 @@ impl Ownership {
     /// The first step after a start: takes the name, then at once the shards that stand under it.
     pub async fn enter(&self, store: &ColdStore) -> Result<Round, Error> {
         store.enter(&self.me).await?;
-        let round = self.round(store, true).await?;
+        let round = self.round(store, true, |_| 0).await?;
         self.entered.store(true, Ordering::SeqCst);
         Ok(round)
     }
@@ -81,22 +84,29 @@ impl Ownership {
         self.entered.load(Ordering::SeqCst)
     }
 
-    /// One round: sign of life, renewal, hand-over of what is too much, take-over of what is free.
-    pub async fn run_once(&self, store: &ColdStore) -> Result<Round, Error> {
-        self.round(store, false).await
+    /// One round: sign of life, renewal, hand-over of what is too much, take-over of what is free. `cursor`
+    /// tells how far a shard's wheels have been handed over, which the renewal keeps.
+    pub async fn run_once(&self, store: &ColdStore, cursor: impl Fn(i32) -> i64) -> Result<Round, Error> {
+        self.round(store, false, cursor).await
     }
 
-    async fn round(&self, store: &ColdStore, own_too: bool) -> Result<Round, Error> {
+    async fn round(
+        &self,
+        store: &ColdStore,
+        own_too: bool,
+        cursor: impl Fn(i32) -> i64,
+    ) -> Result<Round, Error> {
         let lease_ms = i64::try_from(self.lease.as_millis()).unwrap_or(i64::MAX);
         let mut round = Round::default();
         let beat = store.beat(&self.me, lease_ms).await?;
+        self.alive.store(beat.alive, Ordering::SeqCst);
         if beat.usurped {
             self.lock_write(HashMap::clear);
             return Ok(Round { usurped: true, ..round });
         }
         let asked_at = Monotonic::now();
         let before: Vec<(i32, Epoch)> = self.all();
-        let kept = store.renew(&self.me, &before, lease_ms).await?;
+        let kept = store.renew(&self.me, &before, cursor, lease_ms).await?;
         round.lost = before.iter().map(|(shard, _)| *shard).filter(|shard| !kept.contains(shard)).collect();
         self.lock_write(|held| {
             held.retain(|shard, _| !round.lost.contains(shard));
@@ -217,6 +227,11 @@ impl Ownership {
         self.lock_write(HashMap::clear);
         store.give_up(&self.me, &all).await?;
         store.leave(&self.me).await
+    }
+
+    /// Whether other nodes were alive at the last round.
+    pub fn has_company(&self) -> bool {
+        self.alive.load(Ordering::SeqCst) > 1
     }
 
     /// How many shards this node owns.

@@ -1,8 +1,10 @@
 //! The guarantee: whatever is past its `wake_at` and in nobody's hands is found here, at every tick.
 //!
 //! One index probe per owned shard, from a lower bound that follows what was seen; once a minute from the
-//! very bottom. Found rows are offered to the dispatcher; claims that ran out become retries; what is later
-//! than its grace expires; rows that a slow receiver's full lane cannot hold are put off.
+//! very bottom. While a shard's wheel turns, only what is a second overdue is looked at, and in a healthy run
+//! there is none; without its wheel everything fires from here. Found rows are offered to the dispatcher;
+//! claims that ran out become retries; what is later than its grace expires; rows that a slow receiver's full
+//! lane cannot hold are put off.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,14 +13,26 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Monotonic;
-use crate::cold::{Applied, Change, ChangeEvent, ColdStore, Due, Error, MAX_APPLY_BATCH, Pointer};
+use crate::cold::{Applied, Change, ChangeEvent, ColdStore, Due, Error, MAX_APPLY_BATCH, Probe};
 use crate::dispatch::{Dispatcher, Offer};
 use crate::metrics::Metrics;
+use crate::model::pointer::Pointer;
 use crate::model::timer::{Answer, State, Token};
 use crate::ownership::Ownership;
+use crate::positions::Positions;
+use crate::promote::Promotion;
 
-/// How often the sweep looks when nothing else wakes it.
-pub const TICK: Duration = Duration::from_millis(250);
+/// How often the sweep looks while the wheels turn.
+const TICK: Duration = Duration::from_secs(1);
+
+/// How often it looks while everything fires from here.
+const ALONE: Duration = Duration::from_millis(250);
+
+/// How much longer than a sweep took it waits at least: what is held waits in the rows that it reads.
+const REST: u32 = 10;
+
+/// The longest it rests.
+const LONGEST_REST: Duration = Duration::from_secs(10);
 
 /// Rows looked at in one probe beyond those that are held already.
 const PROBE: usize = 2048;
@@ -35,6 +49,8 @@ pub struct Sweep {
     store: ColdStore,
     ownership: Arc<Ownership>,
     dispatcher: Arc<Dispatcher>,
+    positions: Arc<Positions>,
+    promotion: Promotion,
     metrics: Metrics,
     floors: Mutex<Floors>,
 }
@@ -53,15 +69,18 @@ impl Sweep {
         store: ColdStore,
         ownership: Arc<Ownership>,
         dispatcher: Arc<Dispatcher>,
+        positions: Arc<Positions>,
+        promotion: Promotion,
         metrics: Metrics,
     ) -> Self {
-        Self { store, ownership, dispatcher, metrics, floors: Mutex::default() }
+        Self { store, ownership, dispatcher, positions, promotion, metrics, floors: Mutex::default() }
     }
 
     /// Sweeps until stopped.
     pub async fn run(self, stop: CancellationToken) {
         let mut failing = false;
         while !stop.is_cancelled() {
+            let began = Monotonic::now();
             match self.run_once().await {
                 // Without shards nothing was asked of the store, so nothing is known of it.
                 Ok(_) if failing && !self.ownership.claimable().is_empty() => {
@@ -77,10 +96,12 @@ impl Sweep {
                     failing = true;
                 }
             }
+            let alone = self.probes_now().iter().any(|probe| probe.grace_ms == 0);
+            let tick = if alone { ALONE } else { TICK };
             tokio::select! {
                 () = stop.cancelled() => {}
-                () = tokio::time::sleep(TICK) => {}
-                () = self.dispatcher.has_room(), if !failing => {}
+                () = tokio::time::sleep(tick.max((began.elapsed() * REST).min(LONGEST_REST))) => {}
+                () = self.dispatcher.has_room(), if !failing && alone => {}
             }
         }
     }
@@ -90,20 +111,20 @@ impl Sweep {
     pub async fn run_once(&self) -> Result<usize, Error> {
         let mut handed_on = 0;
         loop {
-            let shards = self.probes();
-            if shards.is_empty() {
+            let probes = self.probes();
+            if probes.is_empty() || !self.dispatcher.takes_from_sweep() {
                 return Ok(handed_on);
             }
             let limit = self.dispatcher.held() + PROBE;
             // All that is held may be of one shard, whose rows would then hide those behind them.
-            let per_shard = self.dispatcher.held() + (4 * PROBE / shards.len()).max(256);
-            let found = self.store.due(&shards, limit, per_shard).await?;
+            let per_shard = self.dispatcher.held() + (4 * PROBE / probes.len()).max(256);
+            let found = self.store.due(&probes, limit, per_shard).await?;
             let now = found.store_now.unwrap_or_else(|| self.store.clock().now());
             let mut of_shard: HashMap<i32, usize> = HashMap::new();
             found.rows.iter().for_each(|due| *of_shard.entry(due.pointer.shard).or_default() += 1);
             let more = found.rows.len() >= limit || of_shard.values().any(|rows| *rows >= per_shard);
             if !more {
-                self.raise_floors(&shards, &found.rows, now.get());
+                self.raise_floors(&probes, &found.rows, now.get());
             }
             let moved = self.hand_on(found.rows).await?;
             handed_on += moved;
@@ -124,10 +145,11 @@ impl Sweep {
         }
         let mut held = 0;
         let mut put_off: Vec<(Pointer, i64)> = Vec::new();
-        for (due, offer) in fresh.iter().zip(self.dispatcher.offer(&fresh)) {
+        let fresh: Vec<Pointer> = fresh.into_iter().map(|due| due.pointer).collect();
+        for (pointer, offer) in fresh.iter().zip(self.dispatcher.offer(&fresh)) {
             match offer {
                 Offer::Held => held += 1,
-                Offer::Later(ms) => put_off.push((due.pointer, ms)),
+                Offer::Later(ms) => put_off.push((*pointer, ms)),
                 Offer::Known | Offer::Full => {}
             }
         }
@@ -145,6 +167,7 @@ impl Sweep {
                 if matches!(change.event, ChangeEvent::ClaimExpired(_)) {
                     self.metrics.claims_expired.inc();
                 }
+                self.promotion.written([&*row]);
                 if row.life.state.is_end() {
                     self.metrics.ended.with_label_values(&[row.life.state.word()]).inc();
                 }
@@ -153,7 +176,25 @@ impl Sweep {
         Ok(())
     }
 
-    fn probes(&self) -> Vec<(i32, i64)> {
+    fn probes(&self) -> Vec<Probe> {
+        self.settle_floors();
+        self.probes_now()
+    }
+
+    fn probes_now(&self) -> Vec<Probe> {
+        let floors = self.floors.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = self.store.clock().now();
+        let claimable = self.ownership.claimable().into_iter();
+        claimable
+            .map(|(shard, _)| Probe {
+                shard,
+                floor: floors.by_shard.get(&shard).copied().unwrap_or(i64::MIN),
+                grace_ms: self.positions.grace_ms(shard, now),
+            })
+            .collect()
+    }
+
+    fn settle_floors(&self) {
         let mut floors = self.floors.lock().unwrap_or_else(PoisonError::into_inner);
         let now = self.store.clock().now().get();
         let set_back = now < floors.looked_at - SETTLED_MS / 2;
@@ -165,17 +206,13 @@ impl Sweep {
         let claimable = self.ownership.claimable();
         // A shard that was lost and came back is looked through from the bottom.
         floors.by_shard.retain(|shard, _| claimable.iter().any(|(one, _)| one == shard));
-        claimable
-            .into_iter()
-            .map(|(shard, _)| (shard, floors.by_shard.get(&shard).copied().unwrap_or(i64::MIN)))
-            .collect()
     }
 
     /// Everything below what was found, and settled, need not be looked at again.
-    fn raise_floors(&self, shards: &[(i32, i64)], rows: &[Due], now: i64) {
+    fn raise_floors(&self, probes: &[Probe], rows: &[Due], now: i64) {
         let mut floors = self.floors.lock().unwrap_or_else(PoisonError::into_inner);
-        for (shard, _) in shards {
-            floors.by_shard.insert(*shard, now - SETTLED_MS);
+        for probe in probes {
+            floors.by_shard.insert(probe.shard, now - SETTLED_MS);
         }
         for due in rows {
             let wake_at = due.pointer.wake_at.get();

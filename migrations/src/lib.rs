@@ -4,6 +4,7 @@ use sea_orm_migration::prelude::*;
 use sea_orm_migration::sea_orm::DbBackend;
 
 mod m20261121_000001_timers;
+mod m20261121_000002_wheels;
 
 /// All steps, oldest first.
 #[derive(Debug)]
@@ -12,7 +13,7 @@ pub struct Migrator;
 #[async_trait::async_trait]
 impl MigratorTrait for Migrator {
     fn migrations() -> Vec<Box<dyn MigrationTrait>> {
-        vec![Box::new(m20261121_000001_timers::Migration)]
+        vec![Box::new(m20261121_000001_timers::Migration), Box::new(m20261121_000002_wheels::Migration)]
     }
 }
 

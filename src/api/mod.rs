@@ -54,6 +54,11 @@ impl ApiState {
     fn service(&self) -> Result<&Service, Problem> {
         self.app.service().ok_or_else(Problem::starting)
     }
+
+    /// Tells in which tier timers are.
+    fn tiers<'a>(&self, service: &'a Service) -> view::Tiers<'a> {
+        view::Tiers::now(service, self.app.config.wheel.near.get())
+    }
 }
 
 #[derive(OpenApi)]

@@ -24,7 +24,7 @@ pub async fn livez() -> Response {
 
 /// It can serve.
 #[utoipa::path(get, path = "/readyz", tag = "service",
-    responses((status = 200, description = "It can serve"), (status = 503, description = "Without the cold store, or stopping")))]
+    responses((status = 200, description = "It can serve; `degraded` while the wheels are away"), (status = 503, description = "Without the cold store, or stopping")))]
 pub async fn readyz(State(state): State<Arc<ApiState>>) -> Response {
     let store = match state.app.service() {
         None => "not reached yet",
@@ -34,15 +34,23 @@ pub async fn readyz(State(state): State<Arc<ApiState>>) -> Response {
             _ => "unavailable",
         },
     };
+    let wheels = match state.app.service() {
+        None => "not reached yet",
+        Some(_) if !state.app.config.wheel.enabled => "off: timers fire from SQL, up to a second late",
+        Some(service) if service.positions.is_up() => "ok",
+        Some(_) => "unavailable: timers fire from SQL, up to a second late",
+    };
     let stopping = state.app.is_stopping();
     let ready = store == "ok" && !stopping;
-    let status = match (ready, stopping) {
-        (true, _) => "ok",
-        (false, true) => "stopping",
-        (false, false) => "unavailable",
+    let status = match (ready, stopping, wheels) {
+        (true, _, "ok") => "ok",
+        (true, ..) => "degraded",
+        (false, true, _) => "stopping",
+        (false, false, _) => "unavailable",
     };
     let code = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    (code, Json(json!({ "status": status, "checks": { "cold_store": store } }))).into_response()
+    let checks = json!({ "cold_store": store, "wheels": wheels });
+    (code, Json(json!({ "status": status, "checks": checks }))).into_response()
 }
 
 /// It has recovered: shards are owned and everything overdue has been looked at once.

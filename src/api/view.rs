@@ -5,12 +5,14 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
+use crate::app::Service;
 use crate::cold::{AttemptRecord, TimerRow};
 use crate::model::id::{Generation, delivery_id};
 use crate::model::policy::{Late, Retry};
 use crate::model::target::Target;
 use crate::model::time::UnixMs;
 use crate::model::timer::State;
+use crate::positions::Positions;
 
 /// A timer in an answer.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
@@ -49,7 +51,7 @@ pub struct TimerView {
     attempts: i32,
     #[schema(value_type = Option<String>)]
     next_attempt_at: Option<UnixMs>,
-    /// `cold` or `claimed`; ended timers are in no tier.
+    /// Where its pointer is: `cold`, `minute`, `second` or `claimed`; ended timers are in no tier.
     tier: Option<&'static str>,
     /// Timers of this version belong to no schedule.
     schedule: Option<String>,
@@ -78,8 +80,38 @@ struct WebhookView {
     signed: bool,
 }
 
-impl From<&TimerRow> for TimerView {
-    fn from(row: &TimerRow) -> Self {
+/// Tells the tier of a timer: from its shard's watermark, never from the row.
+#[derive(Clone, Copy)]
+pub struct Tiers<'a> {
+    positions: &'a Positions,
+    /// What wakes before this is in the second wheel.
+    near: UnixMs,
+}
+
+impl<'a> Tiers<'a> {
+    /// Tiers as of now.
+    pub fn now(service: &'a Service, near: std::time::Duration) -> Self {
+        Self { positions: &service.positions, near: service.store.clock().now().plus(near) }
+    }
+
+    fn of(&self, row: &TimerRow) -> Option<&'static str> {
+        let life = &row.life;
+        match life.state {
+            State::Delivering => Some("claimed"),
+            state if state.is_end() => None,
+            State::Paused => Some("cold"),
+            _ if life.wake_at >= self.positions.watermark(row.shard) => Some("cold"),
+            State::Scheduled if row.minute => Some("minute"),
+            // A minute is cascaded as a whole, as soon as it begins within reach.
+            _ if life.wake_at.floor_minute() > self.near => Some("minute"),
+            _ => Some("second"),
+        }
+    }
+}
+
+impl TimerView {
+    /// A timer as it stands.
+    pub fn new(row: &TimerRow, tiers: Tiers) -> Self {
         let life = &row.life;
         let Target::Webhook(hook) = &row.target;
         let waiting = matches!(life.state, State::Scheduled | State::Retrying);
@@ -115,11 +147,7 @@ impl From<&TimerRow> for TimerView {
                 _ if waiting => Some(life.wake_at),
                 _ => None,
             },
-            tier: match life.state {
-                State::Delivering => Some("claimed"),
-                state if state.is_end() => None,
-                _ => Some("cold"),
-            },
+            tier: tiers.of(row),
             schedule: None,
             uncertain: life.uncertain,
             cancel_requested: life.cancel_requested && !life.state.is_end(),

@@ -4,29 +4,12 @@ use super::row::{COLUMNS, TimerRow, WIDTH};
 use super::sql::{Column, Dialect, Statement};
 use super::{ColdStore, Error};
 use crate::model::id::{Epoch, Generation, Uid};
+use crate::model::pointer::{Pointer, Via};
 use crate::model::time::UnixMs;
 use crate::model::timer::State;
 
 /// The most timers one statement claims.
 pub const MAX_BATCH: usize = 256;
-
-/// Points at one attempt that is due: no payload, nothing to delete when its timer is cancelled. A stale
-/// or doubled pointer is dropped by its claim.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Pointer {
-    /// The timer.
-    pub uid: Uid,
-    /// Its shard.
-    pub shard: i32,
-    /// The generation that is due.
-    pub generation: Generation,
-    /// Claims of that generation so far.
-    pub attempt: i32,
-    /// Since when somebody should look at it.
-    pub wake_at: UnixMs,
-    /// The receiver's lane.
-    pub lane: i64,
-}
 
 /// A row that the sweep found past its `wake_at`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,6 +31,18 @@ pub struct Claimed {
     pub unreadable: Vec<Uid>,
 }
 
+/// Where and how to look for due rows in one shard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Probe {
+    /// The shard.
+    pub shard: i32,
+    /// The lowest `wake_at` to look at, `i64::MIN` for full depth: under a long transaction the index keeps
+    /// dead entries, and a probe without a bound walks through all of them.
+    pub floor: i64,
+    /// How long a row must have been due: so long it is left to the wheels.
+    pub grace_ms: i64,
+}
+
 /// What a look for due rows found.
 #[derive(Debug, Default)]
 pub struct Found {
@@ -58,27 +53,26 @@ pub struct Found {
 }
 
 impl ColdStore {
-    /// Rows of these shards whose `wake_at` has passed, at most `limit`, and at most `per_shard` of each,
-    /// earliest first.
-    ///
-    /// `shards` pairs each shard with the lower bound from which to look (`i64::MIN` for full depth): under a
-    /// long transaction the index keeps dead entries, and a probe without bound walks through all of them.
-    pub async fn due(&self, shards: &[(i32, i64)], limit: usize, per_shard: usize) -> Result<Found, Error> {
+    /// Rows of these shards whose `wake_at` has passed by more than the probe's grace, at most `limit`, and
+    /// at most `per_shard` of each, earliest first.
+    pub async fn due(&self, probes: &[Probe], limit: usize, per_shard: usize) -> Result<Found, Error> {
         let mut s = Statement::new(self.dialect(), "due");
+        let of = |pick: fn(&Probe) -> i64| Column::Int(probes.iter().map(pick).collect());
         let batch = s.batch(
             "b",
             vec![
-                ("b_shard", Column::Int(shards.iter().map(|(shard, _)| i64::from(*shard)).collect())),
-                ("b_floor", Column::Int(shards.iter().map(|(_, floor)| *floor).collect())),
+                ("b_shard", of(|probe| i64::from(probe.shard))),
+                ("b_floor", of(|probe| probe.floor)),
+                ("b_grace", of(|probe| probe.grace_ms)),
             ],
         );
         let now = s.now(self.given());
         let (limit, per_shard) = (s.int(limit as i64), s.int(per_shard as i64));
-        let columns = "uid, shard, generation, attempt, wake_at, lane, state, \
+        let columns = "uid, shard, generation, attempt, wake_at, lane, state, minute, \
                        CASE WHEN expire_at < {now} AND attempt = 0 THEN true ELSE false END"
             .replace("{now}", &now);
         let probe = format!(
-            "FROM timers t WHERE t.shard = b_shard AND t.wake_at >= b_floor AND t.wake_at <= {now} \
+            "FROM timers t WHERE t.shard = b_shard AND t.wake_at >= b_floor AND t.wake_at <= {now} - b_grace \
              AND t.state <> 3 ORDER BY t.wake_at LIMIT {per_shard}"
         );
         match self.dialect() {
@@ -100,12 +94,14 @@ impl ColdStore {
                 attempt: row.get(3)?,
                 wake_at: UnixMs::new(row.get(4)?),
                 lane: row.get(5)?,
+                minute: row.get(7)?,
+                via: Via::Sweep,
             };
             let state =
                 State::from_code(row.get(6)?).ok_or_else(|| Error::Corrupt("an unknown state".into()))?;
-            let too_late = row.get::<bool>(7)? && state == State::Scheduled;
+            let too_late = row.get::<bool>(8)? && state == State::Scheduled;
             found.rows.push(Due { pointer, state, too_late });
-            found.store_now = Some(UnixMs::new(row.get(8)?));
+            found.store_now = Some(UnixMs::new(row.get(9)?));
         }
         Ok(found)
     }
@@ -113,10 +109,18 @@ impl ColdStore {
     /// Claims what these pointers point at, each under the epoch it is paired with, and returns the rows as
     /// they are now: `delivering`, one attempt more, `wake_at` at the claim's expiry.
     ///
-    /// A pointer whose generation or attempt has moved on, that is not due by the store's clock, or whose
-    /// epoch is no longer the shard's, claims nothing and is missing from the answer. The shard's row is
-    /// locked `FOR KEY SHARE`, so that a take-over, which changes the epoch, waits for running claims.
-    pub async fn claim(&self, pointers: &[(Pointer, Epoch)], node: &str) -> Result<Claimed, Error> {
+    /// A pointer whose generation or attempt has moved on, that is due later than `lead_ms` from now by the
+    /// store's clock, or whose epoch is no longer the shard's, claims nothing and is missing from the answer.
+    /// The shard's row is locked `FOR KEY SHARE`, so that a take-over, which changes the epoch, waits for
+    /// running claims.
+    ///
+    /// With a lead the caller holds the row for the moments until it is due; sending earlier is his fault.
+    pub async fn claim(
+        &self,
+        pointers: &[(Pointer, Epoch)],
+        node: &str,
+        lead_ms: i64,
+    ) -> Result<Claimed, Error> {
         let mut sorted: Vec<_> = pointers.to_vec();
         sorted.sort_by_key(|(pointer, _)| pointer.uid);
         let mut s = Statement::new(self.dialect(), "claim");
@@ -129,20 +133,22 @@ impl ColdStore {
                 ("b_attempt", of(|(pointer, _)| i64::from(pointer.attempt))),
                 ("b_shard", of(|(pointer, _)| i64::from(pointer.shard))),
                 ("b_epoch", of(|(_, epoch)| epoch.0)),
+                ("b_via", of(|(pointer, _)| i64::from(pointer.via.code()))),
             ],
         );
         let now = s.now(self.given());
         let ttl = s.int(self.claim_ttl_ms);
         let node = s.text(node);
+        let lead = s.int(lead_ms);
         let lock = self.dialect().lock("FOR KEY SHARE");
         s.push(&format!(
             "WITH {batch}, own AS (SELECT shard AS own_shard, epoch AS own_epoch FROM shards \
                WHERE shard IN (SELECT b_shard FROM b) ORDER BY shard {lock}) \
              UPDATE timers SET state = 1, attempt = attempt + 1, tries = tries + 1, epoch = own_epoch, \
-               wake_at = {now} + {ttl}, claimed_at = {now}, node = {node} \
+               wake_at = {now} + {ttl}, claimed_at = {now}, node = {node}, via = b_via \
              FROM b, own WHERE own_shard = b_shard AND own_epoch = b_epoch \
                AND uid = b_uid AND shard = b_shard AND generation = b_generation AND attempt = b_attempt \
-               AND state IN (0, 2) AND wake_at <= {now} AND due_at <= {now} \
+               AND state IN (0, 2) AND wake_at <= {now} + {lead} AND due_at <= {now} + {lead} \
                AND (expire_at IS NULL OR attempt > 0 OR expire_at >= {now}) \
              RETURNING {COLUMNS}, {now}"
         ));

@@ -71,6 +71,16 @@ pub enum Applied {
     Unreadable,
 }
 
+impl Applied {
+    /// The timer, if it is live and the change was made.
+    pub fn changed_row(&self) -> Option<&TimerRow> {
+        match self {
+            Self::Live(row, Answer::Done) => Some(row),
+            _ => None,
+        }
+    }
+}
+
 /// What a transaction of [`ColdStore::apply`] has to write.
 #[derive(Default)]
 struct Writes {

@@ -73,6 +73,7 @@ impl ColdStore {
         for (table, key, column, before) in [
             ("ended_ids", "uid", "until", now.get()),
             ("attempts", "uid, generation, attempt", "ended_at", until),
+            ("replays", "at, shard", "at", until),
         ] {
             loop {
                 let mut s = Statement::new(self.dialect(), "clean_up_rest");

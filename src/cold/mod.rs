@@ -18,6 +18,7 @@ mod register;
 mod row;
 mod shards;
 mod sql;
+mod window;
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -31,13 +32,14 @@ use sea_orm::sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolO
 use sea_orm::{DatabaseConnection, EntityTrait, SqlxPostgresConnector, SqlxSqliteConnector};
 use sea_orm_migration::MigratorTrait;
 
-pub use claim::{Due, Found, MAX_BATCH as MAX_CLAIM_BATCH, Pointer};
+pub use claim::{Due, Found, MAX_BATCH as MAX_CLAIM_BATCH, Probe};
 pub use error::Error;
 pub use finish::{Applied, Change, ChangeEvent, Edit, MAX_BATCH as MAX_APPLY_BATCH};
 pub use query::{Filter, Ledger, Page, Place, Verification};
 pub use register::{MAX_BATCH as MAX_REGISTER_BATCH, NewTimer, Registered};
 pub use row::{AttemptRecord, TimerRow};
 pub use shards::{Beat, Identity, NodeRow};
+pub use window::{Place as ScanPlace, Range, ReplayNote, ShardRow};
 
 use crate::clock::{Clock, StoreClock};
 use crate::config::{ColdKind, Config};

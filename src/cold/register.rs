@@ -60,6 +60,16 @@ pub enum Registered {
     Taken,
 }
 
+impl Registered {
+    /// The timer of an answer, if this registration made it.
+    pub fn new_row(answer: &Result<Self, Error>) -> Option<&TimerRow> {
+        match answer {
+            Ok(Self::New(row)) => Some(row),
+            _ => None,
+        }
+    }
+}
+
 impl ColdStore {
     /// Registers up to [`MAX_BATCH`] timers in one transaction; answers in the order given.
     ///
@@ -249,7 +259,7 @@ impl ColdStore {
             "WITH {batch} INSERT INTO timers ({columns}) \
              SELECT b_uid, {namespace}, b_id, b_caller_id, b_owner, b_shard, 0, b_due, \
              CASE WHEN b_due > {now} THEN b_due ELSE {now} END, b_expire, 1, 0, 0, 1, 0, b_lane, b_minute, \
-             false, false, false, b_target, b_data, b_labels, b_policies, b_hash, b_created, NULL, NULL \
+             false, false, false, b_target, b_data, b_labels, b_policies, b_hash, b_created, NULL, NULL, NULL \
              FROM b WHERE true ON CONFLICT (uid) DO NOTHING RETURNING uid",
             columns = super::row::COLUMNS,
         ));
@@ -284,6 +294,7 @@ impl ColdStore {
             created_at: timer.created_at,
             claimed_at: None,
             node: None,
+            via: None,
             ended_at: None,
             last: None,
         }

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::Error;
 use super::sql::Row;
 use crate::model::id::{Epoch, Generation, Uid, delivery_id};
+use crate::model::pointer::{Pointer, Via};
 use crate::model::policy::Policies;
 use crate::model::target::Target;
 use crate::model::time::UnixMs;
@@ -13,10 +14,10 @@ use crate::model::timer::{AttemptResult, Life, State};
 /// The columns of `timers`, which are also the first columns of `history`.
 pub(super) const COLUMNS: &str = "uid, namespace, id, caller_id, owner, shard, state, due_at, wake_at, expire_at, \
      generation, attempt, tries, version, epoch, lane, minute, uncertain, cancel_requested, acked_late, target, data, \
-     labels, policies, request_hash, created_at, claimed_at, node";
+     labels, policies, request_hash, created_at, claimed_at, node, via";
 
 /// How many columns [`COLUMNS`] names.
-pub(super) const WIDTH: usize = 28;
+pub(super) const WIDTH: usize = 29;
 
 /// A timer as it stands in the cold store.
 #[derive(Debug, Clone)]
@@ -59,6 +60,8 @@ pub struct TimerRow {
     pub claimed_at: Option<UnixMs>,
     /// The node that made it.
     pub node: Option<String>,
+    /// What led to it.
+    pub via: Option<Via>,
     /// When it ended; live timers have none.
     pub ended_at: Option<UnixMs>,
     /// The attempt that ended it.
@@ -95,6 +98,20 @@ impl TimerRow {
     /// The delivery id of the current generation.
     pub fn delivery_id(&self) -> String {
         delivery_id(self.uid, self.created_at.get(), self.life.generation)
+    }
+
+    /// Where it points while it waits; `None` when nothing is to happen by itself.
+    pub fn pointer(&self, via: Via) -> Option<Pointer> {
+        matches!(self.life.state, State::Scheduled | State::Retrying).then_some(Pointer {
+            uid: self.uid,
+            shard: self.shard,
+            generation: self.life.generation,
+            attempt: self.life.attempt,
+            wake_at: self.life.wake_at,
+            lane: self.lane,
+            minute: self.minute,
+            via,
+        })
     }
 
     /// The payload as it goes out.
@@ -144,6 +161,7 @@ impl TimerRow {
             created_at: ms(row.get(25)?),
             claimed_at: row.get::<Option<i64>>(26)?.map(ms),
             node: row.get(27)?,
+            via: row.get::<Option<i16>>(28)?.and_then(|code| Via::from_code(u8::try_from(code).ok()?)),
             ended_at: if ended { Some(ms(row.get(WIDTH)?)) } else { None },
             last: match last {
                 Some(text) => Some(serde_json::from_str(&text).map_err(|_| bad("last attempt"))?),

@@ -86,22 +86,28 @@ impl ColdStore {
         Ok(Beat { store_now, usurped: mine.is_empty(), alive })
     }
 
-    /// Renews the leases of these shards; returns those that are still this node's under these epochs.
+    /// Renews the leases of these shards and keeps how far each has come (`cursor_at`, which only rises);
+    /// returns those that are still this node's under these epochs.
     pub async fn renew(
         &self,
         me: &Identity,
         held: &[(i32, Epoch)],
+        cursor: impl Fn(i32) -> i64,
         lease_ms: i64,
     ) -> Result<Vec<i32>, Error> {
         if held.is_empty() {
             return Ok(Vec::new());
         }
         let mut s = Statement::new(self.dialect(), "renew");
-        let batch = s.batch("b", held_columns(held));
+        let held = sorted(held);
+        let mut columns = held_columns(&held);
+        columns.push(("b_cursor", Column::Int(held.iter().map(|(shard, _)| cursor(*shard)).collect())));
+        let batch = s.batch("b", columns);
         let now = s.now(self.given());
         let (name, lease) = (s.text(&me.name), s.int(lease_ms));
         s.push(&format!(
-            "WITH {batch} UPDATE shards SET lease_until = {now} + {lease} FROM b \
+            "WITH {batch} UPDATE shards SET lease_until = {now} + {lease}, \
+             cursor_at = CASE WHEN b_cursor > cursor_at THEN b_cursor ELSE cursor_at END FROM b \
              WHERE shard = b_shard AND epoch = b_epoch AND owner = {name} RETURNING shard"
         ));
         self.urgent.write(s).await?.iter().map(|row| row.get(0)).collect()
@@ -136,7 +142,7 @@ impl ColdStore {
         }
         let mut tx = self.urgent.begin().await?;
         let mut s = Statement::new(self.dialect(), "recall");
-        let batch = s.batch("b", held_columns(taken));
+        let batch = s.batch("b", held_columns(&sorted(taken)));
         let now = s.now(self.given());
         // A claim's expiry lies at most this far ahead, which keeps the look within the index's near end.
         let reach = s.int(MAX_CLAIM_MS);
@@ -155,7 +161,7 @@ impl ColdStore {
             return Ok(());
         }
         let mut s = Statement::new(self.dialect(), "give_up");
-        let batch = s.batch("b", held_columns(held));
+        let batch = s.batch("b", held_columns(&sorted(held)));
         let name = s.text(&me.name);
         s.push(&format!(
             "WITH {batch} UPDATE shards SET owner = NULL, lease_until = 0 FROM b \
@@ -207,11 +213,16 @@ impl ColdStore {
 /// The longest a claim can last: the longest timeout that can be set and its margin.
 const MAX_CLAIM_MS: i64 = 120_000;
 
-fn held_columns(held: &[(i32, Epoch)]) -> Vec<(&'static str, Column)> {
+pub(super) fn sorted(held: &[(i32, Epoch)]) -> Vec<(i32, Epoch)> {
     let mut sorted = held.to_vec();
     sorted.sort_unstable();
+    sorted
+}
+
+/// Columns that name shards and epochs, in the order given.
+pub(super) fn held_columns(held: &[(i32, Epoch)]) -> Vec<(&'static str, Column)> {
     vec![
-        ("b_shard", Column::Int(sorted.iter().map(|(shard, _)| i64::from(*shard)).collect())),
-        ("b_epoch", Column::Int(sorted.iter().map(|(_, epoch)| epoch.0).collect())),
+        ("b_shard", Column::Int(held.iter().map(|(shard, _)| i64::from(*shard)).collect())),
+        ("b_epoch", Column::Int(held.iter().map(|(_, epoch)| epoch.0).collect())),
     ]
 }

@@ -3,12 +3,13 @@
 //! A plain structure without I/O or clock. What is due waits here as pointers, unclaimed, until its lane has
 //! room; so a receiver that hangs fills its own lane and nobody else's. A lane starts small, grows with
 //! every success and halves when its receiver does not answer in time. Retries have lanes of their own and
-//! never take more than a quarter of the node.
+//! never take more than a quarter of the node; what an outage left overdue has lanes of its own too, and
+//! never takes more than half, so that what falls due now is not delayed by it.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
-use crate::cold::Pointer;
 use crate::model::id::{Generation, Uid};
+use crate::model::pointer::{Pointer, Via};
 
 /// Attempts at once that a receiver nobody has heard of gets.
 const START: usize = 16;
@@ -17,34 +18,53 @@ const START: usize = 16;
 const FLOOR: usize = 4;
 
 /// Pointers that one lane holds at most.
-pub const LANE_HELD: usize = 2048;
+const LANE_HELD: usize = 131_072;
 
 /// Pointers that the lane of a receiver which does not answer holds at most, so that many such lanes
 /// together leave room for the others.
 const SLOW_HELD: usize = 64;
 
 /// How long, in milliseconds, a full lane may take to drain before its further rows are put off.
-const SOON_MS: f64 = 500.0;
+const SOON_MS: f64 = 30_000.0;
 
 /// Pointers that all lanes hold at most.
-const ALL_HELD: usize = 8192;
+const ALL_HELD: usize = 262_144;
+
+/// Receivers that are remembered while nothing of theirs waits.
+const IDLE_LANES: usize = 32_768;
 
 /// How many pointers of one lane go into a batch before the next lane has its turn.
 const TURN: usize = 16;
 
-/// A receiver's lane; first attempts and retries do not share one.
+/// What kind of attempts a lane holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// First attempts of what falls due now.
+    First,
+    /// Further attempts.
+    Retry,
+    /// First attempts of what an outage left overdue.
+    CatchUp,
+}
+
+/// A receiver's lane; each kind of attempts has its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct LaneKey {
     /// Hash of scheme, host and port.
     pub lane: i64,
-    /// Whether it is the lane of retries.
-    pub retry: bool,
+    /// The kind of attempts.
+    pub kind: Kind,
 }
 
 impl LaneKey {
     /// The lane a pointer waits in.
     pub const fn of(pointer: &Pointer) -> Self {
-        Self { lane: pointer.lane, retry: pointer.attempt > 0 }
+        let kind = match (pointer.attempt, pointer.via) {
+            (0, Via::Replay) => Kind::CatchUp,
+            (0, _) => Kind::First,
+            _ => Kind::Retry,
+        };
+        Self { lane: pointer.lane, kind }
     }
 }
 
@@ -97,6 +117,7 @@ pub struct Lanes {
     queued: usize,
     in_flight: usize,
     in_flight_retries: usize,
+    in_flight_catch_up: usize,
     total: usize,
     per_lane: usize,
 }
@@ -112,6 +133,7 @@ impl Lanes {
             queued: 0,
             in_flight: 0,
             in_flight_retries: 0,
+            in_flight_catch_up: 0,
             total,
             per_lane,
         }
@@ -124,7 +146,7 @@ impl Lanes {
             return Offer::Known;
         }
         let key = LaneKey::of(&pointer);
-        if self.lanes.len() > 4 * ALL_HELD {
+        if self.lanes.len() > IDLE_LANES {
             self.lanes.retain(|_, lane| lane.in_flight > 0 || !lane.queue.is_empty());
         }
         let (per_lane, room) = (self.per_lane, self.queued < ALL_HELD);
@@ -166,9 +188,12 @@ impl Lanes {
             let Some(lane) = self.lanes.get_mut(&key) else {
                 continue;
             };
-            let retries_left = (self.total / 4).max(1).saturating_sub(self.in_flight_retries);
             let room = lane.limit.saturating_sub(lane.in_flight).min(self.total - self.in_flight);
-            let room = if key.retry { room.min(retries_left) } else { room };
+            let room = match key.kind {
+                Kind::First => room,
+                Kind::Retry => room.min((self.total / 4).max(1).saturating_sub(self.in_flight_retries)),
+                Kind::CatchUp => room.min((self.total / 2).max(1).saturating_sub(self.in_flight_catch_up)),
+            };
             let before = taken.len();
             let n = room.min(TURN).min(most - taken.len()).min(lane.queue.len());
             for pointer in lane.queue.drain(..n) {
@@ -184,7 +209,11 @@ impl Lanes {
             let n = taken.len() - before;
             lane.in_flight += n;
             self.in_flight += n;
-            self.in_flight_retries += if key.retry { n } else { 0 };
+            match key.kind {
+                Kind::First => {}
+                Kind::Retry => self.in_flight_retries += n,
+                Kind::CatchUp => self.in_flight_catch_up += n,
+            }
             if !lane.queue.is_empty() {
                 self.turn.push_back(key);
             }
@@ -212,8 +241,10 @@ impl Lanes {
     /// An attempt is over: its place is free.
     pub fn left(&mut self, key: LaneKey, how: Left, now_ms: i64) {
         self.in_flight = self.in_flight.saturating_sub(1);
-        if key.retry {
-            self.in_flight_retries = self.in_flight_retries.saturating_sub(1);
+        match key.kind {
+            Kind::First => {}
+            Kind::Retry => self.in_flight_retries = self.in_flight_retries.saturating_sub(1),
+            Kind::CatchUp => self.in_flight_catch_up = self.in_flight_catch_up.saturating_sub(1),
         }
         let Some(lane) = self.lanes.get_mut(&key) else {
             return;
@@ -295,6 +326,8 @@ mod tests {
             attempt,
             wake_at: UnixMs::new(0),
             lane,
+            minute: false,
+            via: Via::Loader,
         }
     }
 
@@ -316,7 +349,7 @@ mod tests {
         for n in 0..500 {
             lanes.offer(pointer(n, 1, 0), 0);
         }
-        let key = LaneKey { lane: 1, retry: false };
+        let key = LaneKey { lane: 1, kind: Kind::First };
         for _ in lanes.take(1000) {
             lanes.left(key, Left::Answered, 0);
         }
@@ -337,6 +370,19 @@ mod tests {
         let taken = lanes.take(100);
         assert_eq!(taken.iter().filter(|p| p.attempt > 0).count(), 2);
         assert_eq!(taken.len(), 8);
+    }
+
+    #[test]
+    fn what_an_outage_left_overdue_takes_at_most_half() {
+        let mut lanes = Lanes::new(8, 8);
+        for n in 0..20 {
+            lanes.offer(Pointer { via: Via::Replay, ..pointer(n, 1, 0) }, 0);
+        }
+        assert_eq!(lanes.take(100).len(), 4);
+        for n in 100..120 {
+            lanes.offer(pointer(n, 1, 0), 0);
+        }
+        assert_eq!(lanes.take(100).len(), 4, "what falls due now has the other half");
     }
 
     #[test]
@@ -374,10 +420,11 @@ mod tests {
         for n in 0..LANE_HELD as u128 {
             lanes.offer(pointer(n, 1, 0), 0);
         }
-        assert_eq!(lanes.offer(pointer(9999, 1, 0), 0), Offer::Full);
+        assert_eq!(lanes.offer(pointer(u128::MAX, 1, 0), 0), Offer::Full);
         // Nothing answered for seconds.
-        let offers: Vec<_> = (1..8).map(|i| lanes.offer(pointer(9999, 1, 0), i * 1000)).collect();
-        assert!(matches!(offers.last(), Some(Offer::Later(ms)) if *ms > 2000), "{offers:?}");
+        let new = u128::MAX;
+        let offers: Vec<_> = (1..8).map(|i| lanes.offer(pointer(new, 1, 0), i * 1000)).collect();
+        assert!(matches!(offers.last(), Some(Offer::Later(ms)) if *ms > 30_000), "{offers:?}");
     }
 
     #[test]
@@ -388,7 +435,7 @@ mod tests {
                 lanes.offer(pointer(lane * 1000 + n, lane as i64, 0), 0);
             }
             for _ in lanes.take(1000) {
-                lanes.left(LaneKey { lane: lane as i64, retry: false }, Left::Silent, 60_000);
+                lanes.left(LaneKey { lane: lane as i64, kind: Kind::First }, Left::Silent, 60_000);
             }
         }
         assert!(lanes.held() <= ALL_HELD);

@@ -2,7 +2,9 @@
 //!
 //! Three duties, each with a loop of its own. *Claim* takes pointers that have room to be sent, claims them
 //! in one statement and starts their attempts. *Attempts* run each as a task. *Record* writes results in
-//! batches. A claim that came back without its row is dropped; a claim whose answer was lost is given back
+//! batches. A claim comes a moment (`wheel.lead`) before the due time, and its attempt waits for the due
+//! millisecond: that is what keeps lateness small and never lets an attempt start early.
+//! A claim that came back without its row is dropped; a claim whose answer was lost is given back
 //! if it turns out to have happened, for nothing was sent. From the moment it is taken until its outcome is
 //! recorded a timer is *in hand*: this node neither claims it again nor gives its attempt up.
 
@@ -22,18 +24,24 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub use lanes::Offer;
-use lanes::{LANE_HELD, LaneKey, Lanes, Left};
+use lanes::{LaneKey, Lanes, Left};
 use record::Report;
 
 use crate::clock::Monotonic;
-use crate::cold::{AttemptRecord, ColdStore, Due, Error, MAX_CLAIM_BATCH, Pointer, TimerRow};
+use crate::cold::{AttemptRecord, ColdStore, Error, MAX_CLAIM_BATCH, TimerRow};
 use crate::config::Config;
 use crate::metrics::Metrics;
 use crate::model::id::{Epoch, Uid};
+use crate::model::pointer::Pointer;
 use crate::model::target::Target;
+use crate::model::time::UnixMs;
 use crate::model::timer::{AttemptResult, Next, Token};
 use crate::ownership::Ownership;
+use crate::promote::Promotion;
 use webhook::{Outcome, Sender};
+
+/// Fewer pointers than this wait when the sweep may bring more: it reads from SQL what waits here too.
+const SWEEP_HELD: usize = 8192;
 
 /// Sends what is due.
 pub struct Dispatcher {
@@ -53,6 +61,7 @@ pub struct Dispatcher {
     stop: CancellationToken,
     /// Attempts under way are given up.
     abandon: CancellationToken,
+    lead: Duration,
 }
 
 impl Dispatcher {
@@ -62,6 +71,7 @@ impl Dispatcher {
         store: ColdStore,
         ownership: Arc<Ownership>,
         metrics: Metrics,
+        promotion: Promotion,
     ) -> Result<(Arc<Self>, impl Future<Output = ()> + Send + 'static), reqwest::Error> {
         let (reports, inbox) = mpsc::channel(config.dispatch.concurrency.max(16));
         let lanes = Arc::new(Mutex::new(Lanes::new(config.dispatch.concurrency, config.webhook.concurrency)));
@@ -75,26 +85,32 @@ impl Dispatcher {
             attempts: TaskTracker::new(),
             stop: CancellationToken::new(),
             abandon: CancellationToken::new(),
+            lead: config.wheel.lead.get(),
             store: store.clone(),
             ownership: Arc::clone(&ownership),
             metrics: metrics.clone(),
         });
-        Ok((this, record::run(store, ownership, metrics, lanes, inbox)))
+        Ok((this, record::run(store, ownership, metrics, promotion, lanes, inbox)))
     }
 
     /// Offers what is due; tells for each what became of it.
-    pub fn offer(&self, due: &[Due]) -> Vec<Offer> {
+    pub fn offer(&self, due: &[Pointer]) -> Vec<Offer> {
         let now = Monotonic::now().as_ms();
-        let offers =
-            self.with(|lanes| due.iter().map(|due| lanes.offer(due.pointer, now)).collect::<Vec<_>>());
+        let offers = self.with(|lanes| due.iter().map(|due| lanes.offer(*due, now)).collect::<Vec<_>>());
         if offers.contains(&Offer::Held) {
             self.work.notify_one();
         }
-        if offers.contains(&Offer::Full) {
-            self.turned_away.store(true, Ordering::SeqCst);
-        }
         self.gauge();
         offers
+    }
+
+    /// Whether the sweep may bring more; if not, [`Dispatcher::has_room`] tells when.
+    pub fn takes_from_sweep(&self) -> bool {
+        let takes = self.held() < SWEEP_HELD;
+        if !takes {
+            self.turned_away.store(true, Ordering::SeqCst);
+        }
+        takes
     }
 
     /// How many pointers wait.
@@ -148,7 +164,7 @@ impl Dispatcher {
         if !owned.is_empty() {
             self.claim(owned).await?;
         }
-        let low = self.with(|lanes| lanes.held() < LANE_HELD / 2);
+        let low = self.with(|lanes| lanes.held() < SWEEP_HELD / 4);
         if low && self.turned_away.swap(false, Ordering::SeqCst) {
             self.room.notify_one();
         }
@@ -157,7 +173,7 @@ impl Dispatcher {
     }
 
     async fn claim(self: &Arc<Self>, owned: Vec<(Pointer, Epoch)>) -> Result<(), Error> {
-        let claimed = match self.store.claim(&owned, &self.ownership.me().name).await {
+        let claimed = match self.store.claim(&owned, &self.ownership.me().name, self.lead_ms()).await {
             Ok(claimed) => claimed,
             Err(why) => {
                 self.metrics.store_errors.inc();
@@ -181,8 +197,11 @@ impl Dispatcher {
             }
             match rows.remove(&pointer.uid) {
                 Some(row) => {
+                    if row.life.attempt == 1 {
+                        self.metrics.fired.with_label_values(&[pointer.via.word()]).inc();
+                    }
                     let this = Arc::clone(self);
-                    self.attempts.spawn(async move { this.attempt(row, LaneKey::of(&pointer), epoch).await });
+                    self.attempts.spawn(async move { this.attempt(row, pointer, epoch).await });
                 }
                 None => {
                     self.metrics.claims_dropped.inc();
@@ -194,9 +213,11 @@ impl Dispatcher {
         Ok(())
     }
 
-    /// One attempt, from the last look at the lease to the report.
-    async fn attempt(self: Arc<Self>, row: TimerRow, key: LaneKey, epoch: Epoch) {
+    /// One attempt, from the wait for its due time and the last look at the lease to the report.
+    async fn attempt(self: Arc<Self>, row: TimerRow, pointer: Pointer, epoch: Epoch) {
+        let key = LaneKey::of(&pointer);
         let token = Token { generation: row.life.generation, attempt: row.life.attempt };
+        self.wait_for(pointer.wake_at.max(row.life.due_at)).await;
         if self.stop.is_cancelled() || !self.ownership.valid(row.shard, epoch) {
             self.leave(key, Left::Unused);
             self.report(Report::unsent(row.uid, row.shard, token, epoch)).await;
@@ -246,6 +267,25 @@ impl Dispatcher {
         self.report(Report::attempted(row.uid, row.shard, next, record)).await;
     }
 
+    /// Waits until it is due by the store's clock, or until stopped. The clock is looked at again after
+    /// every sleep: a sleep may end early, and the bound of the store's clock may fall.
+    async fn wait_for(&self, due_at: UnixMs) {
+        loop {
+            let wait = self.store.clock().until(due_at);
+            if wait.is_zero() {
+                return;
+            }
+            tokio::select! {
+                () = tokio::time::sleep(wait) => {}
+                () = self.stop.cancelled() => return,
+            }
+        }
+    }
+
+    fn lead_ms(&self) -> i64 {
+        i64::try_from(self.lead.as_millis()).unwrap_or(0)
+    }
+
     fn leave(&self, key: LaneKey, how: Left) {
         self.with(|lanes| lanes.left(key, how, Monotonic::now().as_ms()));
         self.work.notify_one();
@@ -282,7 +322,7 @@ impl Dispatcher {
 }
 
 /// What follows if the attempt was not taken.
-fn next_after(row: &TimerRow, outcome: &Outcome, now: crate::model::time::UnixMs) -> Next {
+fn next_after(row: &TimerRow, outcome: &Outcome, now: UnixMs) -> Next {
     let retry = row.policies.retry.unwrap_or_default();
     let attempt = u32::try_from(row.life.attempt).unwrap_or(1);
     if outcome.gone || attempt >= retry.attempts {

@@ -14,6 +14,7 @@ use crate::metrics::Metrics;
 use crate::model::id::{Epoch, Uid};
 use crate::model::timer::{Answer, AttemptResult, Next, Token};
 use crate::ownership::Ownership;
+use crate::promote::Promotion;
 
 /// How long a stop waits for a store that is away before it leaves results behind.
 const STOP_PATIENCE: u32 = 10;
@@ -49,6 +50,7 @@ pub(super) async fn run(
     store: ColdStore,
     ownership: Arc<Ownership>,
     metrics: Metrics,
+    promotion: Promotion,
     lanes: Arc<Mutex<Lanes>>,
     mut inbox: mpsc::Receiver<Report>,
 ) {
@@ -56,11 +58,11 @@ pub(super) async fn run(
     while inbox.recv_many(&mut batch, MAX_APPLY_BATCH).await > 0 {
         let reports = std::mem::take(&mut batch);
         let mut failures = 0;
-        while let Err(why) = record(&store, &metrics, &reports).await {
+        while let Err(why) = record(&store, &metrics, &promotion, &reports).await {
             metrics.store_errors.inc();
             failures += 1;
             if !why.is_passing() {
-                one_by_one(&store, &metrics, &reports).await;
+                one_by_one(&store, &metrics, &promotion, &reports).await;
                 break;
             }
             if failures == 1 {
@@ -84,9 +86,9 @@ pub(super) async fn run(
 }
 
 /// A batch holds something that cannot be written, however often it is tried: the others are, each alone.
-async fn one_by_one(store: &ColdStore, metrics: &Metrics, reports: &[Report]) {
+async fn one_by_one(store: &ColdStore, metrics: &Metrics, promotion: &Promotion, reports: &[Report]) {
     for report in reports {
-        if let Err(why) = record(store, metrics, std::slice::from_ref(report)).await {
+        if let Err(why) = record(store, metrics, promotion, std::slice::from_ref(report)).await {
             tracing::error!(%why, "a result cannot be recorded; its claim runs out");
         }
     }
@@ -94,7 +96,12 @@ async fn one_by_one(store: &ColdStore, metrics: &Metrics, reports: &[Report]) {
 
 /// Writes a batch down. Doing it twice changes nothing the second time: until it is recorded, nobody else on
 /// this node claims the timer, and on another node a claim has another epoch.
-async fn record(store: &ColdStore, metrics: &Metrics, reports: &[Report]) -> Result<(), Error> {
+async fn record(
+    store: &ColdStore,
+    metrics: &Metrics,
+    promotion: &Promotion,
+    reports: &[Report],
+) -> Result<(), Error> {
     let taken: Vec<(Uid, AttemptRecord)> = reports
         .iter()
         .filter_map(|report| match &report.what {
@@ -128,6 +135,7 @@ async fn record(store: &ColdStore, metrics: &Metrics, reports: &[Report]) -> Res
             if row.life.state.is_end() {
                 metrics.ended.with_label_values(&[row.life.state.word()]).inc();
             }
+            promotion.written([&*row]);
             if matches!(report.event, ChangeEvent::Released(..)) {
                 metrics.released.inc();
             }

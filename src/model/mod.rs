@@ -3,6 +3,7 @@
 //! This room knows no other room. Whatever decides over a timer's fate is decided here, from values.
 
 pub mod id;
+pub mod pointer;
 pub mod policy;
 pub mod target;
 pub mod time;

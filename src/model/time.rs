@@ -90,6 +90,11 @@ impl UnixMs {
         Duration::from_millis(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))
     }
 
+    /// Rounded down to the whole minute.
+    pub const fn floor_minute(self) -> Self {
+        Self(self.0.div_euclid(60_000) * 60_000)
+    }
+
     /// Rounded up to the whole minute.
     #[must_use]
     pub fn ceil_minute(self) -> Self {

@@ -285,7 +285,8 @@ impl Life {
             Event::Released { token } if self.holds(token) => {
                 self.attempt -= 1;
                 self.tries -= 1;
-                self.wake_at = now;
+                // A claim may come a moment before the due time, and so may its return.
+                self.wake_at = if self.attempt == 0 { now.max(self.due_at) } else { now };
                 let waiting = if self.attempt == 0 { State::Scheduled } else { State::Retrying };
                 self.settle_or(waiting);
                 Answer::Done

@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use mainspring::clock::{Clock, ManualClock};
 use mainspring::cold::{
-    Applied, AttemptRecord, Change, ChangeEvent, ColdStore, Edit, Error, Filter, Identity, NewTimer, Pointer,
+    Applied, AttemptRecord, Change, ChangeEvent, ColdStore, Edit, Error, Filter, Identity, NewTimer, Probe,
     Registered, TimerRow,
 };
 use mainspring::config::Config;
 use mainspring::model::id::{Epoch, Generation, TimerId, Uid};
+use mainspring::model::pointer::{Pointer, Via};
 use mainspring::model::policy::{Late, Policies, Then};
 use mainspring::model::target::{Target, Webhook};
 use mainspring::model::time::{Span, UnixMs};
@@ -104,14 +105,15 @@ impl Fixture {
 
     /// What is due, paired with the epochs of `owned`.
     async fn due(&self, owned: &[(i32, Epoch)]) -> Vec<(Pointer, Epoch)> {
-        let probes: Vec<_> = owned.iter().map(|(shard, _)| (*shard, i64::MIN)).collect();
+        let probe = |shard| Probe { shard, floor: i64::MIN, grace_ms: 0 };
+        let probes: Vec<_> = owned.iter().map(|(shard, _)| probe(*shard)).collect();
         let found = self.store.due(&probes, 10_000, 10_000).await.expect("looks");
         let epoch = |shard: i32| owned.iter().find(|(one, _)| *one == shard).expect("owned").1;
         found.rows.iter().map(|due| (due.pointer, epoch(due.pointer.shard))).collect()
     }
 
     async fn claim(&self, pointers: &[(Pointer, Epoch)]) -> Vec<TimerRow> {
-        self.store.claim(pointers, "a").await.expect("claims").rows
+        self.store.claim(pointers, "a", 0).await.expect("claims").rows
     }
 
     async fn claim_due(&self, owned: &[(i32, Epoch)]) -> Vec<TimerRow> {
@@ -166,6 +168,8 @@ async fn a_timer_is_claimed_at_its_due_time_and_never_before(f: Fixture) {
         attempt: 0,
         wake_at: f.now(),
         lane: 0,
+        minute: false,
+        via: Via::Loader,
     };
     let epoch = owned[0].1;
     assert!(f.claim(&[(early, epoch)]).await.is_empty(), "the claim itself refuses what is not due");
@@ -215,7 +219,7 @@ async fn a_claim_under_an_older_epoch_gets_nothing(f: Fixture) {
     assert!(f.claim(&stale).await.is_empty(), "fenced");
     assert_eq!(f.claim_due(&taken).await.len(), 1);
     assert!(
-        f.store.renew(&f.me, &owned, 3000).await.expect("asks").is_empty(),
+        f.store.renew(&f.me, &owned, |_| 0, 3000).await.expect("asks").is_empty(),
         "renewing an old epoch renews nothing"
     );
 }
@@ -531,7 +535,7 @@ async fn an_unreadable_timer_is_left_alone(f: Fixture) {
     let (bad, good) = (f.put("bad", 0).await, f.put("good", 0).await);
     behind_its_back(&f, "UPDATE timers SET policies = '{]' WHERE id = 'bad'").await;
     let due = f.due(&owned).await;
-    let claimed = f.store.claim(&due, "a").await.expect("claims");
+    let claimed = f.store.claim(&due, "a", 0).await.expect("claims");
     assert_eq!(claimed.rows.iter().map(|row| row.uid).collect::<Vec<_>>(), [good]);
     assert_eq!(claimed.unreadable, [bad]);
     let cancel = |uid| Change { uid, event: ChangeEvent::Cancel };
@@ -676,7 +680,8 @@ async fn a_renewal_passes_a_running_claim() {
     let owned = f.own_all().await;
     let mut claiming = held_open(&f.config.cold.url).await;
     sea_orm::sqlx::query("SELECT 1 FROM shards FOR KEY SHARE").execute(&mut *claiming).await.expect("locks");
-    let renewed = tokio::time::timeout(Duration::from_secs(5), f.store.renew(&f.me, &owned, 3000)).await;
+    let renewed =
+        tokio::time::timeout(Duration::from_secs(5), f.store.renew(&f.me, &owned, |_| 0, 3000)).await;
     assert_eq!(renewed.expect("does not wait").expect("renews").len(), 8);
 }
 

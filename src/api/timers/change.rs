@@ -82,7 +82,7 @@ pub async fn patch(State(state): State<Arc<ApiState>>, Path(id): Path<String>, r
     let data = raw.data.map(|data| (data.get() != "null").then(|| data.get().as_bytes().to_vec()));
     let edit = Edit { due_at, data, labels, if_version };
     match change(&state, service, &timer_id, ChangeEvent::Edit(edit)).await? {
-        (row, Answer::Done) => Ok(shown(StatusCode::OK, &row)),
+        (row, Answer::Done) => Ok(shown(StatusCode::OK, &row, state.tiers(service))),
         (row, answer) => Err(conflict(&row, answer)),
     }
 }
@@ -122,7 +122,7 @@ pub async fn cancel(State(state): State<Arc<ApiState>>, Path(id): Path<String>) 
 pub async fn fire(State(state): State<Arc<ApiState>>, Path(id): Path<String>) -> Answered {
     let service = state.service()?;
     match change(&state, service, &parse_id(&id)?, ChangeEvent::Fire).await? {
-        (row, Answer::Done) => Ok(shown(StatusCode::ACCEPTED, &row)),
+        (row, Answer::Done) => Ok(shown(StatusCode::ACCEPTED, &row, state.tiers(service))),
         (row, answer) => Err(conflict(&row, answer)),
     }
 }

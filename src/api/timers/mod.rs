@@ -16,7 +16,7 @@ use http_body_util::LengthLimitError;
 use super::ApiState;
 use super::problem::{FieldError, Problem};
 use super::request::{self, Bad, Context};
-use super::view::TimerView;
+use super::view::{Tiers, TimerView};
 use crate::app::Service;
 use crate::cold::TimerRow;
 use crate::model::id::TimerId;
@@ -69,8 +69,8 @@ fn context<'a>(state: &'a ApiState, service: &'a Service) -> Context<'a> {
     }
 }
 
-fn shown(status: StatusCode, row: &TimerRow) -> Response {
-    let mut response = (status, Json(TimerView::from(row))).into_response();
+fn shown(status: StatusCode, row: &TimerRow, tiers: Tiers) -> Response {
+    let mut response = (status, Json(TimerView::new(row, tiers))).into_response();
     if let Ok(tag) = HeaderValue::from_str(&format!("\"{}\"", row.life.version)) {
         response.headers_mut().insert(header::ETAG, tag);
     }

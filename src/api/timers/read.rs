@@ -27,7 +27,8 @@ const MAX_LIST: usize = 1000;
 #[utoipa::path(get, path = "/v1/timers/{id}", tag = "timers", params(("id" = String, Path)),
     responses((status = 200, body = TimerView), (status = 404, body = Problem)))]
 pub async fn get(State(state): State<Arc<ApiState>>, Path(id): Path<String>) -> Answered {
-    Ok(shown(StatusCode::OK, &find(state.service()?, &id).await?))
+    let service = state.service()?;
+    Ok(shown(StatusCode::OK, &find(service, &id).await?, state.tiers(service)))
 }
 
 async fn find(service: &Service, id: &str) -> Result<TimerRow, Problem> {
@@ -82,7 +83,8 @@ pub async fn list(
     let Query(query) = query.map_err(|why| bad_query(&why))?;
     let (filter, limit, cursor) = filter_of(query)?;
     let page = service.store.list(&filter, cursor, limit).await?;
-    let items: Vec<TimerView> = page.rows.iter().map(TimerView::from).collect();
+    let items: Vec<TimerView> =
+        page.rows.iter().map(|row| TimerView::new(row, state.tiers(service))).collect();
     Ok(Json(ListAnswer { items, next: page.next.map(cursor_text) }).into_response())
 }
 

@@ -52,19 +52,21 @@ pub async fn put(
     let reserved = id.server_uid().is_some();
     let new = request::timer(&bytes, Naming::Path(id.clone()), query.again, &context(&state, service))?;
     if reserved {
-        return put_reserved(service, &id, &new).await;
+        return put_reserved(&state, service, &id, &new).await;
     }
     match register(&state, service, new).await? {
-        Registered::New(row) => Ok(shown(StatusCode::CREATED, &row)),
-        Registered::Same(row) => Ok(shown(StatusCode::OK, &row)),
+        Registered::New(row) => Ok(shown(StatusCode::CREATED, &row, state.tiers(service))),
+        Registered::Same(row) => Ok(shown(StatusCode::OK, &row, state.tiers(service))),
         Registered::Taken => Err(id_taken(&id)),
     }
 }
 
 /// Ids of the service's own form exist only where the service made them.
-async fn put_reserved(service: &Service, id: &TimerId, new: &NewTimer) -> Answered {
+async fn put_reserved(state: &ApiState, service: &Service, id: &TimerId, new: &NewTimer) -> Answered {
     match service.store.find(new.uid).await? {
-        Some(row) if row.request_hash == new.request_hash => Ok(shown(StatusCode::OK, &row)),
+        Some(row) if row.request_hash == new.request_hash => {
+            Ok(shown(StatusCode::OK, &row, state.tiers(service)))
+        }
         Some(_) => Err(id_taken(id)),
         None => Err(Problem::invalid(vec![FieldError::new(
             "?id",
@@ -118,7 +120,7 @@ pub async fn post(State(state): State<Arc<ApiState>>, request: Request) -> Answe
             return Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "key_reused", detail));
         }
     };
-    let mut response = shown(status, &row);
+    let mut response = shown(status, &row, state.tiers(service));
     if let Ok(location) = HeaderValue::from_str(&format!("/v1/timers/{}", row.id)) {
         response.headers_mut().insert(header::LOCATION, location);
     }
@@ -205,6 +207,7 @@ pub async fn batch(
     for chunk in good.chunks(MAX_REGISTER_BATCH) {
         let timers: Vec<NewTimer> = chunk.iter().map(|(_, new)| new.clone()).collect();
         let answers = service.store.register(&timers).await;
+        service.promotion.written(answers.iter().filter_map(Registered::new_row));
         for ((place, new), answer) in chunk.iter().zip(answers) {
             let id = Some(new.id.as_str().to_owned());
             results[*place] = Some(match answer {

@@ -2,5 +2,6 @@
 
 pub mod attempt;
 pub mod node;
+pub mod replay;
 pub mod shard;
 pub mod store;

@@ -1,8 +1,8 @@
-//! Who owns a shard.
+//! Who owns a shard, and how far its wheels reach.
 
 use sea_orm::entity::prelude::*;
 
-/// A row of `shards`; `lease_until` in milliseconds since the Unix epoch, by the store's clock.
+/// A row of `shards`; times in milliseconds since the Unix epoch, by the store's clock.
 #[derive(Clone, Debug, PartialEq, Eq, DeriveEntityModel)]
 #[sea_orm(table_name = "shards")]
 pub struct Model {
@@ -11,6 +11,9 @@ pub struct Model {
     pub epoch: i64,
     pub owner: Option<String>,
     pub lease_until: i64,
+    pub watermark: i64,
+    pub cursor_at: i64,
+    pub wheel: String,
 }
 
 /// None.

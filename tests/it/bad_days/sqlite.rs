@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mainspring::clock::{Clock, ManualClock};
-use mainspring::cold::{ColdStore, Identity, NewTimer, Pointer, TimerRow};
+use mainspring::cold::{ColdStore, Identity, NewTimer, Probe, TimerRow};
 use mainspring::config::Config;
 use mainspring::model::id::{Epoch, TimerId};
+use mainspring::model::pointer::Pointer;
 use mainspring::model::policy::Policies;
 use mainspring::model::target::{Target, Webhook};
 use mainspring::model::time::UnixMs;
@@ -112,7 +113,8 @@ impl Fixture {
 
     /// What a look for due rows finds, each with the epoch to claim it under.
     async fn due(&self, owned: &[(i32, Epoch)]) -> Vec<(Pointer, Epoch)> {
-        let probes: Vec<_> = owned.iter().map(|(shard, _)| (*shard, i64::MIN)).collect();
+        let probe = |shard| Probe { shard, floor: i64::MIN, grace_ms: 0 };
+        let probes: Vec<_> = owned.iter().map(|(shard, _)| probe(*shard)).collect();
         let found = self.store.due(&probes, 100, 100).await.expect("looks");
         let epoch = |shard| owned.iter().find(|(one, _)| *one == shard).expect("owned").1;
         found.rows.iter().map(|due| (due.pointer, epoch(due.pointer.shard))).collect()
@@ -120,7 +122,7 @@ impl Fixture {
 
     /// Claims what is due and tells what it got: each of them for the first time.
     async fn claim_due(&self, owned: &[(i32, Epoch)]) -> Vec<String> {
-        let rows = self.store.claim(&self.due(owned).await, "a").await.expect("claims").rows;
+        let rows = self.store.claim(&self.due(owned).await, "a", 0).await.expect("claims").rows;
         assert!(rows.iter().all(|row| row.life.attempt == 1), "{rows:?}");
         rows.into_iter().map(|row| row.id).collect()
     }
@@ -139,12 +141,12 @@ async fn a_clock_that_is_set_back_fires_nothing_early_and_loses_nothing() {
 
     f.clock.set(UnixMs::new(START.get() - HOUR_MS));
     assert!(f.due(&owned).await.is_empty(), "no longer due");
-    let early = f.store.claim(&seen, "a").await.expect("asks");
+    let early = f.store.claim(&seen, "a", 0).await.expect("asks");
     assert!(early.rows.is_empty(), "the claim itself refuses what is not due by the store's clock");
     for id in ["passed", "coming"] {
         assert_eq!(f.find(id).await.life.state, State::Scheduled);
     }
-    let kept = f.store.renew(&f.me, &owned, LEASE_MS).await.expect("renews");
+    let kept = f.store.renew(&f.me, &owned, |_| 0, LEASE_MS).await.expect("renews");
     assert_eq!(kept.len(), owned.len(), "the owner stays the owner");
     f.put("between", Duration::ZERO).await;
     assert_eq!(f.claim_due(&owned).await, ["between"], "what is due by the new time fires at once");

@@ -1,0 +1,222 @@
+//! The near window as SQL knows it: how far each shard is promoted, what lies within, what replays found.
+//!
+//! The watermark is the whole cure for the race between whoever writes a timer and the loader: the loader
+//! commits the new watermark *before* it scans the slice below it; whoever writes a timer commits it and
+//! *then* reads the watermark. Either the writer sees the new watermark and promotes the timer himself, or
+//! the loader's scan, which starts later, sees the timer.
+
+use sea_orm::{ColumnTrait, EntityTrait, QueryFilter, QueryOrder, QuerySelect};
+use uuid::Uuid;
+
+use super::shards::{held_columns, sorted};
+use super::sql::{Column, Dialect, Statement};
+use super::{ColdStore, Error, entity};
+use crate::model::id::{Epoch, Generation, Uid};
+use crate::model::pointer::{Pointer, Via};
+use crate::model::time::UnixMs;
+
+/// How far a shard is promoted, and by whom.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ShardRow {
+    /// The shard.
+    pub shard: i32,
+    /// Its epoch.
+    pub epoch: Epoch,
+    /// The node that owns it.
+    pub owner: Option<String>,
+    /// What wakes before this was promoted, or is by whoever writes it.
+    pub watermark: UnixMs,
+    /// The wheels were handed over up to here, at least.
+    pub cursor_at: UnixMs,
+    /// Server and incarnation of the wheel that holds its window; empty when there is none.
+    pub wheel: String,
+}
+
+/// A place in a shard's order of waking: strictly after this moment and uid.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// `wake_at` of the last row seen.
+    pub wake_at: i64,
+    /// Its uid.
+    pub uid: Uuid,
+}
+
+impl Place {
+    /// Before everything that wakes at this moment.
+    pub const fn before(wake_at: i64) -> Self {
+        Self { wake_at, uid: Uuid::nil() }
+    }
+}
+
+/// A part of a shard's order of waking that is to be scanned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Range {
+    /// The shard.
+    pub shard: i32,
+    /// Where to go on.
+    pub after: Place,
+    /// Ends before this moment.
+    pub until: i64,
+}
+
+/// What was found when a shard was taken over or its wheel was lost.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReplayNote {
+    /// When.
+    pub at: UnixMs,
+    /// The shard.
+    pub shard: i32,
+    /// The node that did it.
+    pub node: String,
+    /// Why, in words.
+    pub cause: String,
+    /// How far the wheels had been handed over before.
+    pub cursor_at: UnixMs,
+    /// What was done, in words.
+    pub detail: String,
+}
+
+impl ColdStore {
+    /// How far these shards are promoted; all shards when none is named.
+    pub async fn shard_rows(&self, shards: &[i32]) -> Result<Vec<ShardRow>, Error> {
+        let mut find = entity::shard::Entity::find().order_by_asc(entity::shard::Column::Shard);
+        if !shards.is_empty() {
+            find = find.filter(entity::shard::Column::Shard.is_in(shards.iter().copied()));
+        }
+        let rows = find.all(&self.db).await?;
+        Ok(rows
+            .into_iter()
+            .map(|row| ShardRow {
+                shard: row.shard,
+                epoch: Epoch(row.epoch),
+                owner: row.owner,
+                watermark: UnixMs::new(row.watermark),
+                cursor_at: UnixMs::new(row.cursor_at),
+                wheel: row.wheel,
+            })
+            .collect())
+    }
+
+    /// Raises the watermark of these shards, each under its epoch; returns those that are still this
+    /// owner's. It never falls, but is set anew by whoever takes the shard over with a shorter window.
+    pub async fn raise_watermarks(
+        &self,
+        held: &[(i32, Epoch)],
+        watermark: UnixMs,
+    ) -> Result<Vec<i32>, Error> {
+        let mut s = Statement::new(self.dialect(), "raise_watermarks");
+        let batch = s.batch("b", held_columns(&sorted(held)));
+        let watermark = s.int(watermark.get());
+        s.push(&format!(
+            "WITH {batch} UPDATE shards SET watermark = {watermark} FROM b \
+             WHERE shard = b_shard AND epoch = b_epoch RETURNING shard"
+        ));
+        self.urgent.write(s).await?.iter().map(|row| row.get(0)).collect()
+    }
+
+    /// Keeps which wheel holds the window of these shards, each under its epoch.
+    pub async fn keep_wheel(&self, held: &[(i32, Epoch)], wheel: &str) -> Result<(), Error> {
+        let mut s = Statement::new(self.dialect(), "keep_wheel");
+        let batch = s.batch("b", held_columns(&sorted(held)));
+        let wheel = s.text(wheel);
+        s.push(&format!(
+            "WITH {batch} UPDATE shards SET wheel = {wheel} FROM b WHERE shard = b_shard AND epoch = b_epoch"
+        ));
+        self.urgent.write(s).await.map(drop)
+    }
+
+    /// What waits within these ranges, at most `per_range` of each, each range in (wake, uid) order.
+    pub async fn scan(&self, ranges: &[Range], per_range: usize) -> Result<Vec<Pointer>, Error> {
+        let mut s = Statement::new(self.dialect(), "scan");
+        let of = |pick: fn(&Range) -> i64| Column::Int(ranges.iter().map(pick).collect());
+        let batch = s.batch(
+            "b",
+            vec![
+                ("b_shard", of(|range| i64::from(range.shard))),
+                ("b_wake", of(|range| range.after.wake_at)),
+                ("b_uid", Column::Uuid(ranges.iter().map(|range| range.after.uid).collect())),
+                ("b_until", of(|range| range.until)),
+            ],
+        );
+        let limit = s.int(per_range as i64);
+        let columns = "uid, shard, generation, attempt, wake_at, lane, minute";
+        let probe = format!(
+            "FROM timers t WHERE t.shard = b_shard AND t.wake_at >= b_wake AND t.wake_at < b_until \
+             AND (t.wake_at, t.uid) > (b_wake, b_uid) AND t.state IN (0, 2) ORDER BY t.wake_at, t.uid LIMIT {limit}"
+        );
+        match self.dialect() {
+            Dialect::Postgres => s.push(&format!(
+                "WITH {batch} SELECT d.* FROM b CROSS JOIN LATERAL (SELECT {columns} {probe}) d \
+                 ORDER BY shard, wake_at, uid"
+            )),
+            Dialect::Sqlite => s.push(&format!(
+                "WITH {batch} SELECT {columns} FROM b CROSS JOIN timers \
+                 WHERE timers.rowid IN (SELECT t.rowid {probe}) ORDER BY shard, wake_at, uid"
+            )),
+        };
+        self.urgent
+            .read(s)
+            .await?
+            .iter()
+            .map(|row| {
+                Ok(Pointer {
+                    uid: Uid(row.get(0)?),
+                    shard: row.get(1)?,
+                    generation: Generation(row.get(2)?),
+                    attempt: row.get(3)?,
+                    wake_at: UnixMs::new(row.get(4)?),
+                    lane: row.get(5)?,
+                    minute: row.get(6)?,
+                    via: Via::Loader,
+                })
+            })
+            .collect()
+    }
+
+    /// Keeps what replays found, for `explain`.
+    pub async fn note_replays(&self, notes: &[ReplayNote]) -> Result<(), Error> {
+        let mut s = Statement::new(self.dialect(), "note_replays");
+        let text = |pick: fn(&ReplayNote) -> &str| {
+            Column::Text(notes.iter().map(|note| pick(note).to_owned()).collect())
+        };
+        let of = |pick: fn(&ReplayNote) -> i64| Column::Int(notes.iter().map(pick).collect());
+        let batch = s.batch(
+            "b",
+            vec![
+                ("b_at", of(|note| note.at.get())),
+                ("b_shard", of(|note| i64::from(note.shard))),
+                ("b_node", text(|note| &note.node)),
+                ("b_cause", text(|note| &note.cause)),
+                ("b_cursor", of(|note| note.cursor_at.get())),
+                ("b_detail", text(|note| &note.detail)),
+            ],
+        );
+        s.push(&format!(
+            "WITH {batch} INSERT INTO replays (at, shard, node, cause, cursor_at, detail) \
+             SELECT b_at, b_shard, b_node, b_cause, b_cursor, b_detail FROM b WHERE true"
+        ));
+        self.pool.write(s).await.map(drop)
+    }
+
+    /// Replays of a shard between two moments, oldest first, at most 100.
+    pub async fn replays(&self, shard: i32, from: UnixMs, to: UnixMs) -> Result<Vec<ReplayNote>, Error> {
+        let rows = entity::replay::Entity::find()
+            .filter(entity::replay::Column::Shard.eq(shard))
+            .filter(entity::replay::Column::At.between(from.get(), to.get()))
+            .order_by_asc(entity::replay::Column::At)
+            .limit(100)
+            .all(&self.db)
+            .await?;
+        Ok(rows
+            .into_iter()
+            .map(|row| ReplayNote {
+                at: UnixMs::new(row.at),
+                shard: row.shard,
+                node: row.node,
+                cause: row.cause,
+                cursor_at: UnixMs::new(row.cursor_at),
+                detail: row.detail,
+            })
+            .collect())
+    }
+}

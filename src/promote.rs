@@ -1,0 +1,264 @@
+//! Promotion by whoever writes a timer: what is due within the window already goes into the wheels at once.
+//!
+//! The other half of the watermark's cure ([`crate::cold`], `window.rs`): a timer is committed first, and
+//! its shard's watermark is read *afterwards*. For this node's own shards the watermark in memory will do,
+//! which the loader raises before it scans, as long as the lease still holds when it is read; for others it
+//! is read from SQL, once a batch.
+//!
+//! Nobody waits for this: callers were answered at the commit. A pointer that does not fit, or that the
+//! wheels do not take, is dropped; its timer is in SQL and the sweep finds it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use crate::clock::StoreClock;
+use crate::cold::{ColdStore, Error, ShardRow, TimerRow};
+use crate::last_mile::LastMile;
+use crate::metrics::Metrics;
+use crate::model::pointer::{Pointer, Via};
+use crate::model::time::UnixMs;
+use crate::ownership::Ownership;
+use crate::positions::{Goes, Positions};
+use crate::wheel::{APPEND, Append, Appended, HotWheel, Level, Slot};
+
+/// Pointers that wait to be promoted.
+const QUEUE: usize = 65_536;
+
+/// The most pointers promoted in one step.
+const BATCH: usize = 4000;
+
+/// How far beyond the window a watermark can lie, at most, as seen by another node.
+const SLACK: Duration = Duration::from_secs(120);
+
+/// The door for those who write timers.
+#[derive(Clone)]
+pub struct Promotion {
+    queue: Option<mpsc::Sender<Pointer>>,
+    clock: StoreClock,
+    reach: Duration,
+    metrics: Metrics,
+}
+
+impl Promotion {
+    /// A door, and the queue behind it; without wheels nothing is promoted.
+    pub fn new(
+        clock: StoreClock,
+        window: Duration,
+        enabled: bool,
+        metrics: Metrics,
+    ) -> (Self, mpsc::Receiver<Pointer>) {
+        let (queue, inbox) = mpsc::channel(QUEUE);
+        (Self { queue: enabled.then_some(queue), clock, reach: window + SLACK, metrics }, inbox)
+    }
+
+    /// Takes in timers that were just written, after their commit.
+    pub fn written<'a>(&self, rows: impl IntoIterator<Item = &'a TimerRow>) {
+        let Some(queue) = &self.queue else { return };
+        let horizon = self.clock.now().plus(self.reach);
+        for row in rows {
+            let Some(pointer) = row.pointer(Via::Express).filter(|pointer| pointer.wake_at < horizon) else {
+                continue;
+            };
+            if queue.try_send(pointer).is_err() {
+                self.metrics.unpromoted.inc();
+            }
+        }
+    }
+}
+
+/// Promotes what comes through the door.
+pub struct Promoter {
+    /// The cold store.
+    pub store: ColdStore,
+    /// The wheels.
+    pub hot: Arc<dyn HotWheel>,
+    /// This node's shards.
+    pub ownership: Arc<Ownership>,
+    /// Where their wheels stand.
+    pub positions: Arc<Positions>,
+    /// For what is due at once.
+    pub last_mile: Arc<LastMile>,
+    /// Counters.
+    pub metrics: Metrics,
+}
+
+impl Promoter {
+    /// Promotes until the doors are closed or stopped.
+    pub async fn run(self: Arc<Self>, mut inbox: mpsc::Receiver<Pointer>, stop: CancellationToken) {
+        let mut batch = Vec::with_capacity(BATCH);
+        loop {
+            batch.clear();
+            let came = tokio::select! {
+                () = stop.cancelled() => return,
+                came = inbox.recv_many(&mut batch, BATCH) => came,
+            };
+            if came == 0 {
+                return;
+            }
+            let dropped = self.promote(&batch).await;
+            self.metrics.unpromoted.inc_by(dropped as u64);
+        }
+    }
+
+    /// Promotes a batch; tells how many pointers were left to the sweep.
+    pub async fn promote(&self, pointers: &[Pointer]) -> usize {
+        let (mut own, mut foreign) = (Vec::new(), Vec::new());
+        let mut left = 0;
+        for (pointer, (goes, epoch)) in pointers.iter().zip(self.positions.place(pointers)) {
+            // Judged after the place was looked up: while the lease holds, nobody else has scanned.
+            let held = goes != Goes::Foreign && self.ownership.valid(pointer.shard, epoch);
+            match goes {
+                _ if !held => foreign.push(*pointer),
+                Goes::Cold | Goes::Foreign => {}
+                // Found in SQL by whatever builds the wheel, or by the sweep.
+                Goes::NoWheel => {}
+                Goes::LastMile => own.push((*pointer, None)),
+                Goes::Slot(slot) => own.push((*pointer, Some(slot))),
+            }
+        }
+        left += self.keep(own).await;
+        if !foreign.is_empty() && self.hot.is_shared() {
+            left += self.promote_foreign(&foreign).await.unwrap_or(foreign.len());
+        }
+        left
+    }
+
+    /// Puts pointers of own shards where they belong: into slots, or to the last mile when their slot is
+    /// taken. A shard whose append failed has lost its wheel.
+    pub async fn keep(&self, pointers: Vec<(Pointer, Option<Slot>)>) -> usize {
+        let mut near: Vec<Pointer> = Vec::new();
+        let mut slots: BTreeMap<(i32, Slot), Vec<Pointer>> = BTreeMap::new();
+        for (pointer, slot) in pointers {
+            match slot {
+                None => near.push(pointer),
+                Some(slot) => slots.entry((pointer.shard, slot)).or_default().push(pointer),
+            }
+        }
+        self.last_mile.push(&near);
+        let appends = appends(slots);
+        let shards: Vec<i32> = appends.iter().map(|append| append.shard).collect();
+        let mut left = 0;
+        match self.hot.append(&appends).await {
+            Ok(answers) => {
+                for (append, appended) in appends.iter().zip(answers) {
+                    match appended {
+                        Appended::Kept => self.metrics.promoted.inc_by(append.pointers.len() as u64),
+                        // A minute is cascaded just now: its seconds are open still, or their slot is taken.
+                        Appended::Taken if append.slot.level == Level::Minute => {
+                            left += Box::pin(self.keep(in_seconds(&append.pointers))).await;
+                        }
+                        Appended::Taken => self.last_mile.push(&append.pointers),
+                        Appended::NoWheel => {
+                            self.positions.lose(&[append.shard], "it was emptied");
+                            left += append.pointers.len();
+                        }
+                    }
+                }
+            }
+            Err(why) => {
+                tracing::debug!(%why, "pointers not promoted");
+                self.positions.lose(&shards, "pointers could not be added to it");
+                left += appends.iter().map(|append| append.pointers.len()).sum::<usize>();
+            }
+        }
+        left
+    }
+
+    /// Promotes timers of other nodes' shards: into the shared wheels, or to their owner's last mile.
+    async fn promote_foreign(&self, pointers: &[Pointer]) -> Result<usize, Error> {
+        let mut shards: Vec<i32> = pointers.iter().map(|pointer| pointer.shard).collect();
+        shards.sort_unstable();
+        shards.dedup();
+        let rows: HashMap<i32, ShardRow> = self
+            .store
+            .shard_rows(&shards)
+            .await?
+            .into_iter()
+            .map(|row| {
+                self.positions.learn(row.shard, row.watermark);
+                (row.shard, row)
+            })
+            .collect();
+        let near =
+            |pointer: &&Pointer| rows.get(&pointer.shard).is_some_and(|row| pointer.wake_at < row.watermark);
+        // Second slots take any tick that is still to come; only their owner knows which minutes are open.
+        let mut slots: BTreeMap<(i32, Slot), Vec<Pointer>> = BTreeMap::new();
+        for pointer in pointers.iter().filter(near) {
+            let slot = Level::Second.slot_of(pointer.wake_at);
+            slots.entry((pointer.shard, slot)).or_default().push(*pointer);
+        }
+        let appends = appends(slots);
+        let mut express: BTreeMap<&str, Vec<Pointer>> = BTreeMap::new();
+        let mut left = 0;
+        let Ok(answers) = self.hot.append(&appends).await else {
+            return Ok(appends.iter().map(|append| append.pointers.len()).sum());
+        };
+        for (append, appended) in appends.into_iter().zip(answers) {
+            let owner = rows.get(&append.shard).and_then(|row| row.owner.as_deref());
+            match (appended, owner) {
+                (Appended::Kept, _) => self.metrics.promoted.inc_by(append.pointers.len() as u64),
+                (Appended::Taken, Some(owner)) => express.entry(owner).or_default().extend(append.pointers),
+                _ => left += append.pointers.len(),
+            }
+        }
+        for (owner, pointers) in express {
+            if !self.hot.send_express(owner, &pointers).await.unwrap_or(false) {
+                left += pointers.len();
+            }
+        }
+        Ok(left)
+    }
+}
+
+/// The second slots of pointers whose minute is taken.
+fn in_seconds(pointers: &[Pointer]) -> Vec<(Pointer, Option<Slot>)> {
+    pointers.iter().map(|pointer| (*pointer, Some(Level::Second.slot_of(pointer.wake_at)))).collect()
+}
+
+/// Appends of bounded size, in order of shard and slot.
+fn appends(slots: BTreeMap<(i32, Slot), Vec<Pointer>>) -> Vec<Append> {
+    let chunks = |((shard, slot), pointers): ((i32, Slot), Vec<Pointer>)| {
+        let chunk = |part: &[Pointer]| Append { shard, slot, pointers: part.to_vec() };
+        pointers.chunks(APPEND).map(chunk).collect::<Vec<_>>()
+    };
+    slots.into_iter().flat_map(chunks).collect()
+}
+
+/// Brings what other nodes gave to this one's last mile, until stopped.
+pub async fn receive_express(
+    hot: Arc<dyn HotWheel>,
+    ownership: Arc<Ownership>,
+    last_mile: Arc<LastMile>,
+    stop: CancellationToken,
+) {
+    loop {
+        let came = tokio::select! {
+            () = stop.cancelled() => return,
+            came = hot.receive_express(&ownership.me().name) => came,
+        };
+        match came {
+            Ok(pointers) => last_mile.push(&pointers),
+            // The ticker tells what is wrong with the wheels.
+            Err(_) => tokio::select! {
+                () = stop.cancelled() => return,
+                () = tokio::time::sleep(Duration::from_millis(500)) => {}
+            },
+        }
+    }
+}
+
+/// The moment up to which the loader promotes: the window's end, rounded up to its step.
+pub fn window_end(now: UnixMs, window: Duration) -> UnixMs {
+    let step = step_ms(window);
+    let end = now.plus(window).get();
+    UnixMs::new((end.div_euclid(step) + 1) * step)
+}
+
+/// How much a watermark rises at a time: a minute, or a tenth of a short window.
+fn step_ms(window: Duration) -> i64 {
+    i64::try_from(window.as_millis() / 10).unwrap_or(i64::MAX).clamp(100, 60_000)
+}

@@ -1,0 +1,155 @@
+//! Replay: what to do with a shard that is new here, or whose wheel was lost.
+//!
+//! The wheel is compared with what SQL knows of it: which server it was in, and which building of it. If it
+//! is the same, its slots still hold what was promoted; then only what its last owner had taken, and may not
+//! have fired, is read from SQL, from the oldest row on up to the mark. If it is not the same (emptied,
+//! rolled back, restarted, replaced, or another process's), it is built anew: empty slots, marks at now, and
+//! everything up to the watermark read from SQL. A cursor found in Redis is never trusted to mean that what
+//! lies before it has fired; live rows tell.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use crate::cold::{Range, ReplayNote, ScanPlace, ShardRow};
+use crate::loader::{Error, everything_before};
+use crate::model::id::Epoch;
+use crate::model::time::UnixMs;
+use crate::positions::Replay;
+use crate::promote::{Promoter, window_end};
+use crate::ticker::AHEAD_MS;
+use crate::wheel::{Level, Marks, Slot, Standing, Tick};
+
+/// What is known of a waiting shard.
+struct Found {
+    shard: i32,
+    epoch: Epoch,
+    row: ShardRow,
+    /// The wheel, if it is the one that was filled last.
+    intact: Option<Standing>,
+    cause: String,
+}
+
+/// Looks at every waiting shard, and lets its wheel turn.
+pub async fn run_once(promoter: &Promoter, window: Duration, near: Duration) -> Result<(), Error> {
+    let Promoter { store, positions, hot, .. } = promoter;
+    let waiting = positions.waiting();
+    if waiting.is_empty() {
+        return Ok(());
+    }
+    let shards: Vec<i32> = waiting.iter().map(|(shard, ..)| *shard).collect();
+    let epochs: Vec<(i32, Epoch)> = waiting.iter().map(|(shard, epoch, _)| (*shard, *epoch)).collect();
+    let server = hot.server().await?;
+    // From here on the owner before takes nothing more, so the marks stand still.
+    hot.adopt(&epochs).await?;
+    let standings = hot.look(&shards).await?;
+    let mut rows: HashMap<i32, ShardRow> =
+        store.shard_rows(&shards).await?.into_iter().map(|row| (row.shard, row)).collect();
+    let mut found: Vec<Found> = Vec::new();
+    for ((shard, epoch, cause), standing) in waiting.into_iter().zip(standings) {
+        // A row of another epoch: the shard is lost, and this round is not the one to find out.
+        let Some(row) = rows.remove(&shard).filter(|row| row.epoch == epoch) else { continue };
+        found.push(judge(shard, epoch, row, standing, cause, &server, hot.is_shared()));
+    }
+
+    let now = store.clock().now();
+    let target = window_end(now, window);
+    let build: Vec<(i32, Epoch)> =
+        found.iter().filter(|one| one.intact.is_none()).map(|one| (one.shard, one.epoch)).collect();
+    let incarnation = uuid::Uuid::now_v7().simple().to_string();
+    let fresh = |epoch| Standing {
+        incarnation: incarnation.clone(),
+        epoch,
+        beat: 0,
+        marks: Marks::starting(now, AHEAD_MS, ms(near)),
+        loaded: 0,
+    };
+    if !build.is_empty() {
+        let wheels: Vec<(i32, Standing)> =
+            build.iter().map(|(shard, epoch)| (*shard, fresh(*epoch))).collect();
+        hot.build(&wheels, target.get()).await?;
+        store.keep_wheel(&build, &name(&server, &incarnation)).await?;
+    }
+    // Committed before any scan: whoever writes a timer from here on promotes it himself.
+    let below: Vec<(i32, Epoch)> = found
+        .iter()
+        .filter(|one| one.intact.is_none() && one.row.watermark < target)
+        .map(|one| (one.shard, one.epoch))
+        .collect();
+    let raised = if below.is_empty() { Vec::new() } else { store.raise_watermarks(&below, target).await? };
+    for one in found {
+        let watermark = if raised.contains(&one.shard) { target } else { one.row.watermark };
+        let mut replay = Replay {
+            cause: one.cause,
+            at: now,
+            cursor_at: one.row.cursor_at,
+            rebuilt: one.intact.is_none(),
+            overdue: 0,
+            loaded: 0,
+        };
+        let (standing, ranges) = match one.intact {
+            None => (fresh(one.epoch), vec![everything_before(one.shard, watermark)]),
+            Some(standing) => resume(one.shard, one.epoch, standing, watermark),
+        };
+        // The first owner of an empty shard has nothing to tell.
+        if one.row.cursor_at == UnixMs::default() {
+            "the store's first start".clone_into(&mut replay.cause);
+        }
+        positions.turn(one.shard, standing, watermark, ranges, Some(replay));
+    }
+    Ok(())
+}
+
+fn judge(
+    shard: i32,
+    epoch: Epoch,
+    row: ShardRow,
+    standing: Option<Standing>,
+    lost: Option<String>,
+    server: &str,
+    shared: bool,
+) -> Found {
+    let same_server = row.wheel.split(' ').next() == Some(server);
+    let (intact, cause) = match (standing, lost) {
+        (_, Some(lost)) => (None, lost),
+        _ if !shared && !same_server => (None, "this process started, and its wheels with it".to_owned()),
+        (Some(standing), None) if row.wheel == name(server, &standing.incarnation) => {
+            (Some(standing), "taken over from another owner, with its wheel".to_owned())
+        }
+        _ if !same_server => (None, "Redis was restarted or replaced by another".to_owned()),
+        (None, None) => (None, "it was emptied".to_owned()),
+        (Some(_), None) => (None, "it is not the one that was filled last".to_owned()),
+    };
+    Found { shard, epoch, row, intact, cause }
+}
+
+/// Goes on with a wheel as it is: what was taken is read from SQL again, so is what was not loaded to the
+/// end, and the last minute is cascaded once more.
+fn resume(shard: i32, epoch: Epoch, mut standing: Standing, watermark: UnixMs) -> (Standing, Vec<Range>) {
+    standing.epoch = epoch;
+    let taken = Slot { level: Level::Second, tick: standing.marks.second }.ends_at();
+    let whole = Slot { level: Level::WholeMinute, tick: standing.marks.whole }.starts_at();
+    let taken = taken.max(UnixMs::new(whole.get() + 1));
+    standing.marks.minute = Tick(standing.marks.minute.0 - 1);
+    let mut ranges = vec![everything_before(shard, taken)];
+    if standing.loaded < watermark.get() {
+        let after = ScanPlace::before(standing.loaded);
+        ranges.push(Range { shard, after, until: watermark.get() });
+    }
+    (standing, ranges)
+}
+
+/// What is kept of a replay.
+pub(crate) fn note(shard: i32, replay: Replay, node: &str) -> ReplayNote {
+    let Replay { cause, at, cursor_at, rebuilt, overdue, loaded } = replay;
+    let done = if rebuilt { "its wheel was built anew from SQL" } else { "its wheel went on turning" };
+    let detail = format!("{done}: {overdue} timers were found past due, {loaded} put into slots");
+    ReplayNote { at, shard, node: node.to_owned(), cause, cursor_at, detail }
+}
+
+fn name(server: &str, incarnation: &str) -> String {
+    format!("{server} {incarnation}")
+}
+
+fn ms(span: Duration) -> i64 {
+    i64::try_from(span.as_millis()).unwrap_or(i64::MAX)
+}

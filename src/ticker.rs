@@ -1,0 +1,167 @@
+//! The ticker: takes each slot as its time comes and hands it to the last mile. It never delivers.
+//!
+//! A slot is taken half a second before it begins, so that a slow answer costs nothing. The next slot is
+//! always the one after the last that was taken, never derived from now: a ticker that was held up goes
+//! through every slot it missed, at once. The mark moves only after the hand-over.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+
+use crate::clock::StoreClock;
+use crate::last_mile::LastMile;
+use crate::metrics::Metrics;
+use crate::model::pointer::Pointer;
+use crate::model::time::UnixMs;
+use crate::positions::Positions;
+use crate::wheel::{Error, HotWheel, Level, PAGE, Slot, Take, Taken};
+
+/// How long before it begins a slot is taken, in milliseconds.
+pub const AHEAD_MS: i64 = 500;
+
+/// How often it tries while the wheels do not answer.
+const RETRY: Duration = Duration::from_millis(250);
+
+/// How often it looks for room in a last mile that is full.
+const FULL: Duration = Duration::from_millis(50);
+
+/// Lets the wheels turn.
+pub struct Ticker {
+    hot: Arc<dyn HotWheel>,
+    positions: Arc<Positions>,
+    last_mile: Arc<LastMile>,
+    clock: StoreClock,
+    metrics: Metrics,
+}
+
+impl Ticker {
+    /// A ticker of these wheels.
+    pub fn new(
+        hot: Arc<dyn HotWheel>,
+        positions: Arc<Positions>,
+        last_mile: Arc<LastMile>,
+        clock: StoreClock,
+        metrics: Metrics,
+    ) -> Self {
+        Self { hot, positions, last_mile, clock, metrics }
+    }
+
+    /// Ticks until stopped.
+    pub async fn run(self, stop: CancellationToken) {
+        let mut server: Option<String> = None;
+        while !stop.is_cancelled() {
+            let outcome = self.check_server(&mut server).await;
+            let outcome = match outcome {
+                Ok(()) => self.run_once(self.clock.now()).await,
+                failed => failed,
+            };
+            let wait = match outcome {
+                Ok(()) => {
+                    self.note_up(true, None);
+                    self.until_next_slot()
+                }
+                Err(why) => {
+                    self.note_up(false, Some(&why));
+                    RETRY
+                }
+            };
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = tokio::time::sleep(wait) => {}
+            }
+        }
+    }
+
+    /// Another server, or the same one started again, may hold other contents, or older ones.
+    async fn check_server(&self, known: &mut Option<String>) -> Result<(), Error> {
+        let server = self.hot.server().await?;
+        if known.as_ref().is_some_and(|known| *known != server) {
+            self.positions.lose_all("Redis was restarted or replaced by another");
+        }
+        *known = Some(server);
+        Ok(())
+    }
+
+    fn note_up(&self, up: bool, why: Option<&Error>) {
+        self.metrics.hot_up.set(i64::from(up));
+        if self.positions.set_up(up) {
+            match why {
+                None => tracing::info!("the wheels turn"),
+                Some(why) => {
+                    tracing::warn!(%why, "the wheels do not answer; timers fire from SQL, up to a second late");
+                }
+            }
+        }
+    }
+
+    fn until_next_slot(&self) -> Duration {
+        let reached = Level::Second.slot_of(UnixMs::new(self.clock.now().get() + AHEAD_MS));
+        let next = UnixMs::new(reached.ends_at().get() - AHEAD_MS);
+        self.clock.until(next).clamp(Duration::from_millis(5), Duration::from_secs(1))
+    }
+
+    /// Takes every slot that begins within the time ahead, oldest first, and hands it over.
+    pub async fn run_once(&self, now: UnixMs) -> Result<(), Error> {
+        let target = UnixMs::new(now.get() + AHEAD_MS);
+        for level in [Level::Second, Level::WholeMinute] {
+            loop {
+                let takes = self.positions.takes(level, target);
+                if takes.is_empty() {
+                    break;
+                }
+                while !self.last_mile.has_room() {
+                    tokio::time::sleep(FULL).await;
+                }
+                let mut done: Vec<(i32, Slot)> = Vec::new();
+                take_all(&self.hot, &self.positions, takes, |take, page| {
+                    self.last_mile.push(&page);
+                    if let Some(take) = take {
+                        self.positions.handed_over(take.shard, &take.incarnation, take.slot);
+                        done.push((take.shard, take.slot));
+                    }
+                })
+                .await?;
+                self.hot.hand_over(&done).await?;
+            }
+        }
+        let behind = self.positions.standings().into_iter().filter_map(|(shard, _, _, standing, _)| {
+            standing.map(|_| now.get() - self.positions.cursor(shard))
+        });
+        self.metrics.cursor_lag.set(behind.max().unwrap_or(0).max(0) as f64 / 1000.0);
+        Ok(())
+    }
+}
+
+/// Takes slots, page by page. `page` gets every page, and with the last page of a slot also its take. A wheel
+/// that is not the one it should be is lost.
+pub(crate) async fn take_all(
+    hot: &Arc<dyn HotWheel>,
+    positions: &Positions,
+    mut takes: Vec<Take>,
+    mut page: impl FnMut(Option<&Take>, Vec<Pointer>),
+) -> Result<(), Error> {
+    while !takes.is_empty() {
+        let answers = hot.take(&takes).await?;
+        let mut more = Vec::new();
+        for (mut take, taken) in takes.into_iter().zip(answers) {
+            match taken {
+                Taken::Pointers(pointers, beat) => {
+                    positions.beat(take.shard, &take.incarnation, beat);
+                    if pointers.len() < PAGE {
+                        page(Some(&take), pointers);
+                    } else {
+                        take.skip += PAGE;
+                        take.beat = beat;
+                        page(None, pointers);
+                        more.push(take);
+                    }
+                }
+                Taken::NotMine => positions.lose(&[take.shard], "another node took it over meanwhile"),
+                Taken::Lost(why) => positions.lose(&[take.shard], why),
+            }
+        }
+        takes = more;
+    }
+    Ok(())
+}

@@ -1,0 +1,41 @@
+//! Every key that Mainspring has in Redis. Those of one shard share a hash tag, so that a script may touch
+//! them together on a Redis Cluster too.
+
+use super::slot::{Level, Slot};
+
+/// Builds the keys of one namespace.
+#[derive(Debug, Clone)]
+pub(super) struct Keys {
+    namespace: String,
+}
+
+impl Keys {
+    pub fn new(namespace: &str) -> Self {
+        Self { namespace: namespace.to_owned() }
+    }
+
+    /// HASH of a shard's standing: `i` incarnation, `e` epoch, `b` beat, `l` loaded (ms), and the marks
+    /// `s`, `m`, `w`.
+    pub fn standing(&self, shard: i32) -> String {
+        format!("mainspring:{{{}:{shard}}}", self.namespace)
+    }
+
+    /// LIST of a slot's packed pointers.
+    pub fn slot(&self, shard: i32, slot: Slot) -> String {
+        format!("mainspring:{{{}:{shard}}}:{}{}", self.namespace, mark(slot.level), slot.tick.0)
+    }
+
+    /// LIST of pointers for a node's last mile, each its shard (4 bytes) and packed.
+    pub fn express(&self, node: &str) -> String {
+        format!("mainspring:{{{}:express:{node}}}", self.namespace)
+    }
+}
+
+/// The letter of a level: the field of its mark, and the first of its slots' names.
+pub(super) const fn mark(level: Level) -> &'static str {
+    match level {
+        Level::Second => "s",
+        Level::Minute => "m",
+        Level::WholeMinute => "w",
+    }
+}

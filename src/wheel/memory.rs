@@ -1,0 +1,188 @@
+//! Wheels in this process: those of embedded mode, and the model that the tests hold against Redis.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Mutex, PoisonError};
+
+use tokio::sync::Notify;
+use uuid::Uuid;
+
+use super::slot::Slot;
+use super::{Append, Appended, EXPRESS, Error, HotWheel, PAGE, Standing, Take, Taken};
+use crate::model::id::Epoch;
+use crate::model::pointer::Pointer;
+
+/// Wheels that live and die with this process.
+#[derive(Debug)]
+pub struct MemoryWheel {
+    server: String,
+    state: Mutex<State>,
+    given: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    shards: HashMap<i32, Wheel>,
+    express: HashMap<String, Vec<Pointer>>,
+}
+
+#[derive(Debug)]
+struct Wheel {
+    standing: Standing,
+    slots: BTreeMap<Slot, Vec<Pointer>>,
+}
+
+impl Default for MemoryWheel {
+    fn default() -> Self {
+        Self { server: Uuid::now_v7().simple().to_string(), state: Mutex::default(), given: Notify::new() }
+    }
+}
+
+impl MemoryWheel {
+    fn with<T>(&self, run: impl FnOnce(&mut State) -> T) -> T {
+        run(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Forgets everything, as a cache that was emptied (tests).
+    pub fn flush(&self) {
+        self.with(|state| *state = State::default());
+    }
+}
+
+#[async_trait::async_trait]
+impl HotWheel for MemoryWheel {
+    async fn server(&self) -> Result<String, Error> {
+        Ok(self.server.clone())
+    }
+
+    async fn look(&self, shards: &[i32]) -> Result<Vec<Option<Standing>>, Error> {
+        Ok(self.with(|state| {
+            shards.iter().map(|shard| state.shards.get(shard).map(|wheel| wheel.standing.clone())).collect()
+        }))
+    }
+
+    async fn build(&self, wheels: &[(i32, Standing)], _until: i64) -> Result<(), Error> {
+        self.with(|state| {
+            for (shard, standing) in wheels {
+                let wheel = Wheel { standing: standing.clone(), slots: BTreeMap::new() };
+                state.shards.insert(*shard, wheel);
+            }
+        });
+        Ok(())
+    }
+
+    async fn adopt(&self, shards: &[(i32, Epoch)]) -> Result<(), Error> {
+        self.with(|state| {
+            for (shard, epoch) in shards {
+                if let Some(wheel) = state.shards.get_mut(shard) {
+                    wheel.standing.epoch = *epoch;
+                }
+            }
+        });
+        Ok(())
+    }
+
+    async fn set_loaded(&self, shards: &[(i32, i64)]) -> Result<(), Error> {
+        self.with(|state| {
+            for (shard, loaded) in shards {
+                if let Some(wheel) = state.shards.get_mut(shard) {
+                    wheel.standing.loaded = *loaded;
+                }
+            }
+        });
+        Ok(())
+    }
+
+    async fn append(&self, appends: &[Append]) -> Result<Vec<Appended>, Error> {
+        Ok(self.with(|state| {
+            appends
+                .iter()
+                .map(|append| match state.shards.get_mut(&append.shard) {
+                    None => Appended::NoWheel,
+                    Some(wheel) if append.slot.tick <= wheel.standing.marks.of(append.slot.level) => {
+                        Appended::Taken
+                    }
+                    Some(wheel) => {
+                        wheel.slots.entry(append.slot).or_default().extend(&append.pointers);
+                        Appended::Kept
+                    }
+                })
+                .collect()
+        }))
+    }
+
+    async fn take(&self, takes: &[Take]) -> Result<Vec<Taken>, Error> {
+        Ok(self.with(|state| {
+            let one = |take: &Take| {
+                let Some(wheel) = state.shards.get_mut(&take.shard) else {
+                    return Taken::Lost("it was not there");
+                };
+                let standing = &mut wheel.standing;
+                if standing.incarnation != take.incarnation {
+                    return Taken::Lost("it was built by somebody else");
+                }
+                if standing.epoch != take.epoch {
+                    return Taken::NotMine;
+                }
+                if standing.beat < take.beat {
+                    return Taken::Lost("it went back in time");
+                }
+                standing.beat += 1;
+                let mark = standing.marks.of_mut(take.slot.level);
+                *mark = take.slot.tick.max(*mark);
+                let beat = standing.beat;
+                let all = wheel.slots.get(&take.slot).map_or(&[][..], Vec::as_slice);
+                let page = all.iter().skip(take.skip).take(PAGE).copied().collect();
+                Taken::Pointers(page, beat)
+            };
+            takes.iter().map(one).collect()
+        }))
+    }
+
+    async fn hand_over(&self, slots: &[(i32, Slot)]) -> Result<(), Error> {
+        self.with(|state| {
+            for (shard, slot) in slots {
+                if let Some(wheel) = state.shards.get_mut(shard) {
+                    wheel.slots.remove(slot);
+                }
+            }
+        });
+        Ok(())
+    }
+
+    async fn counts(&self, slots: &[(i32, Slot)]) -> Result<Vec<usize>, Error> {
+        Ok(self.with(|state| {
+            let one = |(shard, slot): &(i32, Slot)| {
+                state.shards.get(shard).and_then(|wheel| wheel.slots.get(slot)).map_or(0, Vec::len)
+            };
+            slots.iter().map(one).collect()
+        }))
+    }
+
+    async fn send_express(&self, node: &str, pointers: &[Pointer]) -> Result<bool, Error> {
+        let taken = self.with(|state| {
+            let list = state.express.entry(node.to_owned()).or_default();
+            let room = list.len() + pointers.len() <= EXPRESS;
+            if room {
+                list.extend(pointers);
+            }
+            room
+        });
+        self.given.notify_waiters();
+        Ok(taken)
+    }
+
+    async fn receive_express(&self, node: &str) -> Result<Vec<Pointer>, Error> {
+        let given = self.given.notified();
+        let waiting = |state: &mut State| state.express.remove(node).unwrap_or_default();
+        let pointers = self.with(waiting);
+        if !pointers.is_empty() {
+            return Ok(pointers);
+        }
+        let _ = tokio::time::timeout(std::time::Duration::from_secs(2), given).await;
+        Ok(self.with(waiting))
+    }
+
+    fn is_shared(&self) -> bool {
+        false
+    }
+}
