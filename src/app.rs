@@ -235,6 +235,7 @@ async fn work(
             hot: Arc::clone(&hot),
             ownership: Arc::clone(&ownership),
             positions: Arc::clone(&positions),
+            near: config.wheel.near.get(),
             last_mile: LastMile::new(
                 Arc::clone(&dispatcher),
                 store.clock().clone(),
@@ -267,11 +268,7 @@ async fn work(
         app.metrics.clone(),
         config.history.retention.get(),
     );
-    let house_halt = halt.clone();
-    spawn_watched(&loops, &failed, "housekeeping", async move {
-        house.run(house_halt).await;
-        Ok(())
-    });
+    spawn_watched(&loops, &failed, "housekeeping", house.run(halt.clone()));
     drop(failed);
 
     let ended = tokio::select! {
@@ -335,7 +332,6 @@ fn start_wheels(
         promoter,
         dispatcher: Arc::clone(dispatcher),
         window: config.wheel.window.get(),
-        near: config.wheel.near.get(),
         load_per_second: config.wheel.load_per_second,
         catch_up_per_second: config.wheel.catch_up_per_second,
     };

@@ -1,65 +1,130 @@
-//! What one node does for all now and then: partitions, retention, statistics. Every step may be repeated,
-//! and doing it on two nodes at once does no harm; the owner of shard 0 does it.
+//! What one node does for all now and then: statistics, history's partitions, retention.
+//!
+//! The duties run on tokio-cron-scheduler, by cron expressions. Users' timers never pass through it. Each
+//! duty may be repeated, and doing it on two nodes at once does no harm; the owner of shard 0 does it. A duty
+//! that is still at work when its time comes again is left alone.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::Context;
+use tokio::sync::Mutex;
+use tokio_cron_scheduler::{Job, JobScheduler};
 use tokio_util::sync::CancellationToken;
 
-use crate::clock::Monotonic;
 use crate::cold::{ColdStore, DAYS_AHEAD, Error};
 use crate::metrics::Metrics;
 use crate::ownership::Ownership;
 
-/// How often live timers are counted.
-const COUNT_EVERY: Duration = Duration::from_secs(15);
+/// One thing that is done now and then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Duty {
+    /// Counts live timers.
+    Statistics,
+    /// Makes history's partitions of the days ahead (PostgreSQL).
+    Partitions,
+    /// Removes what has had its time: history, attempts, replays, taken ids, nodes that are gone.
+    Retention,
+}
 
 /// Keeps house.
+#[derive(Clone)]
 pub struct Housekeeping {
     store: ColdStore,
     ownership: Arc<Ownership>,
     metrics: Metrics,
-    /// How often what has had its time is removed.
-    clean_every: Duration,
-    cleaned_at: Option<Monotonic>,
+    retention: Duration,
 }
 
 impl Housekeeping {
     /// Housekeeping for a store whose ended timers stay for `retention`.
     pub fn new(store: ColdStore, ownership: Arc<Ownership>, metrics: Metrics, retention: Duration) -> Self {
-        let clean_every = (retention / 2).clamp(Duration::from_secs(1), Duration::from_secs(600));
-        Self { store, ownership, metrics, clean_every, cleaned_at: None }
+        Self { store, ownership, metrics, retention }
     }
 
-    /// Keeps house until stopped.
-    pub async fn run(mut self, stop: CancellationToken) {
-        let tick = COUNT_EVERY.min(self.clean_every);
-        loop {
-            if let Err(why) = self.run_once().await {
-                self.metrics.store_errors.inc();
-                tracing::debug!(%why, "housekeeping put off");
-            }
-            tokio::select! {
-                () = stop.cancelled() => return,
-                () = tokio::time::sleep(tick) => {}
-            }
+    /// Keeps house until stopped: every duty once after the start, then by its expression.
+    pub async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
+        let failed = "the housekeeping's scheduler cannot be started";
+        let mut scheduler = JobScheduler::new().await.context(failed)?;
+        let duties =
+            [(Duty::Statistics, "*/15 * * * * *".to_owned()), (Duty::Partitions, "0 7 * * * *".to_owned())];
+        let retention = (Duty::Retention, every(self.retention / 2));
+        for (duty, cron) in duties.into_iter().chain([retention]) {
+            let (house, busy) = (self.clone(), Arc::new(Mutex::new(())));
+            let job = Job::new_async(cron.as_str(), move |_, _| {
+                let (house, busy) = (house.clone(), Arc::clone(&busy));
+                Box::pin(async move {
+                    if let Ok(_alone) = busy.try_lock() {
+                        house.attend(duty).await;
+                    }
+                })
+            });
+            scheduler.add(job.context(failed)?).await.context(failed)?;
+        }
+        while !self.ownership.has_entered() && !stop.is_cancelled() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        for duty in [Duty::Statistics, Duty::Partitions, Duty::Retention] {
+            self.attend(duty).await;
+        }
+        scheduler.start().await.context(failed)?;
+        stop.cancelled().await;
+        scheduler.shutdown().await.context("the housekeeping's scheduler does not stop")
+    }
+
+    async fn attend(&self, duty: Duty) {
+        if let Err(why) = self.run_once(duty).await {
+            self.metrics.store_errors.inc();
+            tracing::debug!(%why, ?duty, "put off");
         }
     }
 
-    /// One round, if this node is the one to do it.
-    pub async fn run_once(&mut self) -> Result<(), Error> {
+    /// Does a duty once, if this node is the one to do it.
+    pub async fn run_once(&self, duty: Duty) -> Result<(), Error> {
         if !self.ownership.is_first() {
-            self.metrics.pending.set(0);
+            if duty == Duty::Statistics {
+                self.metrics.pending.set(0);
+            }
             return Ok(());
         }
-        self.metrics.pending.set(self.store.pending().await?);
-        if self.cleaned_at.is_none_or(|at| at.elapsed() >= self.clean_every) {
-            let now = self.store.clock().now();
-            self.store.make_partitions(now, DAYS_AHEAD).await?;
-            self.store.clean_up(now).await?;
-            self.store.forget_nodes().await?;
-            self.cleaned_at = Some(Monotonic::now());
+        let now = self.store.clock().now();
+        match duty {
+            Duty::Statistics => self.metrics.pending.set(self.store.pending().await?),
+            Duty::Partitions => self.store.make_partitions(now, DAYS_AHEAD).await?,
+            Duty::Retention => {
+                self.store.clean_up(now).await?;
+                self.store.forget_nodes().await?;
+            }
         }
         Ok(())
+    }
+}
+
+/// A cron expression that comes about this often: from every second to every ten minutes.
+fn every(span: Duration) -> String {
+    match span.as_secs() {
+        0..=1 => "* * * * * *".to_owned(),
+        seconds @ 2..=59 => format!("*/{seconds} * * * * *"),
+        seconds => format!("0 */{} * * * *", (seconds / 60).min(10)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_span_has_an_expression_that_the_scheduler_takes() {
+        for (seconds, cron) in [
+            (0, "* * * * * *"),
+            (1, "* * * * * *"),
+            (45, "*/45 * * * * *"),
+            (60, "0 */1 * * * *"),
+            (302_400, "0 */10 * * * *"),
+        ] {
+            let expression = every(Duration::from_secs(seconds));
+            assert_eq!(expression, cron);
+            assert!(Job::new_async(expression.as_str(), |_, _| Box::pin(async {})).is_ok(), "{cron}");
+        }
     }
 }

@@ -54,8 +54,6 @@ pub struct Loader {
     pub dispatcher: Arc<Dispatcher>,
     /// Reach of the minute wheel.
     pub window: Duration,
-    /// Reach of the second wheel.
-    pub near: Duration,
     /// Timers a second that it moves at most.
     pub load_per_second: u32,
     /// Overdue timers a second that it hands out at most.
@@ -90,8 +88,8 @@ impl Loader {
     /// One round; tells how long to wait before the next.
     pub async fn run_once(&self) -> Result<Duration, Error> {
         let Promoter { store, ownership, positions, .. } = &*self.promoter;
-        positions.sync(&ownership.claimable());
-        replay::run_once(&self.promoter, self.window, self.near).await?;
+        positions.sync(&ownership.kept());
+        replay::run_once(&self.promoter, self.window).await?;
         if ownership.has_company() {
             store.shard_rows(&[]).await?.iter().for_each(|row| positions.learn(row.shard, row.watermark));
         }
@@ -172,7 +170,7 @@ impl Loader {
     async fn cascade(&self) -> Result<(), Error> {
         let Promoter { store, positions, hot, .. } = &*self.promoter;
         loop {
-            let takes = positions.takes(Level::Minute, store.clock().now().plus(self.near));
+            let takes = positions.takes(Level::Minute, store.clock().now().plus(self.promoter.near));
             if takes.is_empty() {
                 return Ok(());
             }

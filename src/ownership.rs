@@ -197,6 +197,13 @@ impl Ownership {
         shards
     }
 
+    /// Shards that are this node's and not being handed over, whether or not the lease could be renewed.
+    pub fn kept(&self) -> Vec<(i32, Epoch)> {
+        self.lock_read(|held| {
+            held.iter().filter(|(_, one)| !one.draining).map(|(shard, one)| (*shard, one.epoch)).collect()
+        })
+    }
+
     /// Counts an attempt of this shard as in flight, if it may be claimed now; tells the epoch to claim under.
     /// The caller ends it with [`Ownership::end`].
     pub fn begin(&self, shard: i32) -> Option<Epoch> {

@@ -80,6 +80,8 @@ pub struct Promoter {
     pub ownership: Arc<Ownership>,
     /// Where their wheels stand.
     pub positions: Arc<Positions>,
+    /// Reach of the second wheel.
+    pub near: Duration,
     /// For what is due at once.
     pub last_mile: Arc<LastMile>,
     /// Counters.
@@ -185,24 +187,41 @@ impl Promoter {
             .collect();
         let near =
             |pointer: &&Pointer| rows.get(&pointer.shard).is_some_and(|row| pointer.wake_at < row.watermark);
-        // Second slots take any tick that is still to come; only their owner knows which minutes are open.
-        let mut slots: BTreeMap<(i32, Slot), Vec<Pointer>> = BTreeMap::new();
-        for pointer in pointers.iter().filter(near) {
-            let slot = Level::Second.slot_of(pointer.wake_at);
-            slots.entry((pointer.shard, slot)).or_default().push(*pointer);
-        }
-        let appends = appends(slots);
         let mut express: BTreeMap<&str, Vec<Pointer>> = BTreeMap::new();
         let mut left = 0;
-        let Ok(answers) = self.hot.append(&appends).await else {
-            return Ok(appends.iter().map(|append| append.pointers.len()).sum());
-        };
-        for (append, appended) in appends.into_iter().zip(answers) {
-            let owner = rows.get(&append.shard).and_then(|row| row.owner.as_deref());
-            match (appended, owner) {
-                (Appended::Kept, _) => self.metrics.promoted.inc_by(append.pointers.len() as u64),
-                (Appended::Taken, Some(owner)) => express.entry(owner).or_default().extend(append.pointers),
-                _ => left += append.pointers.len(),
+        // Only their owner knows which minutes are cascaded: what is refused as a minute is tried as a second.
+        let cascaded = self.store.clock().now().plus(self.near);
+        let mut open: Vec<(Pointer, Slot)> = pointers
+            .iter()
+            .filter(near)
+            .map(|pointer| {
+                let minute = Level::Minute.slot_of(pointer.wake_at);
+                let second = Level::Second.slot_of(pointer.wake_at);
+                (*pointer, if minute.starts_at() > cascaded { minute } else { second })
+            })
+            .collect();
+        while !open.is_empty() {
+            let mut slots: BTreeMap<(i32, Slot), Vec<Pointer>> = BTreeMap::new();
+            for (pointer, slot) in open.drain(..) {
+                slots.entry((pointer.shard, slot)).or_default().push(pointer);
+            }
+            let appends = appends(slots);
+            let Ok(answers) = self.hot.append(&appends).await else {
+                return Ok(left + appends.iter().map(|append| append.pointers.len()).sum::<usize>());
+            };
+            for (append, appended) in appends.into_iter().zip(answers) {
+                let owner = rows.get(&append.shard).and_then(|row| row.owner.as_deref());
+                match (appended, owner) {
+                    (Appended::Kept, _) => self.metrics.promoted.inc_by(append.pointers.len() as u64),
+                    (Appended::Taken, _) if append.slot.level == Level::Minute => {
+                        let second = |pointer: Pointer| (pointer, Level::Second.slot_of(pointer.wake_at));
+                        open.extend(append.pointers.into_iter().map(second));
+                    }
+                    (Appended::Taken, Some(owner)) => {
+                        express.entry(owner).or_default().extend(append.pointers);
+                    }
+                    _ => left += append.pointers.len(),
+                }
             }
         }
         for (owner, pointers) in express {

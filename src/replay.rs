@@ -30,8 +30,8 @@ struct Found {
 }
 
 /// Looks at every waiting shard, and lets its wheel turn.
-pub async fn run_once(promoter: &Promoter, window: Duration, near: Duration) -> Result<(), Error> {
-    let Promoter { store, positions, hot, .. } = promoter;
+pub async fn run_once(promoter: &Promoter, window: Duration) -> Result<(), Error> {
+    let Promoter { store, positions, hot, near, .. } = promoter;
     let waiting = positions.waiting();
     if waiting.is_empty() {
         return Ok(());
@@ -60,7 +60,7 @@ pub async fn run_once(promoter: &Promoter, window: Duration, near: Duration) -> 
         incarnation: incarnation.clone(),
         epoch,
         beat: 0,
-        marks: Marks::starting(now, AHEAD_MS, ms(near)),
+        marks: Marks::starting(now, AHEAD_MS, ms(*near)),
         loaded: 0,
     };
     if !build.is_empty() {
@@ -90,9 +90,8 @@ pub async fn run_once(promoter: &Promoter, window: Duration, near: Duration) -> 
             None => (fresh(one.epoch), vec![everything_before(one.shard, watermark)]),
             Some(standing) => resume(one.shard, one.epoch, standing, watermark),
         };
-        // The first owner of an empty shard has nothing to tell.
-        if one.row.cursor_at == UnixMs::default() {
-            "the store's first start".clone_into(&mut replay.cause);
+        if one.row.wheel.is_empty() {
+            "the shard's first owner".clone_into(&mut replay.cause);
         }
         positions.turn(one.shard, standing, watermark, ranges, Some(replay));
     }

@@ -98,9 +98,10 @@ impl Sweep {
             }
             let alone = self.probes_now().iter().any(|probe| probe.grace_ms == 0);
             let tick = if alone { ALONE } else { TICK };
+            let rest = if failing { Duration::ZERO } else { (began.elapsed() * REST).min(LONGEST_REST) };
             tokio::select! {
                 () = stop.cancelled() => {}
-                () = tokio::time::sleep(tick.max((began.elapsed() * REST).min(LONGEST_REST))) => {}
+                () = tokio::time::sleep(tick.max(rest)) => {}
                 () = self.dispatcher.has_room(), if !failing && alone => {}
             }
         }

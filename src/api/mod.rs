@@ -7,6 +7,7 @@ pub mod request;
 mod service;
 mod timers;
 mod view;
+mod wheels;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -84,8 +85,10 @@ fn documented() -> OpenApiRouter<Arc<ApiState>> {
         ))
         .routes(routes!(timers::change::fire))
         .routes(routes!(timers::read::attempts))
+        .routes(routes!(timers::explain::explain))
         .routes(routes!(service::ledger))
         .routes(routes!(service::nodes))
+        .routes(routes!(wheels::wheels))
         .routes(routes!(service::livez))
         .routes(routes!(service::readyz))
         .routes(routes!(service::startupz))

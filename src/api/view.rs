@@ -94,7 +94,8 @@ impl<'a> Tiers<'a> {
         Self { positions: &service.positions, near: service.store.clock().now().plus(near) }
     }
 
-    fn of(&self, row: &TimerRow) -> Option<&'static str> {
+    /// The tier of a live timer.
+    pub fn of(&self, row: &TimerRow) -> Option<&'static str> {
         let life = &row.life;
         match life.state {
             State::Delivering => Some("claimed"),

@@ -64,6 +64,19 @@ pub fn list(timers: &[Fields], now: UnixMs) -> String {
     out::table(&rows)
 }
 
+/// A timer's life, an event a line, and what it waits for.
+pub fn events(timer: &Fields, events: &[Fields], waiting_for: Option<&str>, now: UnixMs) -> String {
+    let rows: Vec<_> = events
+        .iter()
+        .map(|event| {
+            let detail = out::short(&text(event, "detail"), MAX_VALUE);
+            vec![format!("  {}", text(event, "at")), text(event, "event"), text(event, "node"), detail]
+        })
+        .collect();
+    let ending = waiting_for.map_or_else(String::new, |what| format!("\nwaits for {}", out::plain(what)));
+    format!("{}\n{}{ending}", line("explain", timer, now), out::table(&rows))
+}
+
 /// A table of attempts, oldest first.
 pub fn attempts(items: &[Fields]) -> String {
     let mut rows =

@@ -39,6 +39,12 @@ enum Verb {
         #[arg(long)]
         attempts: bool,
     },
+    /// Tell a timer's life in order, and what it waits for
+    Explain {
+        /// The timer
+        #[arg(value_parser = input::id)]
+        id: String,
+    },
     /// List timers in the order they are due
     Ls(Ls),
     /// Take a timer back; exit code 4 if it is too late for that
@@ -137,6 +143,7 @@ pub async fn run(timer: &Timer, json: bool) -> anyhow::Result<Exit> {
     match &timer.verb {
         Verb::Put(put) => register(&client, put, json).await?,
         Verb::Get { id, attempts } => get(&client, id, *attempts, json).await?,
+        Verb::Explain { id } => explain(&client, id, json).await?,
         Verb::Ls(ls) => list(&client, ls, json).await?,
         Verb::Cancel { id } => cancel(&client, id, json).await?,
         Verb::Move(change) => {
@@ -192,6 +199,15 @@ async fn get(client: &Client, id: &str, attempts: bool, json: bool) -> anyhow::R
     }
     let items = read_each(&items)?;
     out::print(&format!("{}\n\n{}", show::block(&timer.read()?, SystemClock.now()), show::attempts(&items)))
+}
+
+async fn explain(client: &Client, id: &str, json: bool) -> anyhow::Result<()> {
+    let reply = client.ask(Method::GET, &format!("/v1/timers/{id}/explain"), &[]).await?;
+    if json {
+        return out::print(&reply.json);
+    }
+    let Explanation { timer, events, waiting_for } = reply.read()?;
+    out::print(&show::events(&timer, &events, waiting_for.as_deref(), SystemClock.now()))
 }
 
 async fn list(client: &Client, ls: &Ls, json: bool) -> anyhow::Result<()> {
@@ -253,6 +269,13 @@ async fn cancel(client: &Client, id: &str, json: bool) -> anyhow::Result<()> {
         _ => "",
     };
     out::print(&format!("cancel {id}: {}{meaning}", out::plain(&outcome)))
+}
+
+#[derive(Deserialize)]
+struct Explanation {
+    timer: show::Fields,
+    events: Vec<show::Fields>,
+    waiting_for: Option<String>,
 }
 
 #[derive(Deserialize)]

@@ -48,6 +48,10 @@ use sql::{Column, Dialect, Pool, Statement, Tx};
 /// How long a statement may run on PostgreSQL before it is given up.
 pub const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// How long a call waits for a connection to PostgreSQL. One that finds the writers busy with waiting waits
+/// twice as long.
+const ACQUIRE: Duration = Duration::from_secs(5);
+
 /// Connections to PostgreSQL beside `cold.connections`, for leases, claims and results.
 const URGENT_CONNECTIONS: u32 = 4;
 
@@ -352,7 +356,7 @@ fn postgres_pool(config: &Config, connections: u32) -> Result<sea_orm::sqlx::PgP
         .disable_statement_logging();
     Ok(PgPoolOptions::new()
         .max_connections(connections)
-        .acquire_timeout(Duration::from_secs(5))
+        .acquire_timeout(ACQUIRE)
         .test_before_acquire(false)
         .idle_timeout(Duration::from_secs(600))
         .max_lifetime(Duration::from_secs(3600))

@@ -643,7 +643,11 @@ async fn a_put_that_waited_for_its_own_row_to_end_is_not_new() {
     let uid = f.put("t", 0).await;
     let mut ending = held_open(&f.config.cold.url).await;
     for sql in [
-        "INSERT INTO history SELECT *, 5, NULL FROM timers WHERE uid = $1",
+        "INSERT INTO history (uid, namespace, id, caller_id, shard, state, due_at, wake_at, generation, attempt, tries, \
+         version, epoch, lane, minute, uncertain, cancel_requested, acked_late, target, request_hash, created_at, \
+         ended_at) SELECT uid, namespace, id, caller_id, shard, state, due_at, wake_at, generation, attempt, tries, \
+         version, epoch, lane, minute, uncertain, cancel_requested, acked_late, target, request_hash, created_at, 5 \
+         FROM timers WHERE uid = $1",
         "INSERT INTO ended_ids SELECT uid, request_hash, generation, 1900000000000 FROM timers WHERE uid = $1",
         "DELETE FROM timers WHERE uid = $1",
     ] {

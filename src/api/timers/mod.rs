@@ -1,6 +1,7 @@
 //! `/v1/timers`: register, read, change. What the three share stands here.
 
 pub mod change;
+pub mod explain;
 pub mod read;
 pub mod register;
 

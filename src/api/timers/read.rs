@@ -31,7 +31,7 @@ pub async fn get(State(state): State<Arc<ApiState>>, Path(id): Path<String>) -> 
     Ok(shown(StatusCode::OK, &find(service, &id).await?, state.tiers(service)))
 }
 
-async fn find(service: &Service, id: &str) -> Result<TimerRow, Problem> {
+pub(super) async fn find(service: &Service, id: &str) -> Result<TimerRow, Problem> {
     let uid = parse_id(id)?.uid(service.store.namespace());
     service.store.find(uid).await?.ok_or_else(|| Problem::no_timer(id))
 }

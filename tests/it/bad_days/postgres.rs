@@ -10,8 +10,9 @@ use serde_json::json;
 use super::{LONG, all_delivered, due_in};
 use crate::support::{Api, Node, Postgres, Receiver, eventually, problem};
 
-/// An answer may wait for the store as long as this, and no longer.
-const ANSWERED: Duration = Duration::from_secs(8);
+/// An answer may wait for the store as long as this, and no longer: 5 s for a connection, and as long before
+/// for the writer that waits for one already.
+const ANSWERED: Duration = Duration::from_secs(12);
 
 #[tokio::test]
 async fn a_database_that_is_down_at_the_start_is_waited_for() {

@@ -30,7 +30,7 @@ async fn an_unknown_key_is_refused_by_name_wherever_it_stands() {
         ("shards = \"many\"\n", &[], "shards"),
         ("lease = \"3\"\n", &[], "lease"),
         ("this is no TOML", &[], "config.toml"),
-        ("", &[("MAINSPRING__HOT__URL", "redis://localhost")], "hot.url"),
+        ("", &[("MAINSPRING__HOT__URL", "memcached://localhost")], "hot.url"),
         ("", &[("MAINSPRING__COLD__URL", "mysql://localhost/x")], "cold.url"),
         ("", &[("MAINSPRING__SERVER__LISTEN", "0.0.0.0:7600")], "server.listen"),
     ] {

@@ -64,7 +64,8 @@ async fn a_receiver_that_is_not_there_refuses_and_is_tried_again() {
     assert_eq!(api.put("t", &timer).await.0, 201);
     crate::support::eventually("it was tried", LONG, async || {
         let (_, timer) = api.timer("t").await;
-        if timer["attempts"].as_i64() >= Some(2) { Ok(()) } else { Err(timer) }
+        // The latest may be claimed only, a moment ahead.
+        if timer["attempts"].as_i64() >= Some(3) { Ok(()) } else { Err(timer) }
     })
     .await;
     let receiver = Receiver::start_on(port).await;

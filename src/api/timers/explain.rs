@@ -1,0 +1,228 @@
+//! `GET /v1/timers/{id}/explain`: a timer's life in order, and what it waits for, in words.
+//!
+//! Nothing is kept for this beside what the timer's row, its attempts and the replays of its shard tell
+//! anyway. When it was promoted follows from the watermark, so that moment is good to a step of the loader.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::response::IntoResponse;
+use serde::Serialize;
+
+use super::{Answered, read};
+use crate::api::ApiState;
+use crate::api::problem::Problem;
+use crate::api::view::TimerView;
+use crate::cold::{AttemptRecord, ReplayNote, TimerRow};
+use crate::config::Config;
+use crate::model::pointer::Via;
+use crate::model::time::{Span, UnixMs};
+use crate::model::timer::State as TimerState;
+
+/// A timer's life.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct Explanation {
+    timer: TimerView,
+    /// In order.
+    events: Vec<EventView>,
+    /// What it waits for, in words; null when it is over.
+    waiting_for: Option<String>,
+}
+
+/// Something that happened to a timer.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct EventView {
+    #[schema(value_type = String)]
+    at: UnixMs,
+    /// `registered`, `promoted`, `replayed`, `due`, `claimed`, `attempt`, or how it ended.
+    event: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    node: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    detail: Option<String>,
+}
+
+impl EventView {
+    fn new(at: UnixMs, event: &'static str, detail: impl Into<String>) -> Self {
+        Self { at, event, node: None, detail: Some(detail.into()) }
+    }
+
+    fn by(mut self, node: &str) -> Self {
+        self.node = Some(node.to_owned());
+        self
+    }
+}
+
+/// Its life in order, and what it waits for.
+#[utoipa::path(get, path = "/v1/timers/{id}/explain", tag = "timers", params(("id" = String, Path)),
+    responses((status = 200, body = Explanation), (status = 404, body = Problem)))]
+pub async fn explain(State(state): State<Arc<ApiState>>, Path(id): Path<String>) -> Answered {
+    let service = state.service()?;
+    let row = read::find(service, &id).await?;
+    let attempts = service.store.attempts(&row).await?;
+    let now = service.store.clock().now();
+    let replays = service.store.replays(row.shard, row.created_at, row.ended_at.unwrap_or(now)).await?;
+    let tiers = state.tiers(service);
+    let scene = Scene { row: &row, config: &state.app.config, tier: tiers.of(&row), now };
+    let explanation = Explanation {
+        events: scene.events(&attempts, replays),
+        waiting_for: scene.waiting_for(service.positions.is_up()),
+        timer: TimerView::new(&row, tiers),
+    };
+    Ok(Json(explanation).into_response())
+}
+
+/// What a timer's life is told from.
+struct Scene<'a> {
+    row: &'a TimerRow,
+    config: &'a Config,
+    tier: Option<&'static str>,
+    now: UnixMs,
+}
+
+impl Scene<'_> {
+    fn events(&self, attempts: &[AttemptRecord], replays: Vec<ReplayNote>) -> Vec<EventView> {
+        let (row, life) = (self.row, &self.row.life);
+        let mut events = vec![EventView::new(row.created_at, "registered", self.registration())];
+        events.extend(self.promotion());
+        // A replay concerns what was due within the window at the time.
+        let window = self.config.wheel.window.get();
+        let concerned = |note: &ReplayNote| life.due_at < note.at.plus(window);
+        events.extend(replays.into_iter().filter(concerned).map(|note| {
+            let detail = format!("shard {}: {}; {}", note.shard, note.cause, note.detail);
+            EventView::new(note.at, "replayed", detail).by(&note.node)
+        }));
+        let over = row.ended_at.unwrap_or(self.now);
+        if life.due_at <= over {
+            events.push(EventView { at: life.due_at, event: "due", node: None, detail: None });
+        }
+        if let (Some(at), Some(node)) = (row.claimed_at, &row.node) {
+            events.push(EventView::new(at, "claimed", self.claim(at)).by(node));
+        }
+        for record in attempts {
+            events.push(
+                EventView::new(UnixMs::new(record.started_at), "attempt", told(record)).by(&record.node),
+            );
+        }
+        if let Some(at) = row.ended_at {
+            let detail = life.uncertain.then(|| "the outcome of an attempt is not known".to_owned());
+            events.push(EventView { at, event: life.state.word(), node: None, detail });
+        }
+        events.sort_by_key(|event| event.at);
+        events
+    }
+
+    fn registration(&self) -> String {
+        let (row, life) = (self.row, &self.row.life);
+        match life.generation.0 {
+            1 => format!("due at {}, shard {}", life.due_at.rfc3339(), row.shard),
+            n => format!(
+                "shard {}; changed since: generation {n} is due at {}",
+                row.shard,
+                life.due_at.rfc3339()
+            ),
+        }
+    }
+
+    /// When its pointer went into the wheels, as far as the watermark and the claim tell.
+    fn promotion(&self) -> Option<EventView> {
+        let (row, life) = (self.row, &self.row.life);
+        let window = self.config.wheel.window;
+        let opened = UnixMs::new(life.due_at.get() - i64::try_from(window.get().as_millis()).unwrap_or(0));
+        let by_writer = opened <= row.created_at;
+        let sure = matches!(row.via, Some(Via::Loader | Via::Express | Via::Replay));
+        let in_wheels = matches!(self.tier, Some("minute" | "second"));
+        (sure || (row.via.is_none() && in_wheels)).then(|| match by_writer {
+            true => {
+                EventView::new(row.created_at, "promoted", "into the wheels at once: due within the window")
+            }
+            false => EventView::new(
+                opened,
+                "promoted",
+                format!("from SQL into the minute wheel, {window} before it is due"),
+            ),
+        })
+    }
+
+    fn claim(&self, at: UnixMs) -> String {
+        let (row, life) = (self.row, &self.row.life);
+        let how = match row.via {
+            Some(Via::Loader) => "its slot came up, where the loader had put it",
+            Some(Via::Express) => "its slot came up, or was just passing, when it was written",
+            Some(Via::Replay) => "a replay found it overdue in SQL",
+            Some(Via::Sweep) => "the sweep found it overdue in SQL: no wheel had brought it",
+            None => "by an earlier version",
+        };
+        let late = at.since(life.due_at);
+        let late = if late > Duration::from_millis(1) && life.attempt <= 1 {
+            format!(", {} after it was due", Span::from_duration(late))
+        } else {
+            String::new()
+        };
+        format!("attempt {}: {how}{late}", life.attempt)
+    }
+
+    fn waiting_for(&self, wheels_up: bool) -> Option<String> {
+        let (row, life) = (self.row, &self.row.life);
+        let at = life.wake_at.rfc3339();
+        let attempts = row.policies.max_attempts();
+        let overdue = life.wake_at <= self.now;
+        Some(match life.state {
+            state if state.is_end() => return None,
+            TimerState::Delivering => format!(
+                "the outcome of attempt {}, made by {}; if nothing is reported by {at}, it counts as unknown and is made again",
+                life.attempt,
+                row.node.as_deref().unwrap_or("a node"),
+            ),
+            TimerState::Paused => "to be resumed".to_owned(),
+            _ if overdue && life.due_at <= self.now => {
+                "room to be sent: its receiver, or the node, has as many attempts under way as it may"
+                    .to_owned()
+            }
+            TimerState::Retrying => format!("attempt {} of {attempts}, at {at}", life.attempt + 1),
+            _ => match self.tier {
+                Some("cold") => format!(
+                    "its due time, {at}; it rests in SQL until {} before, and is promoted then",
+                    self.config.wheel.window,
+                ),
+                Some(tier) if wheels_up => format!("its due time, {at}, in the {tier} wheel"),
+                _ => format!("its due time, {at}; the wheels do not answer, the sweep will find it in SQL"),
+            },
+        })
+    }
+}
+
+fn told(record: &AttemptRecord) -> String {
+    let took = UnixMs::new(record.ended_at).since(UnixMs::new(record.started_at)).as_millis();
+    let status = record.status.map(|status| format!(" (HTTP {status})")).unwrap_or_default();
+    let detail = record.detail.as_deref().map(|detail| format!(": {detail}")).unwrap_or_default();
+    let generation = record.generation;
+    format!(
+        "attempt {} of generation {generation}: {}{status} after {took} ms{detail}",
+        record.attempt,
+        record.result.word()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_attempt_is_told_in_one_line() {
+        let record = AttemptRecord {
+            generation: 1,
+            attempt: 2,
+            started_at: 1000,
+            ended_at: 1020,
+            result: crate::model::timer::AttemptResult::Failed,
+            status: Some(500),
+            reply: None,
+            detail: Some("answered 500".into()),
+            node: "n".into(),
+        };
+        assert_eq!(told(&record), "attempt 2 of generation 1: failed (HTTP 500) after 20 ms: answered 500");
+    }
+}

@@ -1,0 +1,146 @@
+//! `GET /v1/wheels`: how the wheels stand, and how many pointers lie in each slot.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+
+use super::ApiState;
+use super::problem::Problem;
+use crate::model::time::{Span, UnixMs};
+use crate::wheel::{Level, Slot, Standing, Tick};
+
+/// The wheels of the whole store, or of this node when they live in its process.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct WheelsView {
+    /// Whether all nodes share them (Redis), or each has its own.
+    shared: bool,
+    /// Reach of the minute wheel.
+    #[schema(value_type = String)]
+    window: Span,
+    /// Reach of the second wheel.
+    #[schema(value_type = String)]
+    near: Span,
+    /// The second wheel, the minute wheel, and the minutes of `precision: minute`.
+    wheels: Vec<WheelView>,
+    shards: Vec<ShardView>,
+    /// Pointers that this node has taken from the wheels and that are not due yet.
+    last_mile: i64,
+}
+
+/// One wheel, all shards together.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct WheelView {
+    /// `second`, `minute` or `whole_minute`.
+    level: &'static str,
+    /// The end of the last slot that every shard has taken.
+    #[schema(value_type = Option<String>)]
+    cursor: Option<UnixMs>,
+    count: usize,
+    /// Slots with something in them, in order.
+    slots: Vec<SlotView>,
+}
+
+/// One slot, all shards together.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct SlotView {
+    #[schema(value_type = String)]
+    starts_at: UnixMs,
+    count: usize,
+}
+
+/// How far one shard is promoted and handed over.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct ShardView {
+    shard: i32,
+    node: Option<String>,
+    epoch: i64,
+    /// What wakes before this is in the wheels.
+    #[schema(value_type = String)]
+    watermark: UnixMs,
+    /// The wheels were handed over up to here; null when there is no wheel.
+    #[schema(value_type = Option<String>)]
+    cursor: Option<UnixMs>,
+}
+
+/// How the wheels stand.
+#[utoipa::path(get, path = "/v1/wheels", tag = "service",
+    responses((status = 200, body = WheelsView), (status = 503, body = Problem, description = "The wheels do not answer")))]
+pub async fn wheels(State(state): State<Arc<ApiState>>) -> Result<Response, Problem> {
+    let service = state.service()?;
+    let rows = service.store.shard_rows(&[]).await?;
+    let shards: Vec<i32> = rows.iter().map(|row| row.shard).collect();
+    let away = |why: crate::wheel::Error| {
+        tracing::debug!(%why, "the wheels cannot be shown");
+        let detail = "the wheels do not answer; timers fire from SQL, up to a second late";
+        Problem::new(StatusCode::SERVICE_UNAVAILABLE, "wheels_unavailable", detail).retry_after(1)
+    };
+    let standings = service.hot.look(&shards).await.map_err(away)?;
+    let mut slots: Vec<(i32, Slot)> = Vec::new();
+    for (row, standing) in rows.iter().zip(&standings) {
+        let Some(standing) = standing else { continue };
+        for level in Level::ALL {
+            slots.extend(reach(level, standing, row.watermark).map(|slot| (row.shard, slot)));
+        }
+    }
+    let counts = service.hot.counts(&slots).await.map_err(away)?;
+    let mut by_slot: BTreeMap<Slot, usize> = BTreeMap::new();
+    for ((_, slot), count) in slots.into_iter().zip(counts).filter(|(_, count)| *count > 0) {
+        *by_slot.entry(slot).or_default() += count;
+    }
+    let wheel = |level: Level| {
+        let marks = standings.iter().flatten().map(|standing| standing.marks.of(level));
+        let of_level = by_slot.iter().filter(|(slot, _)| slot.level == level);
+        WheelView {
+            level: word(level),
+            cursor: marks.min().map(|tick| Slot { level, tick }.ends_at()),
+            count: of_level.clone().map(|(_, count)| count).sum(),
+            slots: of_level
+                .map(|(slot, count)| SlotView { starts_at: slot.starts_at(), count: *count })
+                .collect(),
+        }
+    };
+    let config = &state.app.config.wheel;
+    let view = WheelsView {
+        shared: service.hot.is_shared(),
+        window: config.window,
+        near: config.near,
+        wheels: Level::ALL.into_iter().map(wheel).collect(),
+        shards: rows
+            .into_iter()
+            .zip(&standings)
+            .map(|(row, standing)| ShardView {
+                shard: row.shard,
+                node: row.owner,
+                epoch: row.epoch.0,
+                watermark: row.watermark,
+                cursor: standing
+                    .as_ref()
+                    .map(|standing| Slot { level: Level::Second, tick: standing.marks.second }.ends_at()),
+            })
+            .collect(),
+        last_mile: state.app.metrics.last_mile.get(),
+    };
+    Ok(Json(view).into_response())
+}
+
+/// The slots that may hold something: from the last one taken, which may not be handed over yet.
+fn reach(level: Level, standing: &Standing, watermark: UnixMs) -> impl Iterator<Item = Slot> {
+    let end = match level {
+        Level::Second => Slot { level: Level::Minute, tick: standing.marks.minute }.ends_at(),
+        Level::Minute | Level::WholeMinute => watermark,
+    };
+    (standing.marks.of(level).0..=level.slot_of(end).tick.0).map(move |tick| Slot { level, tick: Tick(tick) })
+}
+
+const fn word(level: Level) -> &'static str {
+    match level {
+        Level::Second => "second",
+        Level::Minute => "minute",
+        Level::WholeMinute => "whole_minute",
+    }
+}
