@@ -154,16 +154,22 @@ pub async fn cancels(job: Job, connections: usize) -> anyhow::Result<Load> {
 async fn each(job: Job, timer: Timer, connections: usize, per_second: Option<f64>) -> anyhow::Result<Load> {
     let left = Left::of(&job);
     let job = Arc::new(job);
-    apart(connections, move |began| {
+    apart(job.site.address.clone(), connections, move |began, connection| {
         let (job, timer, left) = (Arc::clone(&job), timer.clone(), Arc::clone(&left));
-        caller(job, timer, left, per_second.map(|rate| (began, rate)))
+        caller(job, connection, timer, left, per_second.map(|rate| (began, rate)))
     })
     .await
 }
 
-async fn caller(job: Arc<Job>, mut timer: Timer, left: Arc<Left>, pace: Option<(Instant, f64)>) -> Load {
+async fn caller(
+    job: Arc<Job>,
+    connection: Connection,
+    mut timer: Timer,
+    left: Arc<Left>,
+    pace: Option<(Instant, f64)>,
+) -> Load {
     let mut load = Load::default();
-    let mut connection = None;
+    let mut connection = Some(connection);
     let mut body = Vec::new();
     while let Some(number) = left.take(1).map(|range| range.start) {
         if let Some((began, per_second)) = pace {
@@ -194,12 +200,15 @@ pub async fn batches(job: Job, connections: usize, size: usize) -> anyhow::Resul
     let size = size.min(MAX_BATCH_BYTES / item.bytes.len()).max(1) as u64;
     let left = Left::of(&job);
     let job = Arc::new(job);
-    apart(connections, move |_| batcher(Arc::clone(&job), item.clone(), Arc::clone(&left), size)).await
+    apart(job.site.address.clone(), connections, move |_, connection| {
+        batcher(Arc::clone(&job), connection, item.clone(), Arc::clone(&left), size)
+    })
+    .await
 }
 
-async fn batcher(job: Arc<Job>, mut item: Timer, left: Arc<Left>, size: u64) -> Load {
+async fn batcher(job: Arc<Job>, connection: Connection, mut item: Timer, left: Arc<Left>, size: u64) -> Load {
     let mut load = Load::default();
-    let mut connection = None;
+    let mut connection = Some(connection);
     let (mut request, mut body) = (Vec::new(), Vec::new());
     while let Some(range) = left.take(size) {
         let count = range.end - range.start;
@@ -280,7 +289,7 @@ pub async fn streams(job: Job, connections: usize) -> anyhow::Result<Option<Load
     let parts = Left::of(&job);
     let missing = Arc::new(AtomicU64::new(0));
     let absent = Arc::clone(&missing);
-    let load = apart(connections, move |_| {
+    let load = apart(job.site.address.clone(), connections, move |_, connection| {
         let (job, item, part, absent) =
             (Arc::clone(&job), item.clone(), parts.take(share), Arc::clone(&absent));
         async move {
@@ -288,7 +297,7 @@ pub async fn streams(job: Job, connections: usize) -> anyhow::Result<Option<Load
             let Some(range) = part else { return load };
             let sent_us = wall_us();
             let mut answered = range.start;
-            match stream(&job, item, range.clone(), &mut load, &mut answered).await {
+            match stream(&job, connection, item, range.clone(), &mut load, &mut answered).await {
                 Ok(200) => load.call_us.push(wall_us() - sent_us),
                 Ok(status) => {
                     absent.fetch_add(u64::from(matches!(status, 404 | 405)), Ordering::Relaxed);
@@ -306,12 +315,13 @@ pub async fn streams(job: Job, connections: usize) -> anyhow::Result<Option<Load
 /// One stream. `answered` moves past each timer whose result is in `load`.
 async fn stream(
     job: &Job,
+    connection: Connection,
     mut item: Timer,
     range: std::ops::Range<u64>,
     load: &mut Load,
     answered: &mut u64,
 ) -> std::io::Result<u16> {
-    let Connection { mut answers, mut requests } = Connection::open(&job.site.address).await?;
+    let Connection { mut answers, mut requests } = connection;
     let more =
         "content-type: application/x-ndjson\r\naccept: application/x-ndjson\r\ntransfer-encoding: chunked";
     let mut last_due = UnixMs::default();
@@ -401,32 +411,39 @@ fn refusal(status: u16, body: &[u8]) -> String {
     format!("{status} {text}")
 }
 
-/// Runs `connections` callers on one thread of their own and adds up what they did.
-async fn apart<F>(connections: usize, caller: impl Fn(Instant) -> F + Send + 'static) -> anyhow::Result<Load>
+/// Runs `connections` callers on one thread of their own and adds up what they did. The time counts from
+/// when all are connected: a listener's queue is not what is measured.
+async fn apart<F>(
+    address: String,
+    connections: usize,
+    caller: impl Fn(Instant, Connection) -> F + Send + 'static,
+) -> anyhow::Result<Load>
 where
     F: Future<Output = Load> + Send + 'static,
 {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (done, result) = tokio::sync::oneshot::channel();
-    let work = move || {
-        let load = runtime.block_on(async move {
-            let (began, began_us) = (Instant::now(), wall_us());
-            let mut callers = JoinSet::new();
-            for _ in 0..connections {
-                callers.spawn(caller(began));
-            }
-            let mut load = Load::default();
-            while let Some(one) = callers.join_next().await {
-                load.add(one?);
-            }
-            load.seconds = (wall_us() - began_us) as f64 / 1e6;
-            Ok::<_, tokio::task::JoinError>(load)
-        });
-        // Nobody waits any more if the bench was interrupted.
-        let _ = done.send(load);
+    let work = async move {
+        let mut open = Vec::with_capacity(connections);
+        for _ in 0..connections {
+            open.push(Connection::open(&address).await.context("the server cannot be reached")?);
+        }
+        let (began, began_us) = (Instant::now(), wall_us());
+        let mut callers = JoinSet::new();
+        for connection in open {
+            callers.spawn(caller(began, connection));
+        }
+        let mut load = Load::default();
+        while let Some(one) = callers.join_next().await {
+            load.add(one?);
+        }
+        load.seconds = (wall_us() - began_us) as f64 / 1e6;
+        anyhow::Ok(load)
     };
-    std::thread::Builder::new().name("load".into()).spawn(work)?;
-    Ok(result.await.context("the load's thread ended")??)
+    // Nobody waits for the result any more if the bench was interrupted.
+    let run = move || drop(done.send(runtime.block_on(work)));
+    std::thread::Builder::new().name("load".into()).spawn(run)?;
+    result.await.context("the load's thread ended")?
 }
 
 #[cfg(test)]
