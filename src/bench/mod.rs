@@ -88,7 +88,9 @@ pub struct Report {
 #[error("interrupted")]
 pub struct Interrupted;
 
-/// Does the scenarios one after another. When `stop` comes, it ends what it has started and fails.
+/// Does the scenarios one after another. When `stop` comes, it ends what it has started.
+///
+/// A scenario that fails fails alone if there are others: hours of figures are not thrown away for one.
 pub async fn run(
     options: &Options,
     scenarios: &[Scenario],
@@ -96,14 +98,19 @@ pub async fn run(
 ) -> anyhow::Result<Report> {
     let mut rows = Vec::new();
     for scenario in scenarios {
-        let mut env = Env::new(options)?;
-        let measured = tokio::select! {
-            rows = measure(&mut env, scenario) => rows,
-            () = stop.cancelled() => Err(Interrupted.into()),
-        };
-        let closed = env.close().await;
-        rows.extend(measured.with_context(|| scenario.name())?);
-        closed?;
+        match one(options, scenario, stop).await.with_context(|| scenario.name()) {
+            Ok(measured) => rows.extend(measured),
+            Err(why) if scenarios.len() == 1 => return Err(why),
+            Err(why) => {
+                let mut row = Row::new(scenario.name(), "not done");
+                row.figures.set(Figure::Failed, 1.0);
+                row.note = Some(format!("{why:#}"));
+                rows.push(row);
+            }
+        }
+        if stop.is_cancelled() {
+            break;
+        }
     }
     let bad = |row: &Row| {
         [Figure::Lost, Figure::Early, Figure::Refired].iter().any(|&bad| row.figures.get(bad) > Some(0.0))
@@ -114,6 +121,20 @@ pub async fn run(
         (_, shown) => shown,
     };
     Ok(Report { cold, hot, payload_bytes: options.payload_bytes, clean, rows: with_medians(rows) })
+}
+
+async fn one(options: &Options, scenario: &Scenario, stop: &CancellationToken) -> anyhow::Result<Vec<Row>> {
+    let mut env = Env::new(options)?;
+    let measured = match env.open().await {
+        // Not interrupted before: what was made has to be known to be removed.
+        Ok(()) => tokio::select! {
+            rows = measure(&mut env, scenario) => rows,
+            () = stop.cancelled() => Err(Interrupted.into()),
+        },
+        Err(why) => Err(why),
+    };
+    let closed = env.close().await;
+    measured.and_then(|rows| closed.map(|()| rows))
 }
 
 async fn measure(env: &mut Env, scenario: &Scenario) -> anyhow::Result<Vec<Row>> {
@@ -163,8 +184,8 @@ impl Env {
         })
     }
 
-    /// Opens the stores and starts the server, or looks whether the running one answers.
-    async fn start(&mut self) -> anyhow::Result<()> {
+    /// Opens the stores.
+    async fn open(&mut self) -> anyhow::Result<()> {
         let mut choice = self.options.stores.clone();
         let running = self.options.server.is_some();
         if !running || choice.cold.is_some() {
@@ -174,7 +195,12 @@ impl Env {
         if let Some(stores) = &mut self.stores {
             self.postmaster = stores.postmaster().await;
         }
-        if running {
+        Ok(())
+    }
+
+    /// Starts the server, or looks whether the running one answers.
+    async fn start(&mut self) -> anyhow::Result<()> {
+        if self.options.server.is_some() {
             self.site.get("/readyz").await.context("the server is not ready")?;
             return Ok(());
         }

@@ -1,12 +1,16 @@
 //! The stores of a run: a database of its own, a namespace of its own, and what they weigh.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use deadpool_redis::redis;
 use sqlx::{AssertSqlSafe, Connection, PgConnection, SqliteConnection};
 
 use crate::config::shown_url;
+
+/// How long a store may take to answer a connection.
+const REACH: Duration = Duration::from_secs(10);
 
 /// Which stores a run shall use.
 #[derive(Debug, Clone, Default)]
@@ -27,6 +31,8 @@ pub struct Stores {
     pub hot: String,
     /// The namespace.
     pub namespace: String,
+    /// Whether the namespace is this run's own, and with it its keys in Redis.
+    own_namespace: bool,
     /// A database that was made for this run: its name, and the URL of the one beside which it is.
     made: Option<(String, String)>,
     postgres: Option<PgConnection>,
@@ -60,6 +66,7 @@ impl Stores {
             redis: connect_redis(&hot).await?,
             hot,
             namespace: format!("bench-{tag}"),
+            own_namespace: true,
             made: None,
             postgres: None,
         };
@@ -89,12 +96,12 @@ impl Stores {
             if !reuse {
                 self.make_database(tag).await?;
             }
-            let told = || format!("PostgreSQL at {} cannot be reached", shown_url(&self.cold));
-            let db = self.postgres.insert(PgConnection::connect(&self.cold).await.with_context(told)?);
+            let db = self.postgres.insert(connect(&self.cold).await?);
             sqlx::query_scalar("SELECT namespace FROM store").fetch_optional(db).await.ok().flatten()
         };
         if let Some(namespace) = existing {
             self.namespace = namespace;
+            self.own_namespace = false;
         }
         Ok(())
     }
@@ -102,8 +109,7 @@ impl Stores {
     async fn make_database(&mut self, tag: &str) -> anyhow::Result<()> {
         let server = self.cold.clone();
         let name = format!("mainspring_bench_{tag}");
-        let told = || format!("PostgreSQL at {} cannot be reached", shown_url(&server));
-        let mut db = PgConnection::connect(&server).await.with_context(told)?;
+        let mut db = connect(&server).await?;
         let make = AssertSqlSafe(format!("CREATE DATABASE {name}"));
         sqlx::query(make).execute(&mut db).await.with_context(|| {
             format!(
@@ -167,18 +173,22 @@ impl Stores {
         if let Some(db) = self.postgres.take() {
             let _ = db.close().await;
         }
-        let own = self.namespace.starts_with("bench-").then(|| format!("*{}*", self.namespace));
+        let own = self.own_namespace.then(|| format!("*{}*", self.namespace));
         if let (Some(mut redis), Some(pattern)) = (self.redis.take(), own) {
             forget(&mut redis, &pattern).await.context("the keys of this run stay in Redis")?;
         }
         if let Some((name, server)) = self.made.take() {
-            let mut db =
-                PgConnection::connect(&server).await.with_context(|| format!("database {name} stays"))?;
+            let mut db = connect(&server).await.with_context(|| format!("database {name} stays"))?;
             let drop = AssertSqlSafe(format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)"));
             sqlx::query(drop).execute(&mut db).await.with_context(|| format!("database {name} stays"))?;
         }
         Ok(())
     }
+}
+
+async fn connect(url: &str) -> anyhow::Result<PgConnection> {
+    let told = || format!("PostgreSQL at {} cannot be reached", shown_url(url));
+    tokio::time::timeout(REACH, PgConnection::connect(url)).await.with_context(told)?.with_context(told)
 }
 
 async fn connect_redis(url: &str) -> anyhow::Result<Option<redis::aio::MultiplexedConnection>> {
@@ -187,7 +197,8 @@ async fn connect_redis(url: &str) -> anyhow::Result<Option<redis::aio::Multiplex
     }
     let told = || format!("Redis at {} cannot be reached", shown_url(url));
     let client = redis::Client::open(url).with_context(told)?;
-    Ok(Some(client.get_multiplexed_async_connection().await.with_context(told)?))
+    let connection = tokio::time::timeout(REACH, client.get_multiplexed_async_connection());
+    Ok(Some(connection.await.with_context(told)?.with_context(told)?))
 }
 
 /// Removes all keys of a pattern; nobody else has keys with this run's namespace.
