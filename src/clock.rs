@@ -31,6 +31,12 @@ impl Clock for SystemClock {
     }
 }
 
+/// Wall time in microseconds since the Unix epoch, for measuring only: what is due is decided in milliseconds.
+pub fn wall_us() -> i64 {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+    t.tv_sec * 1_000_000 + t.tv_nsec / 1000
+}
+
 /// A clock that only moves when told to.
 #[derive(Debug)]
 pub struct ManualClock(AtomicI64);

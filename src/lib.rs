@@ -68,10 +68,12 @@
 //! | [`housekeeping`] | partitions, retention, statistics |
 //! | [`api`], [`cli`] | the doors |
 //! | [`app`] | wiring, start and stop |
+//! | [`bench`] | measures a server from outside, as its callers and receivers see it |
 //! | [`config`], [`clock`], [`metrics`], [`telemetry`] | settings, time, series, log lines |
 
 pub mod api;
 pub mod app;
+pub mod bench;
 pub mod cli;
 pub mod clock;
 pub mod cold;

@@ -21,7 +21,7 @@ pub enum Exit {
     Conflict = 4,
     /// The server or the store cannot be reached.
     Unavailable = 5,
-    /// `verify` found a loss.
+    /// `verify` or `bench` found a loss.
     Loss = 6,
 }
 

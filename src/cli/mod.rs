@@ -1,10 +1,11 @@
 //! The command line: a door to the service, and the tools around it.
 //!
 //! Data goes to stdout, everything else to stderr. How a verb ended is its exit code: 0 ok, 1 failed,
-//! 2 usage, 3 not found, 4 conflict, 5 unavailable, 6 `verify` found a loss. A reader of stdout that goes
+//! 2 usage, 3 not found, 4 conflict, 5 unavailable, 6 `verify` or `bench` found a loss. A reader of stdout that goes
 //! away early (`… | head`) ends a verb quietly.
 
 mod arrival;
+mod bench;
 mod client;
 mod config;
 mod doctor;
@@ -32,7 +33,7 @@ use exit::Exit;
     version,
     max_term_width = 110,
     after_help = "\
-Exit codes: 0 ok, 1 failed, 2 usage or settings, 3 not found, 4 conflict, 5 unavailable, 6 verify found a loss."
+Exit codes: 0 ok, 1 failed, 2 usage or settings, 3 not found, 4 conflict, 5 unavailable, 6 verify or bench found a loss."
 )]
 struct Cli {
     /// Print for programs: one JSON object, or one a line
@@ -58,6 +59,8 @@ enum Verb {
     Migrate(store::Migrate),
     /// Check from SQL that no timer is lost; exit code 6 if one is
     Verify(Settings),
+    /// Measure rates, lateness and cost, on a server of its own or a running one
+    Bench(Box<bench::Bench>),
     /// Look at the settings
     #[command(subcommand)]
     Config(config::ConfigVerb),
@@ -109,6 +112,7 @@ async fn dispatch(cli: &Cli) -> anyhow::Result<Exit> {
         Verb::Receive(receive) => receive::run(receive, cli.json).await,
         Verb::Migrate(verb) => store::migrate(verb, &cli.settings, cli.json).await,
         Verb::Verify(settings) => store::verify(&cli.settings.and(settings), cli.json).await,
+        Verb::Bench(bench) => bench::run(bench, cli.json).await,
         Verb::Config(verb) => config::run(verb, &cli.settings, cli.json),
         Verb::Doctor(settings) => doctor::run(&cli.settings.and(settings), cli.json).await,
     }
@@ -159,6 +163,10 @@ mod tests {
             "verify --json",
             "config check",
             "doctor --config x.toml",
+            "bench all --quick --json",
+            "bench register --steps post,cancel --connections 8 --count 100 --set shards=8 --set lease=PT1S",
+            "bench --runs 3 burst --count 20000,200000 --ahead 30s --cold-url postgres://a/b --hot-url redis://a",
+            "bench paced --rate 50 --seconds 1 --server http://a",
         ] {
             assert!(parse(good).is_ok(), "{good}: {}", parse(good).err().unwrap());
         }
@@ -180,6 +188,11 @@ mod tests {
             "receive --status 99",
             "receive --count 0",
             "timer ls --set shards=8",
+            "bench",
+            "bench register --steps guess",
+            "bench paced --rate 0",
+            "bench burst --server http://a --set shards=8",
+            "bench burst --reuse",
         ] {
             assert!(parse(bad).is_err(), "{bad}");
         }

@@ -6,6 +6,7 @@
 #![allow(clippy::disallowed_methods, reason = "tests are outside the clock room")]
 
 mod bad_days;
+mod bench;
 mod crash;
 mod races;
 mod rest;

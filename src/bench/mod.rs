@@ -1,0 +1,330 @@
+//! Measures a server from outside, as its callers and its receivers see it.
+//!
+//! A *scenario* makes an [`Env`] (stores of its own, a server of its own or a running one, a receiver),
+//! does its *steps* as often as runs are asked for, and gives a [`Row`] for each. It believes only what it
+//! sees itself: acknowledgements, and deliveries at its own receiver by this machine's clock. What it costs
+//! comes from `/proc` and from the stores; what cannot be measured is left out, never zero.
+//!
+//! Load and receiver share the machine with what they measure, so both are frugal: prepared bytes over raw
+//! connections, one thread each.
+//!
+//! | room | what it is for |
+//! |---|---|
+//! | [`scenario`] | what is measured, a file each |
+//! | [`load`], [`wire`], [`timers`] | the calls: many connections, HTTP as bytes, numbered timers |
+//! | [`receiver`] | deliveries, and what they amount to |
+//! | [`server`], [`stores`] | what is under test, and how it comes and goes |
+//! | [`usage`], [`figures`] | cost, quantiles, medians, rows |
+
+pub mod figures;
+pub mod load;
+pub mod receiver;
+pub mod scenario;
+pub mod server;
+pub mod stores;
+pub mod timers;
+pub mod usage;
+pub mod wire;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use tokio_util::sync::CancellationToken;
+
+use crate::clock::{Clock, SystemClock, wall_us};
+use figures::{Figure, Row, with_medians};
+use load::{Job, Load, Site};
+use receiver::{Receiver, Verdict};
+use scenario::Scenario;
+use server::Process;
+use stores::{Choice, Stores};
+use timers::{Due, Ids, Shape, mix};
+use usage::Reading;
+
+/// How long repeats are waited for after the last timer has come.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// What all scenarios of a call have in common.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The stores of the server that the bench starts; of a running one, those to be weighed.
+    pub stores: Choice,
+    /// A running server; without one, each scenario starts its own.
+    pub server: Option<Site>,
+    /// Settings of the own server, `section.key=value`.
+    pub sets: Vec<String>,
+    /// How often each step is done.
+    pub runs: u32,
+    /// How long the payload is, in bytes.
+    pub payload_bytes: usize,
+    /// How long a delivery may fail to come before it is lost.
+    pub wait: Duration,
+    /// Timers in a batch.
+    pub batch: usize,
+    /// Connections that send batches and streams.
+    pub bulk_connections: usize,
+    /// Tells what is going on.
+    pub progress: fn(&str),
+}
+
+/// What came out.
+#[derive(Debug, serde::Serialize)]
+pub struct Report {
+    /// The cold store, without its password.
+    pub cold: String,
+    /// The hot store, likewise.
+    pub hot: String,
+    /// How long the payload was.
+    pub payload_bytes: usize,
+    /// Whether nothing was lost, early, or fired anew.
+    pub clean: bool,
+    /// The measurements.
+    pub rows: Vec<Row>,
+}
+
+/// The bench was told to stop.
+#[derive(Debug, thiserror::Error)]
+#[error("interrupted")]
+pub struct Interrupted;
+
+/// Does the scenarios one after another. When `stop` comes, it ends what it has started.
+///
+/// A scenario that fails fails alone if there are others: hours of figures are not thrown away for one.
+pub async fn run(
+    options: &Options,
+    scenarios: &[Scenario],
+    stop: &CancellationToken,
+) -> anyhow::Result<Report> {
+    let mut rows = Vec::new();
+    for scenario in scenarios {
+        match one(options, scenario, stop).await.with_context(|| scenario.name()) {
+            Ok(measured) => rows.extend(measured),
+            Err(why) if scenarios.len() == 1 => return Err(why),
+            Err(why) => {
+                let mut row = Row::new(scenario.name(), "not done");
+                row.figures.set(Figure::Failed, 1.0);
+                row.note = Some(format!("{why:#}"));
+                rows.push(row);
+            }
+        }
+        if stop.is_cancelled() {
+            break;
+        }
+    }
+    let bad = |row: &Row| {
+        [Figure::Lost, Figure::Early, Figure::Refired].iter().any(|&bad| row.figures.get(bad) > Some(0.0))
+    };
+    let clean = !rows.iter().any(bad);
+    let (cold, hot) = match (&options.server, options.stores.shown()) {
+        (Some(_), _) if options.stores.cold.is_none() => ("of the server".into(), "of the server".into()),
+        (_, shown) => shown,
+    };
+    Ok(Report { cold, hot, payload_bytes: options.payload_bytes, clean, rows: with_medians(rows) })
+}
+
+async fn one(options: &Options, scenario: &Scenario, stop: &CancellationToken) -> anyhow::Result<Vec<Row>> {
+    let mut env = Env::new(options)?;
+    let measured = match env.open().await {
+        // Not interrupted before: what was made has to be known to be removed.
+        Ok(()) => tokio::select! {
+            rows = measure(&mut env, scenario) => rows,
+            () = stop.cancelled() => Err(Interrupted.into()),
+        },
+        Err(why) => Err(why),
+    };
+    let closed = env.close().await;
+    measured.and_then(|rows| closed.map(|()| rows))
+}
+
+async fn measure(env: &mut Env, scenario: &Scenario) -> anyhow::Result<Vec<Row>> {
+    env.start().await?;
+    scenario.run(env).await
+}
+
+/// What one scenario works with.
+pub struct Env {
+    options: Options,
+    tag: String,
+    dir: PathBuf,
+    stores: Option<Stores>,
+    process: Option<Process>,
+    site: Site,
+    receiver: Receiver,
+    shape: Shape,
+    postmaster: Option<u32>,
+    next: u64,
+}
+
+impl Env {
+    fn new(options: &Options) -> anyhow::Result<Self> {
+        let tag = uuid::Uuid::now_v7().simple().to_string();
+        let tag = tag.get(..20).unwrap_or(&tag).to_owned();
+        let seed = tag.bytes().fold(wall_us().unsigned_abs(), |seed, byte| mix(seed ^ u64::from(byte)));
+        let receiver = Receiver::start(mix(seed))?;
+        let shape = Shape { webhook: receiver.url(), payload_bytes: options.payload_bytes, seed };
+        let dir = std::env::temp_dir().join(format!("mainspring-bench-{tag}"));
+        std::fs::create_dir(&dir).with_context(|| format!("{} cannot be made", dir.display()))?;
+        let site = options.server.clone().unwrap_or(Site {
+            address: String::new(),
+            prefix: String::new(),
+            key: None,
+        });
+        Ok(Self {
+            options: options.clone(),
+            tag,
+            dir,
+            stores: None,
+            process: None,
+            site,
+            receiver,
+            shape,
+            postmaster: None,
+            next: 0,
+        })
+    }
+
+    /// Opens the stores.
+    async fn open(&mut self) -> anyhow::Result<()> {
+        let mut choice = self.options.stores.clone();
+        let running = self.options.server.is_some();
+        if !running || choice.cold.is_some() {
+            choice.reuse |= running;
+            self.stores = Some(Stores::open(&choice, &self.tag, &self.dir).await?);
+        }
+        if let Some(stores) = &mut self.stores {
+            self.postmaster = stores.postmaster().await;
+        }
+        Ok(())
+    }
+
+    /// Starts the server, or looks whether the running one answers.
+    async fn start(&mut self) -> anyhow::Result<()> {
+        if self.options.server.is_some() {
+            self.site.get("/readyz").await.context("the server is not ready")?;
+            return Ok(());
+        }
+        let Some(stores) = &self.stores else { bail!("a server needs stores") };
+        let mut sets = vec![
+            format!("cold.url={}", stores.cold),
+            format!("hot.url={}", stores.hot),
+            format!("namespace={}", stores.namespace),
+        ];
+        sets.extend(self.options.sets.iter().cloned());
+        let mut process = Process::new(self.dir.clone(), sets)?;
+        self.site = process.site();
+        process.start()?;
+        self.process.insert(process).ready().await
+    }
+
+    /// Ends the server and removes what was made.
+    async fn close(&mut self) -> anyhow::Result<()> {
+        let stopped = match &mut self.process {
+            Some(process) => process.stop().await,
+            None => Ok(()),
+        };
+        if let Some(tail) = self.process.as_ref().map(Process::log_tail).filter(|tail| !tail.is_empty()) {
+            self.say(&format!("the end of the server's log:\n{tail}"));
+        }
+        let closed = match &mut self.stores {
+            Some(stores) => stores.close().await,
+            None => Ok(()),
+        };
+        // What stays is small and in the directory for such things.
+        let _ = std::fs::remove_dir_all(&self.dir);
+        stopped.and(closed)
+    }
+
+    fn say(&self, line: &str) {
+        (self.options.progress)(line);
+    }
+
+    /// The server's process, for scenarios that end it.
+    fn process(&mut self) -> anyhow::Result<&mut Process> {
+        self.process.as_mut().context("a running server is not killed")
+    }
+
+    /// The next `count` timers.
+    fn job(&mut self, ids: Ids, due: Due, count: u64) -> Job {
+        let first = self.next;
+        self.next += count;
+        Job { site: self.site.clone(), shape: self.shape.clone(), ids, due, first, count }
+    }
+
+    /// Registers in batches.
+    async fn batches(&self, job: Job) -> anyhow::Result<Load> {
+        load::batches(job, self.options.bulk_connections, self.options.batch).await
+    }
+
+    /// Registers timers that are due in one to three years. Fails if any of them is refused.
+    async fn park(&mut self, count: u64, ids: Ids) -> anyhow::Result<Option<Load>> {
+        if count == 0 {
+            return Ok(None);
+        }
+        self.say(&format!("parking {count} timers"));
+        let job = self.job(ids, Due::FAR, count);
+        let load = self.batches(job).await?;
+        whole(&load)?;
+        Ok(Some(load))
+    }
+
+    /// What everybody has used until now.
+    async fn reading(&mut self) -> Reading {
+        let metrics = self.site.get("/metrics").await.unwrap_or_default();
+        let metrics = String::from_utf8_lossy(&metrics);
+        let server = match &self.process {
+            Some(process) => process.pid().map(usage::of_process).unwrap_or_default(),
+            None => usage::of_metrics(&metrics),
+        };
+        let redis = match &mut self.stores {
+            Some(stores) => stores.redis_info().await,
+            None => stores::RedisInfo::default(),
+        };
+        let postgres = self.postmaster.map(usage::of_postgres).unwrap_or_default();
+        Reading::now(server, postgres, redis, &metrics)
+    }
+
+    async fn sql_bytes(&mut self) -> Option<f64> {
+        self.stores.as_mut()?.sql_bytes().await
+    }
+
+    /// Waits until `count` timers have come, or until none has for the time that makes it lost.
+    async fn received(&self, count: u64, last_due: crate::model::time::UnixMs) {
+        let patience = i64::try_from(self.options.wait.as_millis()).unwrap_or(i64::MAX);
+        while self.receiver.distinct() < count {
+            let last_ms = self.receiver.last_at_us().unwrap_or(0) / 1000;
+            if SystemClock.now().get() > last_due.get().max(last_ms).saturating_add(patience) {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// Waits a moment for repeats, and judges what has come.
+    async fn verdict(&self, load: &Load) -> Verdict {
+        tokio::time::sleep(LINGER).await;
+        self.receiver.judge(&load.failed)
+    }
+
+    /// Live timers, by the server's own count.
+    async fn pending(&self) -> anyhow::Result<i64> {
+        #[derive(serde::Deserialize)]
+        struct Ledger {
+            pending: i64,
+        }
+        let ledger: Ledger = serde_json::from_slice(&self.site.get("/v1/ledger").await?)?;
+        Ok(ledger.pending)
+    }
+}
+
+/// Fails unless all was acknowledged.
+fn whole(load: &Load) -> anyhow::Result<()> {
+    match &load.why {
+        Some(why) => bail!(
+            "{} of {} were not registered: {why}",
+            load.failed.len(),
+            load.done + load.failed.len() as u64
+        ),
+        None => Ok(()),
+    }
+}

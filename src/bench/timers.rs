@@ -1,0 +1,197 @@
+//! The timers that the bench registers: numbered, rendered once, then only overwritten in place.
+//!
+//! Number, id and due time have fixed widths, so that a request keeps its length whatever it carries.
+
+use super::wire::find;
+use crate::clock::{Clock, SystemClock};
+use crate::model::time::UnixMs;
+
+/// What stands before a timer's number in its payload.
+pub const MARK: &[u8] = b"\"n\":\"";
+/// How many digits a number has.
+pub const DIGITS: usize = 12;
+/// The smallest payload, in bytes: the number and an empty filling.
+pub const MIN_PAYLOAD: usize = MARK.len() + DIGITS + r#"{","p":""}"#.len();
+
+/// Placeholders; each as long as what replaces it.
+const NUMBER: &str = "############";
+const ID: &str = "b$$$$$$$$$$$$$$$$";
+const DUE: &str = "@@@@-@@-@@T@@:@@:@@.@@@Z";
+
+/// One year in milliseconds.
+const YEAR_MS: i64 = 365 * 86_400_000;
+
+/// Who names the timers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ids {
+    /// The service.
+    Server,
+    /// The bench: hashed numbers, so that keys come in no order.
+    Caller,
+}
+
+/// When timers are due.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Due {
+    /// At a moment from `from` on, less than `over_ms` later.
+    At {
+        /// The earliest.
+        from: UnixMs,
+        /// How many milliseconds they are spread over; 0 and 1 mean one moment for all.
+        over_ms: i64,
+    },
+    /// So long after the registration was sent.
+    After {
+        /// The shortest, in milliseconds.
+        min_ms: i64,
+        /// The longest, in milliseconds.
+        max_ms: i64,
+    },
+}
+
+impl Due {
+    /// One to three years ahead.
+    pub const FAR: Self = Self::After { min_ms: YEAR_MS, max_ms: 3 * YEAR_MS };
+
+    fn of(self, number: u64, seed: u64) -> UnixMs {
+        let (from, span) = match self {
+            Self::At { from, over_ms } => (from.get(), over_ms.max(1)),
+            Self::After { min_ms, max_ms } => (SystemClock.now().get() + min_ms, (max_ms - min_ms).max(1)),
+        };
+        // Apart from the id's hash, so that the order of ids is not the order of due times.
+        let dice = mix(mix(number).wrapping_add(seed));
+        UnixMs::new(from + i64::try_from(dice % span.unsigned_abs()).unwrap_or(0))
+    }
+}
+
+/// What all timers of a run have in common.
+#[derive(Debug, Clone)]
+pub struct Shape {
+    /// Where they are delivered.
+    pub webhook: String,
+    /// How long `data` is, in bytes.
+    pub payload_bytes: usize,
+    /// Makes the ids and due times of this run differ from those of others.
+    pub seed: u64,
+}
+
+/// A timer's JSON, and where its parts are.
+#[derive(Debug, Clone)]
+pub struct Timer {
+    /// What is sent.
+    pub bytes: Vec<u8>,
+    seed: u64,
+    number_at: Option<usize>,
+    id_at: Option<usize>,
+    due_at: Option<usize>,
+}
+
+impl Shape {
+    /// A timer as an item of a batch or a line of a stream.
+    pub fn item(&self, ids: Ids) -> Timer {
+        let id = if ids == Ids::Caller { format!(r#""id":"{ID}","#) } else { String::new() };
+        self.timer(format!("{{{id}{}", &self.json()[1..]))
+    }
+
+    /// A whole request for one timer; `head` gives the head for method, path and the body's length.
+    pub fn single(&self, ids: Ids, head: impl Fn(&str, &str, usize) -> String) -> Timer {
+        let json = self.json();
+        let head = match ids {
+            Ids::Server => head("POST", "/v1/timers", json.len()),
+            Ids::Caller => head("PUT", &format!("/v1/timers/{ID}"), json.len()),
+        };
+        self.timer(head + &json)
+    }
+
+    /// A whole request that cancels one timer of the caller's own id.
+    pub fn cancel(&self, head: impl Fn(&str, &str, usize) -> String) -> Timer {
+        self.timer(head("DELETE", &format!("/v1/timers/{ID}"), 0))
+    }
+
+    fn json(&self) -> String {
+        let filling = "x".repeat(self.payload_bytes.saturating_sub(MIN_PAYLOAD));
+        format!(
+            r#"{{"fire_at":"{DUE}","target":{{"webhook":{{"url":"{}"}}}},"data":{{"n":"{NUMBER}","p":"{filling}"}}}}"#,
+            self.webhook
+        )
+    }
+
+    fn timer(&self, text: String) -> Timer {
+        let at = |what: &str| find(text.as_bytes(), what.as_bytes());
+        let (number_at, id_at, due_at) = (at(NUMBER), at(ID), at(DUE));
+        Timer { number_at, id_at, due_at, seed: self.seed, bytes: text.into_bytes() }
+    }
+}
+
+impl Timer {
+    /// Makes it the timer with this number; returns when that is due.
+    pub fn become_number(&mut self, number: u64, due: Due) -> UnixMs {
+        let due_at = due.of(number, self.seed);
+        self.put(self.number_at, format_args!("{number:0width$}", width = DIGITS));
+        self.put(self.id_at.map(|at| at + 1), format_args!("{:016x}", mix(number ^ self.seed)));
+        self.put(self.due_at, format_args!("{}", due_at.rfc3339()));
+        due_at
+    }
+
+    fn put(&mut self, at: Option<usize>, text: std::fmt::Arguments<'_>) {
+        use std::io::Write;
+        if let Some(mut place) = at.and_then(|at| self.bytes.get_mut(at..)) {
+            // A slice takes what it has room for, and the widths are fixed.
+            let _ = place.write_fmt(text);
+        }
+    }
+}
+
+/// Scatters numbers over all of 64 bits, each to one of its own (the finalizer of SplitMix64).
+pub fn mix(number: u64) -> u64 {
+    let mut z = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shape() -> Shape {
+        Shape { webhook: "http://127.0.0.1:1/x".into(), payload_bytes: 100, seed: 7 }
+    }
+
+    #[test]
+    fn a_timer_keeps_its_length_and_its_payload_has_the_length_asked_for() {
+        let mut timer = shape().item(Ids::Caller);
+        let length = timer.bytes.len();
+        let due = Due::At { from: UnixMs::new(1_800_000_000_000), over_ms: 1000 };
+        for number in [0, 41, 999_999_999_999] {
+            let at = timer.become_number(number, due);
+            assert_eq!(timer.bytes.len(), length);
+            let json: serde_json::Value = serde_json::from_slice(&timer.bytes).unwrap();
+            assert_eq!(json["data"]["n"], format!("{number:012}"));
+            assert_eq!(json["data"].to_string().len(), 100);
+            assert_eq!(json["fire_at"], at.rfc3339());
+            assert!((0..1000).contains(&(at.get() - 1_800_000_000_000)));
+            assert_eq!(json["id"].as_str().unwrap().len(), ID.len());
+        }
+        assert!(!timer.bytes.iter().any(|b| b"#$@".contains(b)));
+    }
+
+    #[test]
+    fn ids_differ_and_only_callers_give_them() {
+        let head = |method: &str, path: &str, length: usize| format!("{method} {path} {length}\r\n\r\n");
+        let mut put = shape().single(Ids::Caller, head);
+        let mut ids = std::collections::HashSet::new();
+        for number in 0..1000 {
+            put.become_number(number, Due::FAR);
+            ids.insert(put.bytes[15..15 + ID.len()].to_vec());
+        }
+        assert_eq!(ids.len(), 1000);
+        let post = shape().single(Ids::Server, head);
+        assert!(post.bytes.starts_with(b"POST /v1/timers "));
+        assert!(!String::from_utf8(post.bytes).unwrap().contains("\"id\""));
+        let mut delete = shape().cancel(head);
+        delete.become_number(3, Due::FAR);
+        put.become_number(3, Due::FAR);
+        assert_eq!(delete.bytes[18..35], put.bytes[15..32], "a cancel names what was registered");
+    }
+}

@@ -1,0 +1,502 @@
+//! `bench …`: the flags of the scenarios, and the report as a table or as JSON.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+use super::client::Client;
+use super::exit::{Exit, usage};
+use super::{input, out};
+use crate::bench::figures::{Figure, cells};
+use crate::bench::scenario::Scenario;
+use crate::bench::scenario::burst::Burst;
+use crate::bench::scenario::crash::Crash;
+use crate::bench::scenario::idle::Idle;
+use crate::bench::scenario::paced::Paced;
+use crate::bench::scenario::parked::Parked;
+use crate::bench::scenario::recover::Recover;
+use crate::bench::scenario::register::{Register, Step};
+use crate::bench::stores::Choice;
+use crate::bench::timers::{Ids, MIN_PAYLOAD};
+use crate::bench::{self, Options, Report, server};
+use crate::config::{ColdKind, Config};
+
+/// How many timers the figures speak of as parked.
+const MANY: u64 = 1_000_000;
+/// And with `--quick`.
+const FEW: u64 = 200;
+
+/// `bench …`
+#[derive(Args)]
+#[command(after_help = "Examples:\n  \
+    mainspring bench all --quick\n    \
+      everything once, small, on SQLite and the in-process wheel\n  \
+    mainspring bench burst --count 20000,200000 --runs 3 --cold-url postgres://u@db/postgres --hot-url redis://r\n    \
+      a server of its own, in a database that is made for it and dropped afterwards\n  \
+    mainspring bench paced --rate 1000 --server http://127.0.0.1:7600\n    \
+      against a running server\n\n\
+    Exit code 6 if anything was lost or early. docs/benchmarks.md tells how to read the table.")]
+pub struct Bench {
+    #[command(flatten)]
+    shared: Shared,
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Args)]
+struct Shared {
+    /// The database of the bench's own server: an empty one is made beside it [default: a temporary SQLite file]
+    #[arg(long, global = true, value_name = "URL", help_heading = "Server")]
+    cold_url: Option<String>,
+    /// The wheels of the bench's own server [default: memory://]
+    #[arg(long, global = true, value_name = "URL", help_heading = "Server")]
+    hot_url: Option<String>,
+    /// Use the database at --cold-url as it is
+    #[arg(long, global = true, requires = "cold_url", help_heading = "Server")]
+    reuse: bool,
+    /// Set one key of the bench's own server; repeatable, after the scenario
+    #[arg(
+        long = "set",
+        id = "server_sets",
+        global = true,
+        value_name = "KEY=VALUE",
+        help_heading = "Server"
+    )]
+    server_sets: Vec<String>,
+    /// Use a running server on this machine; with --cold-url and --hot-url, its stores are weighed too
+    #[arg(long, global = true, value_name = "URL", conflicts_with_all = ["server_sets", "reuse"], help_heading = "Server")]
+    server: Option<String>,
+    /// A file with the running server's API key [default: the key in $MAINSPRING_API_KEY]
+    #[arg(long, global = true, value_name = "FILE", requires = "server", help_heading = "Server")]
+    key_file: Option<PathBuf>,
+    /// How often each step is done; more than one adds the median
+    #[arg(long, global = true, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=99), help_heading = "Load")]
+    runs: u32,
+    /// How long a timer's data is
+    #[arg(long, global = true, value_name = "N", default_value_t = 100, help_heading = "Load")]
+    payload_bytes: usize,
+    /// How long a delivery may fail to come before it is lost
+    #[arg(long, global = true, value_name = "DURATION", default_value = "60s", value_parser = input::duration, help_heading = "Load")]
+    wait: Duration,
+    /// Timers in a batch
+    #[arg(long, global = true, value_name = "N", default_value_t = 1000, value_parser = count, help_heading = "Load")]
+    batch: u64,
+    /// Connections that send batches and streams
+    #[arg(long, global = true, value_name = "N", default_value_t = 4, value_parser = count, help_heading = "Load")]
+    bulk_connections: u64,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// How fast timers are registered and cancelled
+    Register(RegisterArgs),
+    /// Lateness while timers are registered and come due at a steady rate
+    Paced(PacedArgs),
+    /// Lateness of many timers due within one second
+    Burst(BurstArgs),
+    /// What far-future timers weigh; then register, paced and burst beside them
+    Parked(ParkedArgs),
+    /// Many timers overdue before the process starts
+    Recover(KilledArgs),
+    /// SIGKILL in the middle of a burst
+    Crash(KilledArgs),
+    /// What it costs to do nothing beside far-future timers
+    Idle(IdleArgs),
+    /// All of them, as docs/benchmarks.md lists the figures
+    All {
+        /// With small numbers: whether it works, not how fast
+        #[arg(long)]
+        quick: bool,
+    },
+}
+
+#[derive(Args)]
+struct RegisterArgs {
+    /// Timers a step
+    #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = count)]
+    count: u64,
+    /// Connections of single calls, one measurement each; cancels use the first
+    #[arg(long, value_name = "N,…", default_value = "64,512", value_delimiter = ',', value_parser = count)]
+    connections: Vec<u64>,
+    /// Far-future timers, under callers' ids, registered before
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    parked: u64,
+    /// Only these
+    #[arg(
+        long,
+        value_name = "STEP,…",
+        value_delimiter = ',',
+        default_value = "post,put,batch-post,batch-put,stream-post,stream-put,cancel"
+    )]
+    steps: Vec<Step>,
+}
+
+#[derive(Args)]
+struct PacedArgs {
+    /// Timers a second
+    #[arg(long, value_name = "N", default_value_t = 1000.0, value_parser = positive)]
+    rate: f64,
+    /// How many seconds they are registered
+    #[arg(long, value_name = "N", default_value_t = 60.0, value_parser = positive)]
+    seconds: f64,
+    /// Connections that register
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = count)]
+    connections: u64,
+    /// The shortest time from registration to due
+    #[arg(long, value_name = "DURATION", default_value = "2s", value_parser = input::duration)]
+    ahead_min: Duration,
+    /// The longest
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = input::duration)]
+    ahead_max: Duration,
+    /// Far-future timers registered before
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    parked: u64,
+}
+
+#[derive(Args)]
+struct BurstArgs {
+    /// How many timers, one measurement each
+    #[arg(long, value_name = "N,…", default_value = "20000", value_delimiter = ',', value_parser = count)]
+    count: Vec<u64>,
+    /// All due at one millisecond
+    #[arg(long)]
+    same_ms: bool,
+    /// From the first registration to the first due time [default: 10s and a second for every 3000 timers]
+    #[arg(long, value_name = "DURATION", value_parser = input::duration)]
+    ahead: Option<Duration>,
+    /// Far-future timers registered before
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    parked: u64,
+}
+
+#[derive(Args)]
+struct ParkedArgs {
+    /// Far-future timers
+    #[arg(long, value_name = "N", default_value_t = MANY, value_parser = count)]
+    parked: u64,
+    /// Let the service name them
+    #[arg(long)]
+    server_ids: bool,
+    /// Timers to weigh in Redis
+    #[arg(long, value_name = "N", default_value_t = 100_000)]
+    promoted: u64,
+    #[command(flatten)]
+    beside: BesideArgs,
+}
+
+/// What is measured beside parked timers.
+#[derive(Args)]
+struct BesideArgs {
+    /// Timers of each step of register
+    #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = count)]
+    count: u64,
+    /// Connections of single calls, one measurement each
+    #[arg(long, value_name = "N,…", default_value = "512", value_delimiter = ',', value_parser = count)]
+    connections: Vec<u64>,
+    /// Timers a second, paced
+    #[arg(long, value_name = "N", default_value_t = 1000.0, value_parser = positive)]
+    rate: f64,
+    /// How many seconds
+    #[arg(long, value_name = "N", default_value_t = 60.0, value_parser = positive)]
+    seconds: f64,
+    /// Timers of the burst
+    #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = count)]
+    burst: u64,
+}
+
+#[derive(Args)]
+struct KilledArgs {
+    /// Timers due within one second
+    #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = count)]
+    count: u64,
+    /// From the first registration to the first due time [default: 10s and a second for every 3000 timers]
+    #[arg(long, value_name = "DURATION", value_parser = input::duration)]
+    ahead: Option<Duration>,
+    /// Far-future timers registered before
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    parked: u64,
+}
+
+#[derive(Args)]
+struct IdleArgs {
+    /// Far-future timers
+    #[arg(long, value_name = "N", default_value_t = MANY)]
+    parked: u64,
+    /// How many seconds nothing is done
+    #[arg(long, value_name = "N", default_value_t = 60.0, value_parser = positive)]
+    seconds: f64,
+    /// How long server and stores may get over being filled
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = input::duration)]
+    settle: Duration,
+}
+
+/// Runs one `bench` verb.
+pub async fn run(bench: &Bench, json: bool) -> anyhow::Result<Exit> {
+    let options = bench.shared.options()?;
+    let scenarios = bench.verb.scenarios();
+    if let Some(scenario) = scenarios.iter().find(|scenario| scenario.restarts() && options.server.is_some())
+    {
+        return Err(usage(format!(
+            "{} kills the server, and a running one is not the bench's to kill; leave --server out",
+            scenario.name()
+        )));
+    }
+    if let Some(base) = &bench.shared.server {
+        // A call that needs the key, so that neither a wrong one nor a wrong address is found out halfway.
+        let key = options.server.as_ref().and_then(|site| site.key.as_deref());
+        Client::of(base, key)?.ask(reqwest::Method::GET, "/v1/ledger", &[]).await?;
+    }
+    let stop = CancellationToken::new();
+    let (asked, mut terminate) = (stop.clone(), signal(SignalKind::terminate())?);
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+        out::note("stopping");
+        asked.cancel();
+    });
+    let report = bench::run(&options, &scenarios, &stop).await?;
+    let text = if json { serde_json::to_string(&report)? } else { shown(&report) };
+    out::verdict(&text, exit(&report))
+}
+
+/// A loss weighs more than a call that failed.
+fn exit(report: &Report) -> Exit {
+    let failed = report.rows.iter().any(|row| row.figures.get(Figure::Failed) > Some(0.0));
+    match (report.clean, failed) {
+        (false, _) => Exit::Loss,
+        (true, true) => Exit::Failed,
+        (true, false) => Exit::Ok,
+    }
+}
+
+fn shown(report: &Report) -> String {
+    let mut text = format!("{}, {}, {} bytes of data\n\n", report.cold, report.hot, report.payload_bytes);
+    text += &out::table(&cells(&report.rows));
+    for row in &report.rows {
+        if let Some(note) = &row.note {
+            text += &format!("\n{} {}: {}", row.scenario, row.step, out::short(note, 400));
+        }
+    }
+    text
+}
+
+impl Shared {
+    fn options(&self) -> anyhow::Result<Options> {
+        if self.payload_bytes < MIN_PAYLOAD {
+            return Err(usage(format!(
+                "--payload-bytes: at least {MIN_PAYLOAD}, which hold a timer's number"
+            )));
+        }
+        if let Some(url) = &self.cold_url {
+            let mut config = Config::default();
+            config.cold.url.clone_from(url);
+            let kind = config.cold_kind()?;
+            // Every node of the bench reads it from a directory of its own.
+            if kind == ColdKind::Sqlite && !url.starts_with("sqlite:///") {
+                return Err(usage("--cold-url: name the SQLite file from the root, sqlite:///DIR/FILE"));
+            }
+        }
+        let server = match &self.server {
+            Some(base) => {
+                let key = match &self.key_file {
+                    Some(path) => Some(input::secret_file("--key-file", path)?),
+                    None => std::env::var("MAINSPRING_API_KEY").ok().filter(|key| !key.trim().is_empty()),
+                };
+                let key = key.map(|key| key.trim().to_owned());
+                let site = server::site(base, key);
+                Some(site.ok_or_else(|| {
+                    usage(format!("--server: `{base}` is no URL such as http://127.0.0.1:7600"))
+                })?)
+            }
+            None => None,
+        };
+        Ok(Options {
+            stores: Choice { cold: self.cold_url.clone(), hot: self.hot_url.clone(), reuse: self.reuse },
+            server,
+            sets: self.server_sets.clone(),
+            runs: self.runs,
+            payload_bytes: self.payload_bytes,
+            wait: self.wait,
+            batch: usize::try_from(self.batch)?,
+            bulk_connections: usize::try_from(self.bulk_connections)?,
+            progress: out::note,
+        })
+    }
+}
+
+impl Verb {
+    fn scenarios(&self) -> Vec<Scenario> {
+        match self {
+            Self::Register(args) => vec![Scenario::Register(args.scenario())],
+            Self::Paced(args) => vec![Scenario::Paced(args.scenario())],
+            Self::Burst(args) => vec![Scenario::Burst(args.scenario())],
+            Self::Parked(args) => vec![Scenario::Parked(args.scenario())],
+            Self::Recover(args) => {
+                vec![Scenario::Recover(Recover { count: args.count, ahead: args.ahead, parked: args.parked })]
+            }
+            Self::Crash(args) => vec![crash(args.count, args.ahead, args.parked)],
+            Self::Idle(args) => vec![Scenario::Idle(args.scenario())],
+            Self::All { quick: true } => quick(),
+            Self::All { quick: false } => figures(),
+        }
+    }
+}
+
+/// A third of the burst has arrived at the kill.
+fn crash(count: u64, ahead: Option<Duration>, parked: u64) -> Scenario {
+    Scenario::Crash(Crash { count, ahead, kill_at: 1.0 / 3.0, parked })
+}
+
+impl RegisterArgs {
+    fn scenario(&self) -> Register {
+        let connections = connections(&self.connections);
+        Register { steps: self.steps.clone(), count: self.count, connections, parked: self.parked }
+    }
+}
+
+impl PacedArgs {
+    fn scenario(&self) -> Paced {
+        Paced {
+            rate: self.rate,
+            seconds: self.seconds,
+            connections: usize::try_from(self.connections).unwrap_or(1),
+            ahead_min: self.ahead_min,
+            ahead_max: self.ahead_max.max(self.ahead_min),
+            parked: self.parked,
+        }
+    }
+}
+
+impl BurstArgs {
+    fn scenario(&self) -> Burst {
+        Burst { counts: self.count.clone(), same_ms: self.same_ms, ahead: self.ahead, parked: self.parked }
+    }
+}
+
+impl ParkedArgs {
+    fn scenario(&self) -> Parked {
+        let beside = &self.beside;
+        let mut paced = paced(beside.rate, beside.seconds);
+        paced.parked = 0;
+        Parked {
+            count: self.parked,
+            ids: if self.server_ids { Ids::Server } else { Ids::Caller },
+            promoted: self.promoted,
+            register: Register {
+                steps: vec![Step::Post, Step::Put, Step::BatchPut, Step::Cancel],
+                count: beside.count,
+                connections: connections(&beside.connections),
+                parked: 0,
+            },
+            paced,
+            burst: Burst { counts: vec![beside.burst], same_ms: false, ahead: None, parked: 0 },
+        }
+    }
+}
+
+impl IdleArgs {
+    fn scenario(&self) -> Idle {
+        Idle { parked: self.parked, span: Duration::from_secs_f64(self.seconds), settle: self.settle }
+    }
+}
+
+fn paced(rate: f64, seconds: f64) -> Paced {
+    let (ahead_min, ahead_max) = (Duration::from_secs(2), Duration::from_secs(10));
+    Paced { rate, seconds, connections: 16, ahead_min, ahead_max, parked: 0 }
+}
+
+/// The figures that docs/benchmarks.md lists.
+fn figures() -> Vec<Scenario> {
+    let register = |steps: &[Step], connections: &[usize], parked| {
+        let (steps, connections) = (steps.to_vec(), connections.to_vec());
+        Scenario::Register(Register { steps, count: 100_000, connections, parked })
+    };
+    let burst = |counts: &[u64], same_ms| {
+        Scenario::Burst(Burst { counts: counts.to_vec(), same_ms, ahead: None, parked: 0 })
+    };
+    vec![
+        register(&[Step::Post, Step::BatchPost, Step::StreamPost, Step::Cancel], &[64, 512], 0),
+        register(&[Step::Put, Step::BatchPut, Step::StreamPut], &[512], MANY),
+        Scenario::Paced(paced(1000.0, 60.0)),
+        burst(&[20_000, 200_000], false),
+        burst(&[20_000], true),
+        Scenario::Parked(Parked {
+            count: MANY,
+            ids: Ids::Caller,
+            promoted: 100_000,
+            register: Register {
+                steps: vec![Step::Post, Step::Put],
+                count: 100_000,
+                connections: vec![512],
+                parked: 0,
+            },
+            paced: paced(1000.0, 60.0),
+            burst: Burst { counts: vec![20_000], same_ms: false, ahead: None, parked: 0 },
+        }),
+        Scenario::Recover(Recover { count: 20_000, ahead: None, parked: 0 }),
+        crash(20_000, None, 0),
+        Scenario::Idle(Idle { parked: MANY, span: Duration::from_secs(60), settle: Duration::from_secs(60) }),
+    ]
+}
+
+/// Everything once, small.
+fn quick() -> Vec<Scenario> {
+    let ahead = Some(Duration::from_secs(2));
+    let paced = Paced {
+        connections: 4,
+        ahead_min: Duration::from_millis(200),
+        ahead_max: Duration::from_secs(1),
+        ..paced(100.0, 2.0)
+    };
+    let burst = Burst { counts: vec![FEW], same_ms: false, ahead, parked: 0 };
+    let steps = [
+        Step::Post,
+        Step::Put,
+        Step::BatchPost,
+        Step::BatchPut,
+        Step::StreamPost,
+        Step::StreamPut,
+        Step::Cancel,
+    ];
+    vec![
+        Scenario::Register(Register {
+            steps: steps.to_vec(),
+            count: FEW,
+            connections: vec![4, 16],
+            parked: 100,
+        }),
+        Scenario::Paced(paced.clone()),
+        Scenario::Burst(Burst { same_ms: true, ..burst.clone() }),
+        Scenario::Parked(Parked {
+            count: 1000,
+            ids: Ids::Caller,
+            promoted: 100,
+            register: Register { steps: vec![Step::Put], count: FEW, connections: vec![4], parked: 0 },
+            paced,
+            burst,
+        }),
+        Scenario::Recover(Recover { count: FEW, ahead, parked: 100 }),
+        crash(FEW, ahead, 100),
+        Scenario::Idle(Idle { parked: 100, span: Duration::from_secs(1), settle: Duration::ZERO }),
+    ]
+}
+
+fn connections(given: &[u64]) -> Vec<usize> {
+    given.iter().map(|&count| usize::try_from(count).unwrap_or(1)).collect()
+}
+
+/// At least one.
+fn count(text: &str) -> Result<u64, String> {
+    text.parse().ok().filter(|&count| count > 0).ok_or_else(|| "a whole number from 1 up".to_owned())
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    let positive = |number: &f64| number.is_finite() && *number > 0.0;
+    text.parse().ok().filter(positive).ok_or_else(|| "a number above 0".to_owned())
+}
