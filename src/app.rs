@@ -21,7 +21,7 @@ use crate::cold::{
 use crate::config::{ColdKind, Config, shown_url};
 use crate::dispatch::Dispatcher;
 use crate::housekeeping::Housekeeping;
-use crate::intake::Batcher;
+use crate::intake::{Batcher, Registrar};
 use crate::metrics::Metrics;
 use crate::ownership::{Ownership, Round};
 use crate::sweep::Sweep;
@@ -40,7 +40,9 @@ const QUEUE: usize = 20_000;
 pub struct Service {
     /// The cold store.
     pub store: ColdStore,
-    /// Registrations, committed in groups.
+    /// Registrations that came together: a batch, the lines of a stream.
+    pub registrar: Registrar,
+    /// Single registrations, committed in groups.
     pub registrations: Batcher<NewTimer, Result<Registered, Error>>,
     /// Cancels, changes and fires, committed in groups.
     pub changes: Batcher<Change, Result<Applied, Error>>,
@@ -195,7 +197,7 @@ async fn work(
         Ok(())
     });
     // Set once: `work` runs once a process.
-    let _ = app.service.set(start_service(store, &ownership, &failed));
+    let _ = app.service.set(start_service(app, store, &ownership, &failed));
 
     let renewing = own(Arc::clone(app), store.clone(), Arc::clone(&ownership), disown.clone());
     spawn_watched(&owning, &failed, "ownership", renewing);
@@ -264,16 +266,18 @@ async fn end(loops: &TaskTracker, halt: &CancellationToken) {
 
 /// The intake's queues. Their workers live as long as the process.
 fn start_service(
+    app: &App,
     store: &ColdStore,
     ownership: &Arc<Ownership>,
     failed: &tokio::sync::mpsc::Sender<anyhow::Error>,
 ) -> Service {
     let tasks = TaskTracker::new();
-    let registering = store.clone();
+    let registrar = Registrar::new(store.clone(), app.metrics.clone());
+    let registering = registrar.clone();
     let (registrations, workers) =
         Batcher::new(store.writers(), MAX_REGISTER_BATCH, QUEUE, move |batch: Vec<NewTimer>| {
-            let store = registering.clone();
-            async move { store.register(&batch).await }
+            let registrar = registering.clone();
+            async move { registrar.register(&batch).await }
         });
     for worker in workers {
         spawn_watched(&tasks, failed, "register", async {
@@ -298,7 +302,7 @@ fn start_service(
             Ok(())
         });
     }
-    Service { store: store.clone(), registrations, changes, ownership: Arc::clone(ownership) }
+    Service { store: store.clone(), registrar, registrations, changes, ownership: Arc::clone(ownership) }
 }
 
 /// A loop that ends before it was told to takes the process with it: a timer service that is half alive is

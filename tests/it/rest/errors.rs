@@ -61,6 +61,7 @@ async fn without_a_known_key_all_but_the_health_checks_is_401() {
         (Method::GET, "/v1/timers/t"),
         (Method::GET, "/v1/timers"),
         (Method::POST, "/v1/timers/batch"),
+        (Method::POST, "/v1/timers/stream"),
         (Method::GET, "/v1/ledger"),
         (Method::GET, "/openapi.json"),
         (Method::GET, "/docs"),
