@@ -2,6 +2,7 @@
 
 mod auth;
 mod document;
+mod linger;
 mod problem;
 pub mod request;
 mod service;
@@ -159,7 +160,7 @@ async fn observe(State(state): State<Arc<ApiState>>, request: Request, next: Nex
         .get::<MatchedPath>()
         .map_or_else(|| "other".to_owned(), |path| path.as_str().to_owned());
     let method = request.method().clone();
-    let response = problem::finish(next.run(request).await, &request_id);
+    let response = problem::finish(next.run(linger::lingering(request)).await, &request_id);
     let metrics = &state.app.metrics;
     let method = match method.as_str() {
         known @ ("GET" | "PUT" | "POST" | "PATCH" | "DELETE") => known,

@@ -42,10 +42,6 @@ const MAX_WAITING: usize = 4 * 1024 * 1024;
 /// How long a client that waits for `100 Continue` is waited for in turn. It gets it at once.
 const CONTINUE: Duration = Duration::from_secs(1);
 
-/// After an answer that ended early, what still arrives is thrown away for so long: closing a connection with
-/// unread bytes in it would take the last results with it.
-const LINGER: Duration = Duration::from_secs(2);
-
 type Parts = Peekable<BodyDataStream>;
 
 /// Register any number, one timer a line; results come back while the body is still being sent.
@@ -111,14 +107,9 @@ async fn run(state: Arc<ApiState>, caller: Caller, body: Parts, answers: mpsc::S
     if let Ok(service) = state.service() {
         write(&state, service, waiting, answers).await;
     }
-    match reading.await {
-        Ok(Some(mut rest)) => {
-            let gone = async { while rest.next().await.is_some_and(|part| part.is_ok()) {} };
-            // In vain if the client goes on and on.
-            let _ = tokio::time::timeout(LINGER, gone).await;
-        }
-        Ok(None) => {}
-        Err(why) => tracing::error!(%why, "the reader of a stream broke down"),
+    // The rest of the body lingers when it is dropped, which therefore comes after the last result.
+    if let Err(why) = reading.await {
+        tracing::error!(%why, "the reader of a stream broke down");
     }
 }
 
