@@ -163,7 +163,6 @@ impl Reader {
         let mut lines = Lines::default();
         loop {
             let arrived = tokio::select! {
-                () = self.state.closing.cancelled() => return Some(body),
                 () = self.queue.closed() => return Some(body),
                 arrived = tokio::time::timeout(IDLE, body.next()) => arrived,
             };
