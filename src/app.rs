@@ -22,7 +22,7 @@ use crate::cold::{
 use crate::config::{ColdKind, Config, shown_url};
 use crate::dispatch::Dispatcher;
 use crate::housekeeping::Housekeeping;
-use crate::intake::Batcher;
+use crate::intake::{Batcher, Registrar};
 use crate::last_mile::LastMile;
 use crate::loader::Loader;
 use crate::metrics::Metrics;
@@ -51,7 +51,9 @@ const QUEUE: usize = 20_000;
 pub struct Service {
     /// The cold store.
     pub store: ColdStore,
-    /// Registrations, committed in groups.
+    /// Registrations that came together: a batch, the lines of a stream.
+    pub registrar: Registrar,
+    /// Single registrations, committed in groups.
     pub registrations: Batcher<NewTimer, Result<Registered, Error>>,
     /// Cancels, changes and fires, committed in groups.
     pub changes: Batcher<Change, Result<Applied, Error>>,
@@ -225,7 +227,7 @@ async fn work(
         Ok(())
     });
     // Set once: `work` runs once a process.
-    let _ = app.service.set(start_service(store, &ownership, &hot, &positions, &promotion, &failed));
+    let _ = app.service.set(start_service(app, store, &ownership, &hot, &positions, &promotion, &failed));
 
     let renewing = own(Arc::clone(app), store.clone(), disown.clone());
     spawn_watched(&owning, &failed, "ownership", renewing);
@@ -368,6 +370,7 @@ async fn end(loops: &TaskTracker, halt: &CancellationToken) {
 
 /// The intake's queues. Their workers live as long as the process.
 fn start_service(
+    app: &App,
     store: &ColdStore,
     ownership: &Arc<Ownership>,
     hot: &Arc<dyn HotWheel>,
@@ -376,15 +379,12 @@ fn start_service(
     failed: &tokio::sync::mpsc::Sender<anyhow::Error>,
 ) -> Service {
     let tasks = TaskTracker::new();
-    let registering = (store.clone(), promotion.clone());
+    let registrar = Registrar::new(store.clone(), promotion.clone(), app.metrics.clone());
+    let registering = registrar.clone();
     let (registrations, workers) =
         Batcher::new(store.writers(), MAX_REGISTER_BATCH, QUEUE, move |batch: Vec<NewTimer>| {
-            let (store, promotion) = registering.clone();
-            async move {
-                let answers = store.register(&batch).await;
-                promotion.written(answers.iter().filter_map(Registered::new_row));
-                answers
-            }
+            let registrar = registering.clone();
+            async move { registrar.register(&batch).await }
         });
     for worker in workers {
         spawn_watched(&tasks, failed, "register", async {
@@ -414,6 +414,7 @@ fn start_service(
     }
     Service {
         store: store.clone(),
+        registrar,
         registrations,
         changes,
         ownership: Arc::clone(ownership),

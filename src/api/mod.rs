@@ -2,6 +2,7 @@
 
 mod auth;
 mod document;
+mod linger;
 mod problem;
 pub mod request;
 mod service;
@@ -40,7 +41,7 @@ const HEADER_WAIT: Duration = Duration::from_secs(30);
 /// The most bytes of headers.
 const MAX_HEADERS: usize = 32 * 1024;
 
-/// How long a call may take in all.
+/// How long a call may take until its answer begins.
 const CALL_WAIT: Duration = Duration::from_secs(60);
 
 /// What every handler works with.
@@ -48,6 +49,8 @@ pub struct ApiState {
     app: Arc<App>,
     auth: Auth,
     guard: Guard,
+    /// The doors close: streams end.
+    closing: CancellationToken,
 }
 
 impl ApiState {
@@ -76,7 +79,8 @@ struct Doc;
 fn documented() -> OpenApiRouter<Arc<ApiState>> {
     OpenApiRouter::with_openapi(Doc::openapi())
         .routes(routes!(timers::register::post, timers::read::list))
-        .routes(routes!(timers::register::batch))
+        .routes(routes!(timers::many::batch))
+        .routes(routes!(timers::stream::stream))
         .routes(routes!(
             timers::register::put,
             timers::read::get,
@@ -107,12 +111,13 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
     routes_and_document().1
 }
 
-/// All routes.
-pub fn router(app: Arc<App>) -> Router {
+/// All routes. What has no end of its own ends when `closing` does.
+fn router(app: Arc<App>, closing: CancellationToken) -> Router {
     let state = Arc::new(ApiState {
         auth: Auth::new(&app.config.server),
         guard: Guard::new(Arc::clone(&app.config)),
         app,
+        closing,
     });
     let (routes, document) = routes_and_document();
     // Left to itself the page tells a validator on the net where this server is.
@@ -163,7 +168,7 @@ async fn observe(State(state): State<Arc<ApiState>>, request: Request, next: Nex
         .get::<MatchedPath>()
         .map_or_else(|| "other".to_owned(), |path| path.as_str().to_owned());
     let method = request.method().clone();
-    let response = problem::finish(next.run(request).await, &request_id);
+    let response = problem::finish(next.run(linger::lingering(request)).await, &request_id);
     let metrics = &state.app.metrics;
     let method = match method.as_str() {
         known @ ("GET" | "PUT" | "POST" | "PATCH" | "DELETE") => known,
@@ -189,7 +194,7 @@ fn panicked(_: Box<dyn std::any::Any + Send>) -> Response {
 /// Accepts connections until `closing`, then lets each finish the call it is in.
 pub async fn serve(listener: TcpListener, app: Arc<App>, closing: CancellationToken) {
     let places = Arc::new(Semaphore::new(app.config.server.max_connections));
-    let router = router(app);
+    let router = router(app, closing.clone());
     let graceful = GracefulShutdown::new();
     let mut http = hyper::server::conn::http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(HEADER_WAIT).max_buf_size(MAX_HEADERS);

@@ -80,10 +80,10 @@ pub fn read<'de, T: Deserialize<'de>>(text: &'de [u8], at: &str) -> Result<T, Ba
                 let code = if detail.starts_with("unknown field") { "unknown_field" } else { "wrong_type" };
                 Bad::Fields(vec![FieldError::new(pointer, code, detail)])
             }
-            _ => Bad::Syntax(format!("the body is not JSON: {inner}")),
+            _ => Bad::Syntax(format!("not JSON: {inner}")),
         }
     })?;
-    json.end().map_err(|why| Bad::Syntax(format!("the body is not one JSON value: {why}")))?;
+    json.end().map_err(|why| Bad::Syntax(format!("not one JSON value: {why}")))?;
     Ok(value)
 }
 

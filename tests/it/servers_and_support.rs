@@ -6,7 +6,12 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::support::{Postgres, Process, Receiver, Reply, fresh_database, http_client, psql};
+use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use crate::support::{
+    Keeps, Node, Postgres, Process, Receiver, Redis, Reply, fresh_database, http_client, psql, to,
+};
 
 /// Long enough for a busy machine; nothing here takes it unless it is broken.
 const LONG: Duration = Duration::from_secs(20);
@@ -128,6 +133,91 @@ async fn private_server_keeps_its_data_when_killed() {
     server.stop_fast().await;
     server.start_again().await;
     assert_eq!(psql(&database, "SELECT n FROM kept ORDER BY n").await, "1\n2");
+}
+
+#[tokio::test]
+async fn private_redis_keeps_what_it_is_to_keep_when_killed() {
+    for keeps in [Keeps::Writes, Keeps::Snapshots] {
+        let mut server = Redis::private_keeping(keeps).await;
+        let url = server.url();
+        assert_eq!(server.cli(&["SET", "a", "1"]).await, "OK");
+        server.kill().await;
+        server.start_again().await;
+        let kept = if keeps == Keeps::Writes { "1" } else { "0" };
+        assert_eq!(server.cli(&["EXISTS", "a"]).await, kept, "{keeps:?}");
+
+        assert_eq!(server.cli(&["SET", "b", "1"]).await, "OK");
+        server.flush_all().await;
+        assert_eq!(server.cli(&["DBSIZE"]).await, "0");
+        assert_eq!(server.cli(&["SET", "c", "1"]).await, "OK");
+        server.start_empty().await;
+        assert_eq!((server.cli(&["DBSIZE"]).await.as_str(), server.url()), ("0", url));
+    }
+}
+
+#[tokio::test]
+async fn private_redis_rolls_back_to_its_copy_any_number_of_times() {
+    for keeps in [Keeps::Writes, Keeps::Snapshots] {
+        let mut server = Redis::private_keeping(keeps).await;
+        assert_eq!(server.cli(&["MSET", "kept", "1", "changed", "1"]).await, "OK");
+        server.save_copy().await;
+        for _ in 0..2 {
+            assert_eq!(server.cli(&["MSET", "changed", "2", "new", "2"]).await, "OK");
+            server.roll_back().await;
+            assert_eq!(server.cli(&["MGET", "kept", "changed", "new"]).await, "1\n1", "{keeps:?}");
+        }
+        server.kill().await;
+        server.roll_back().await;
+        assert_eq!(server.cli(&["DBSIZE"]).await, "2");
+    }
+}
+
+#[tokio::test]
+async fn private_redis_that_is_stopped_answers_when_it_goes_on_and_ends_when_dropped() {
+    let server = Redis::private().await;
+    let mut client = tokio::net::TcpStream::connect(("127.0.0.1", server.port())).await.unwrap();
+    server.stop_process();
+    client.write_all(b"PING\r\n").await.unwrap();
+    let mut answer = [0; 7];
+    let early = tokio::time::timeout(Duration::from_millis(200), client.read_exact(&mut answer)).await;
+    assert!(early.is_err(), "{answer:?}");
+    server.continue_process();
+    tokio::time::timeout(LONG, client.read_exact(&mut answer)).await.expect("it goes on").unwrap();
+    assert_eq!(&answer, b"+PONG\r\n");
+
+    server.stop_process();
+    let state = format!("/proc/{}/stat", server.pid());
+    drop(server);
+    assert!(!std::path::Path::new(&state).exists());
+}
+
+#[tokio::test]
+#[should_panic(expected = "ERR unknown command")]
+async fn a_command_that_redis_refuses_does_not_pass_for_an_answer() {
+    Redis::private().await.cli(&["NONSENSE"]).await;
+}
+
+#[tokio::test]
+async fn shared_redis_gives_each_test_a_namespace_of_its_own() {
+    let (one, two) = (Redis::shared(), Redis::shared());
+    assert_ne!(one.namespace(), two.namespace());
+    assert_eq!(one.url(), two.url());
+    assert_eq!(one.cli(&["PING"]).await, "PONG");
+}
+
+#[tokio::test]
+async fn a_node_takes_its_namespace_and_its_wheels_from_its_builder() {
+    let receiver = Receiver::start().await;
+    let node = Node::builder().namespace("mine").hot("memory://").start_ready().await;
+    let timer = json!({"delay": "PT0S", "target": to(receiver.url("/ok"))});
+    assert_eq!(node.api().put("t", &timer).await.0, 201);
+    let all = receiver.wait_for(1, LONG).await;
+    assert_eq!(all[0].headers["ce-source"], "/mainspring/mine");
+    drop(node);
+    // Whatever it makes of it, it is told.
+    let node = Node::builder().hot("nonsense://").start();
+    assert!(node.wait_exit(LONG).await.is_some_and(|status| !status.success()));
+    assert!(node.log().contains("hot.url"), "{}", node.log());
 }
 
 #[tokio::test]

@@ -1,9 +1,11 @@
-//! `/v1/timers`: register, read, change. What the three share stands here.
+//! `/v1/timers`: register, read, change. What they share stands here.
 
 pub mod change;
 pub mod explain;
+pub mod many;
 pub mod read;
 pub mod register;
+pub mod stream;
 
 use std::time::Duration;
 

@@ -1,26 +1,20 @@
-//! Register: one under its caller's id, one under the service's, many at once.
+//! Register one: under its caller's id, or under one that the service makes.
 
 use std::sync::Arc;
 
-use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
-use axum::response::IntoResponse;
-use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
+use serde::Deserialize;
 
 use super::{Answered, MAX_BODY, bad_query, body, context, parse_id, shown};
+use crate::api::ApiState;
 use crate::api::problem::{FieldError, Problem};
 use crate::api::request::{self, Naming, RawTimer};
 use crate::api::view::TimerView;
-use crate::api::{ApiState, Caller};
 use crate::app::Service;
-use crate::cold::{MAX_REGISTER_BATCH, NewTimer, Registered};
+use crate::cold::{NewTimer, Registered};
 use crate::model::id::{TimerId, idempotency_uid};
-
-const MAX_BATCH_BODY: usize = 16 * 1024 * 1024;
-const MAX_BATCH: usize = 5000;
 
 /// `again` of a PUT.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
@@ -54,7 +48,7 @@ pub async fn put(
     if reserved {
         return put_reserved(&state, service, &id, &new).await;
     }
-    match register(&state, service, new).await? {
+    match register(service, new).await? {
         Registered::New(row) => Ok(shown(StatusCode::CREATED, &row, state.tiers(service))),
         Registered::Same(row) => Ok(shown(StatusCode::OK, &row, state.tiers(service))),
         Registered::Taken => Err(id_taken(&id)),
@@ -76,19 +70,15 @@ async fn put_reserved(state: &ApiState, service: &Service, id: &TimerId, new: &N
     }
 }
 
-fn id_taken(id: &TimerId) -> Problem {
+pub(super) fn id_taken(id: &TimerId) -> Problem {
     let detail = format!(
         "`{id}` is taken by a timer with other content; change that one with PATCH, or choose another id"
     );
     Problem::new(StatusCode::CONFLICT, "id_taken", detail)
 }
 
-async fn register(state: &ApiState, service: &Service, new: NewTimer) -> Result<Registered, Problem> {
-    let registered = service.registrations.submit(new).await??;
-    if matches!(registered, Registered::New(_)) {
-        state.app.metrics.registered.inc();
-    }
-    Ok(registered)
+async fn register(service: &Service, new: NewTimer) -> Result<Registered, Problem> {
+    Ok(service.registrations.submit(new).await??)
 }
 
 /// Register under an id that the service makes.
@@ -112,7 +102,7 @@ pub async fn post(State(state): State<Arc<ApiState>>, request: Request) -> Answe
     };
     let bytes = body(request.into_body(), MAX_BODY).await?;
     let new = request::timer(&bytes, naming, false, &context(&state, service))?;
-    let (status, row) = match register(&state, service, new).await? {
+    let (status, row) = match register(service, new).await? {
         Registered::New(row) => (StatusCode::CREATED, row),
         Registered::Same(row) => (StatusCode::OK, row),
         Registered::Taken => {
@@ -125,110 +115,4 @@ pub async fn post(State(state): State<Arc<ApiState>>, request: Request) -> Answe
         response.headers_mut().insert(header::LOCATION, location);
     }
     Ok(response)
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct RawBatch {
-    timers: Vec<Box<RawValue>>,
-}
-
-/// The body of a batch.
-#[derive(utoipa::ToSchema)]
-#[expect(dead_code, reason = "describes the body; items are read one by one")]
-pub struct Batch {
-    /// At most 5,000, each as in PUT with its `id`, or without one.
-    timers: Vec<RawTimer>,
-}
-
-/// What became of each item, in order.
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct BatchAnswer {
-    results: Vec<ItemAnswer>,
-}
-
-/// What became of one item.
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct ItemAnswer {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    id: Option<String>,
-    /// 201 new, 200 the same again, 409 taken, 422 not valid, 503 not committed.
-    status: u16,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    error: Option<ItemError>,
-}
-
-/// Why an item was not registered.
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct ItemError {
-    code: &'static str,
-    detail: String,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    errors: Vec<FieldError>,
-}
-
-impl ItemAnswer {
-    fn refused(id: Option<String>, problem: Problem) -> Self {
-        // Within a batch every invalid item is 422, its size included.
-        let status = if problem.status == 413 || problem.status == 400 { 422 } else { problem.status };
-        let error = ItemError { code: problem.code, detail: problem.detail, errors: problem.errors };
-        Self { id, status, error: Some(error) }
-    }
-}
-
-/// Register many at once; each item stands alone.
-#[utoipa::path(post, path = "/v1/timers/batch", tag = "timers", request_body = Batch,
-    responses((status = 200, body = BatchAnswer), (status = 413, body = Problem), (status = 422, body = Problem)))]
-pub async fn batch(
-    State(state): State<Arc<ApiState>>,
-    axum::Extension(caller): axum::Extension<Caller>,
-    request: Request,
-) -> Answered {
-    let service = state.service()?;
-    let bytes = body(request.into_body(), MAX_BATCH_BODY).await?;
-    let raw: RawBatch = request::read(&bytes, "")?;
-    if raw.timers.len() > MAX_BATCH {
-        let detail = format!("{} timers; at most {MAX_BATCH}", raw.timers.len());
-        return Err(Problem::invalid(vec![FieldError::new("/timers", "too_large", detail)]));
-    }
-    state.auth.charge(&caller, raw.timers.len().saturating_sub(1))?;
-    let mut results: Vec<Option<ItemAnswer>> = Vec::with_capacity(raw.timers.len());
-    let mut good: Vec<(usize, NewTimer)> = Vec::with_capacity(raw.timers.len());
-    for (place, item) in raw.timers.iter().enumerate() {
-        match request::timer(item.get().as_bytes(), Naming::Own, false, &context(&state, service)) {
-            Ok(new) => {
-                good.push((place, new));
-                results.push(None);
-            }
-            Err(bad) => results.push(Some(ItemAnswer::refused(own_id(item), bad.into()))),
-        }
-    }
-    // Chunks in order, one after another: an id that stands twice meets its first registration.
-    for chunk in good.chunks(MAX_REGISTER_BATCH) {
-        let timers: Vec<NewTimer> = chunk.iter().map(|(_, new)| new.clone()).collect();
-        let answers = service.store.register(&timers).await;
-        service.promotion.written(answers.iter().filter_map(Registered::new_row));
-        for ((place, new), answer) in chunk.iter().zip(answers) {
-            let id = Some(new.id.as_str().to_owned());
-            results[*place] = Some(match answer {
-                Ok(Registered::New(_)) => {
-                    state.app.metrics.registered.inc();
-                    ItemAnswer { id, status: 201, error: None }
-                }
-                Ok(Registered::Same(_)) => ItemAnswer { id, status: 200, error: None },
-                Ok(Registered::Taken) => ItemAnswer::refused(id, id_taken(&new.id)),
-                Err(why) => ItemAnswer::refused(id, why.into()),
-            });
-        }
-    }
-    Ok(Json(BatchAnswer { results: results.into_iter().flatten().collect() }).into_response())
-}
-
-/// The id an invalid item asked for, to name it in the answer.
-fn own_id(item: &RawValue) -> Option<String> {
-    #[derive(Deserialize)]
-    struct OnlyId {
-        id: Option<String>,
-    }
-    serde_json::from_str::<OnlyId>(item.get()).ok()?.id
 }

@@ -61,6 +61,7 @@ async fn without_a_known_key_all_but_the_health_checks_is_401() {
         (Method::GET, "/v1/timers/t"),
         (Method::GET, "/v1/timers"),
         (Method::POST, "/v1/timers/batch"),
+        (Method::POST, "/v1/timers/stream"),
         (Method::GET, "/v1/ledger"),
         (Method::GET, "/openapi.json"),
         (Method::GET, "/docs"),
@@ -238,6 +239,21 @@ async fn a_body_over_its_limit_is_answered_before_it_has_arrived() {
         assert!(seen.starts_with(b"HTTP/1.1 413 "), "{:?}", String::from_utf8_lossy(&seen));
     }
     assert_eq!(node.api().timer("t").await.0, 404);
+}
+
+/// Refused early, a client goes on sending for a while. A connection closed under it would tell it nothing.
+#[tokio::test]
+async fn a_client_that_is_still_sending_learns_why_it_is_refused() {
+    let node = Node::builder().env("MAINSPRING__SERVER__API_KEYS", KEY).start_ready().await;
+    let (api, unknown) = (node.api().with_key(KEY), node.api().with_key(OTHER_KEY));
+    let body = vec![b' '; 2 * 1024 * 1024];
+    for _ in 0..20 {
+        let put = async |api: &Api| api.send_bytes(Method::PUT, "/v1/timers/t", &[], body.clone()).await;
+        problem(&put(&unknown).await, 401, "unknown_key");
+        problem(&put(&api).await, 413, "too_large");
+        let stream = api.send_bytes(Method::POST, "/v1/timers/stream", &[], body.clone()).await;
+        problem(&stream, 415, "not_ndjson");
+    }
 }
 
 #[tokio::test]

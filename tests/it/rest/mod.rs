@@ -10,6 +10,7 @@ mod register;
 mod replies;
 mod retry;
 mod service;
+mod stream;
 
 use std::time::Duration;
 

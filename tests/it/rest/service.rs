@@ -168,6 +168,7 @@ async fn the_openapi_document_is_sound_and_tells_what_is_there() {
         "POST /v1/timers",
         "GET /v1/timers",
         "POST /v1/timers/batch",
+        "POST /v1/timers/stream",
         "POST /v1/timers/{id}/fire",
         "GET /v1/timers/{id}/attempts",
         "GET /v1/ledger",

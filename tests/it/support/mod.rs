@@ -11,6 +11,7 @@ mod node;
 mod on_both;
 mod process;
 mod receiver;
+mod redis;
 mod servers;
 
 use std::sync::Once;
@@ -22,6 +23,7 @@ pub use node::{Node, NodeBuilder};
 pub(crate) use on_both::on_both;
 pub use process::{Exit, Process};
 pub use receiver::{Received, Receiver, Reply};
+pub use redis::{Keeps, Redis, SharedRedis};
 pub use servers::{Postgres, free_port, fresh_database, psql};
 
 /// Chooses the TLS provider for this process. A client cannot be built before; more calls do nothing.

@@ -32,6 +32,16 @@ impl NodeBuilder {
         self
     }
 
+    /// The wheels' URL; without one, the default.
+    pub fn hot(self, url: impl Into<String>) -> Self {
+        self.env("MAINSPRING__HOT__URL", url)
+    }
+
+    /// The store's namespace; without one, the default. On a shared Redis each test needs its own.
+    pub fn namespace(self, namespace: impl Into<String>) -> Self {
+        self.env("MAINSPRING__NAMESPACE", namespace)
+    }
+
     /// The node's name; without one, a name that no other node of this test run has.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());

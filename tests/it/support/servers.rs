@@ -149,7 +149,7 @@ async fn answers(url: &str) -> bool {
     run(command).await.status.success()
 }
 
-async fn run(mut command: Command) -> process::Output {
+pub(super) async fn run(mut command: Command) -> process::Output {
     let name = command.get_program().to_string_lossy().into_owned();
     tokio::task::spawn_blocking(move || command.output())
         .await
