@@ -1,12 +1,16 @@
 //! Who may send next: a lane per receiver, with room of its own.
 //!
 //! A plain structure without I/O or clock. What is due waits here as pointers, unclaimed, until its lane has
-//! room; so a receiver that hangs fills its own lane and nobody else's. A lane starts small, grows with
+//! room; so a receiver that hangs fills its own lane and nobody else's. A lane that is well may claim as many
+//! again as it may send at once, so that the next are claimed by the time a place is free; those wait at its
+//! gate ([`Lanes::enter`]). A lane starts small, grows with
 //! every success and halves when its receiver does not answer in time. Retries have lanes of their own and
 //! never take more than a quarter of the node; what an outage left overdue has lanes of its own too, and
 //! never takes more than half, so that what falls due now is not delayed by it.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+
+use tokio::sync::oneshot;
 
 use crate::model::id::{Generation, Uid};
 use crate::model::pointer::{Pointer, Via};
@@ -95,12 +99,18 @@ pub enum Left {
 #[derive(Debug)]
 struct Lane {
     queue: VecDeque<Pointer>,
+    /// Claimed: waiting for the due millisecond, at the gate, or being sent.
     in_flight: usize,
+    sending: usize,
+    /// Claimed and due, in order; told when there is a place.
+    gate: VecDeque<oneshot::Sender<()>>,
+    /// How many may be sent at once.
     limit: usize,
     /// Answers a second, smoothed; a new lane is thought quick until it shows otherwise.
     rate: f64,
     answered: u32,
     rated_at_ms: i64,
+    answered_at_ms: i64,
 }
 
 /// All lanes of a node.
@@ -153,16 +163,21 @@ impl Lanes {
         let lane = self.lanes.entry(key).or_insert_with(|| Lane {
             queue: VecDeque::new(),
             in_flight: 0,
+            sending: 0,
+            gate: VecDeque::new(),
             limit: START.min(per_lane),
             rate: 10_000.0,
             answered: 0,
             rated_at_ms: now_ms,
+            answered_at_ms: now_ms,
         });
         if lane.queue.len() >= lane.cap(START.min(per_lane)) {
             lane.rerate(now_ms);
             let drain_ms = lane.queue.len() as f64 / (lane.rate + 0.1) * 1000.0;
+            // As long again as it has been silent, so that a short stall does not put rows off for long.
+            let silent_ms = (now_ms - lane.answered_at_ms).clamp(1000, 300_000);
             return if drain_ms > SOON_MS {
-                Offer::Later(drain_ms.min(300_000.0) as i64)
+                Offer::Later((drain_ms.min(300_000.0) as i64).min(silent_ms))
             } else {
                 Offer::Full
             };
@@ -188,7 +203,8 @@ impl Lanes {
             let Some(lane) = self.lanes.get_mut(&key) else {
                 continue;
             };
-            let room = lane.limit.saturating_sub(lane.in_flight).min(self.total - self.in_flight);
+            let places = lane.places(START.min(self.per_lane));
+            let room = places.saturating_sub(lane.in_flight).min(self.total - self.in_flight);
             let room = match key.kind {
                 Kind::First => room,
                 Kind::Retry => room.min((self.total / 4).max(1).saturating_sub(self.in_flight_retries)),
@@ -225,7 +241,24 @@ impl Lanes {
     /// The claim of a pointer that was taken surely got nothing: its place is free and it is in no hand.
     pub fn dropped(&mut self, pointer: &Pointer) {
         self.in_hand.remove(&pointer.uid);
-        self.left(LaneKey::of(pointer), Left::Unused, 0);
+        self.gave_up(LaneKey::of(pointer));
+    }
+
+    /// Asks for a place to send what was claimed: none when it may go at once, else what tells when it may.
+    pub fn enter(&mut self, key: LaneKey) -> Option<oneshot::Receiver<()>> {
+        let lane = self.lanes.get_mut(&key)?;
+        if lane.sending < lane.limit {
+            lane.sending += 1;
+            return None;
+        }
+        let (place, told) = oneshot::channel();
+        lane.gate.push_back(place);
+        Some(told)
+    }
+
+    /// What was claimed will not be sent, and was not let through the gate.
+    pub fn gave_up(&mut self, key: LaneKey) {
+        self.free(key, false, |_| {});
     }
 
     /// What became of it is recorded: it is in no hand any more.
@@ -238,8 +271,34 @@ impl Lanes {
         self.in_hand.contains(uid)
     }
 
-    /// An attempt is over: its place is free.
+    /// An attempt that was let through the gate is over: its place is free.
     pub fn left(&mut self, key: LaneKey, how: Left, now_ms: i64) {
+        let per_lane = self.per_lane;
+        let mut dropped: Vec<Uid> = Vec::new();
+        self.free(key, true, |lane| match how {
+            Left::Answered => {
+                lane.limit = (lane.limit + 1).min(per_lane);
+                lane.answered += 1;
+                lane.answered_at_ms = now_ms;
+                lane.rerate(now_ms);
+            }
+            Left::Silent => {
+                lane.limit = (lane.limit / 2).max(FLOOR).min(per_lane);
+                lane.rerate(now_ms);
+                // What no longer fits is found again by the sweep, which then puts it off.
+                while lane.queue.len() > lane.cap(START.min(per_lane)) {
+                    dropped.extend(lane.queue.pop_back().map(|last| last.uid));
+                }
+            }
+            Left::Unused => {}
+        });
+        self.queued -= dropped.len();
+        for uid in dropped {
+            self.waiting.remove(&uid);
+        }
+    }
+
+    fn free(&mut self, key: LaneKey, entered: bool, note: impl FnOnce(&mut Lane)) {
         self.in_flight = self.in_flight.saturating_sub(1);
         match key.kind {
             Kind::First => {}
@@ -250,24 +309,12 @@ impl Lanes {
             return;
         };
         lane.in_flight = lane.in_flight.saturating_sub(1);
-        match how {
-            Left::Answered => {
-                lane.limit = (lane.limit + 1).min(self.per_lane);
-                lane.answered += 1;
-                lane.rerate(now_ms);
-            }
-            Left::Silent => {
-                lane.limit = (lane.limit / 2).max(FLOOR).min(self.per_lane);
-                lane.rerate(now_ms);
-                // What no longer fits is found again by the sweep, which then puts it off.
-                while lane.queue.len() > lane.cap(START.min(self.per_lane)) {
-                    if let Some(last) = lane.queue.pop_back() {
-                        self.waiting.remove(&last.uid);
-                        self.queued -= 1;
-                    }
-                }
-            }
-            Left::Unused => {}
+        lane.sending = lane.sending.saturating_sub(usize::from(entered));
+        note(lane);
+        while lane.sending < lane.limit {
+            let Some(place) = lane.gate.pop_front() else { break };
+            // Whoever has gone away from the gate takes no place.
+            lane.sending += usize::from(place.send(()).is_ok());
         }
         let idle = lane.in_flight == 0 && lane.queue.is_empty();
         if idle && lane.limit >= START.min(self.per_lane) {
@@ -295,6 +342,11 @@ impl Lanes {
 }
 
 impl Lane {
+    /// How many may be claimed at once: as many again as may be sent, while the receiver answers.
+    fn places(&self, start: usize) -> usize {
+        if self.limit < start { self.limit } else { 2 * self.limit }
+    }
+
     /// How many pointers may wait: few while the receiver answers worse than a new one would.
     fn cap(&self, start: usize) -> usize {
         if self.limit < start { SLOW_HELD } else { LANE_HELD }
@@ -337,7 +389,7 @@ mod tests {
         for n in 0..50 {
             assert_eq!(lanes.offer(pointer(n, 1, 0), 0), Offer::Held);
         }
-        assert_eq!(lanes.take(100).len(), START, "a new lane starts small");
+        assert_eq!(lanes.take(100).len(), 2 * START, "a new lane starts small");
         lanes.offer(pointer(100, 2, 0), 0);
         assert_eq!(lanes.take(100), [pointer(100, 2, 0)]);
         assert!(lanes.take(100).is_empty());
@@ -351,13 +403,35 @@ mod tests {
         }
         let key = LaneKey { lane: 1, kind: Kind::First };
         for _ in lanes.take(1000) {
+            assert!(lanes.enter(key).is_none());
             lanes.left(key, Left::Answered, 0);
         }
-        assert_eq!(lanes.take(1000).len(), 20);
-        for _ in 0..20 {
+        assert_eq!(lanes.take(1000).len(), 40, "as many again as may be sent at once");
+        for _ in 0..40 {
+            let _ = lanes.enter(key);
             lanes.left(key, Left::Silent, 0);
         }
         assert_eq!(lanes.take(1000).len(), FLOOR);
+    }
+
+    #[test]
+    fn no_more_pass_the_gate_than_may_be_sent_at_once() {
+        let mut lanes = Lanes::new(1000, 2);
+        for n in 0..4 {
+            lanes.offer(pointer(n, 1, 0), 0);
+        }
+        let key = LaneKey { lane: 1, kind: Kind::First };
+        assert_eq!(lanes.take(100).len(), 4);
+        assert!(lanes.enter(key).is_none() && lanes.enter(key).is_none());
+        let (gone, mut waits) = (lanes.enter(key).unwrap(), lanes.enter(key).unwrap());
+        drop(gone);
+        lanes.gave_up(key);
+        assert!(waits.try_recv().is_err(), "nobody has left");
+        lanes.left(key, Left::Answered, 0);
+        assert!(waits.try_recv().is_ok(), "who went away takes no place");
+        lanes.left(key, Left::Answered, 0);
+        lanes.left(key, Left::Answered, 0);
+        assert_eq!(lanes.in_flight(), 0);
     }
 
     #[test]
@@ -397,6 +471,7 @@ mod tests {
         assert_eq!(lanes.offer(pointer(1, 1, 0), 0), Offer::Held);
         let taken = lanes.take(10);
         assert_eq!((lanes.held(), lanes.in_flight()), (0, 1));
+        assert!(lanes.enter(LaneKey::of(&taken[0])).is_none());
         lanes.left(LaneKey::of(&taken[0]), Left::Answered, 0);
         assert_eq!(lanes.in_flight(), 0);
         assert_eq!(lanes.offer(pointer(1, 1, 1), 0), Offer::Known, "its result is not recorded yet");
@@ -424,7 +499,7 @@ mod tests {
         // Nothing answered for seconds.
         let new = u128::MAX;
         let offers: Vec<_> = (1..8).map(|i| lanes.offer(pointer(new, 1, 0), i * 1000)).collect();
-        assert!(matches!(offers.last(), Some(Offer::Later(ms)) if *ms > 30_000), "{offers:?}");
+        assert!(matches!(offers.last(), Some(Offer::Later(7000))), "as long as it was silent: {offers:?}");
     }
 
     #[test]
@@ -434,8 +509,10 @@ mod tests {
             for n in 0..100 {
                 lanes.offer(pointer(lane * 1000 + n, lane as i64, 0), 0);
             }
+            let key = LaneKey { lane: lane as i64, kind: Kind::First };
             for _ in lanes.take(1000) {
-                lanes.left(LaneKey { lane: lane as i64, kind: Kind::First }, Left::Silent, 60_000);
+                let _ = lanes.enter(key);
+                lanes.left(key, Left::Silent, 60_000);
             }
         }
         assert!(lanes.held() <= ALL_HELD);

@@ -43,6 +43,9 @@ use webhook::{Outcome, Sender};
 /// Fewer pointers than this wait when the sweep may bring more: it reads from SQL what waits here too.
 const SWEEP_HELD: usize = 8192;
 
+/// How long what was claimed waits for its lane to have a place.
+const AT_GATE: Duration = Duration::from_secs(2);
+
 /// Sends what is due.
 pub struct Dispatcher {
     store: ColdStore,
@@ -179,7 +182,7 @@ impl Dispatcher {
                 self.metrics.store_errors.inc();
                 tracing::warn!(%why, batch = owned.len(), "claim failed");
                 for (pointer, epoch) in &owned {
-                    self.with(|lanes| lanes.left(LaneKey::of(pointer), Left::Unused, 0));
+                    self.with(|lanes| lanes.gave_up(LaneKey::of(pointer)));
                     let token = Token { generation: pointer.generation, attempt: pointer.attempt + 1 };
                     // It may have happened all the same; then it is given back. Ends the count of `begin`.
                     self.report(Report::unsent(pointer.uid, pointer.shard, token, *epoch)).await;
@@ -191,7 +194,7 @@ impl Dispatcher {
         for (pointer, epoch) in owned {
             if claimed.unreadable.contains(&pointer.uid) {
                 // Stays in hand: claimed again and again it would hold up the others.
-                self.with(|lanes| lanes.left(LaneKey::of(&pointer), Left::Unused, 0));
+                self.with(|lanes| lanes.gave_up(LaneKey::of(&pointer)));
                 self.ownership.end(pointer.shard);
                 continue;
             }
@@ -218,8 +221,13 @@ impl Dispatcher {
         let key = LaneKey::of(&pointer);
         let token = Token { generation: row.life.generation, attempt: row.life.attempt };
         self.wait_for(pointer.wake_at.max(row.life.due_at)).await;
-        if self.stop.is_cancelled() || !self.ownership.valid(row.shard, epoch) {
-            self.leave(key, Left::Unused);
+        let entered = self.enter(key).await;
+        if !entered || self.stop.is_cancelled() || !self.ownership.valid(row.shard, epoch) {
+            match entered {
+                true => self.leave(key, Left::Unused),
+                false => self.with(|lanes| lanes.gave_up(key)),
+            }
+            self.work.notify_one();
             self.report(Report::unsent(row.uid, row.shard, token, epoch)).await;
             return;
         }
@@ -265,6 +273,20 @@ impl Dispatcher {
             node: self.ownership.me().name.clone(),
         };
         self.report(Report::attempted(row.uid, row.shard, next, record)).await;
+    }
+
+    /// Waits for a place among those that may be sent at once; tells whether it got one. Nobody waits long:
+    /// what was claimed and finds no place is given back.
+    async fn enter(&self, key: LaneKey) -> bool {
+        let Some(mut told) = self.with(|lanes| lanes.enter(key)) else { return true };
+        tokio::select! {
+            place = &mut told => return place.is_ok(),
+            () = tokio::time::sleep(AT_GATE) => {}
+            () = self.stop.cancelled() => {}
+        }
+        // A place may have been given at this very moment.
+        told.close();
+        told.try_recv().is_ok()
     }
 
     /// Waits until it is due by the store's clock, or until stopped. The clock is looked at again after
