@@ -11,23 +11,17 @@ use super::client::Client;
 use super::exit::{Exit, usage};
 use super::{input, out};
 use crate::bench::figures::{Figure, cells};
-use crate::bench::scenario::Scenario;
 use crate::bench::scenario::burst::Burst;
-use crate::bench::scenario::crash::Crash;
 use crate::bench::scenario::idle::Idle;
 use crate::bench::scenario::paced::Paced;
 use crate::bench::scenario::parked::Parked;
 use crate::bench::scenario::recover::Recover;
 use crate::bench::scenario::register::{Register, Step};
+use crate::bench::scenario::{Scenario, plan};
 use crate::bench::stores::Choice;
 use crate::bench::timers::{Ids, MIN_PAYLOAD};
 use crate::bench::{self, Options, Report, server};
 use crate::config::{ColdKind, Config};
-
-/// How many timers the figures speak of as parked.
-const MANY: u64 = 1_000_000;
-/// And with `--quick`.
-const FEW: u64 = 200;
 
 /// `bench …`
 #[derive(Args)]
@@ -175,7 +169,7 @@ struct BurstArgs {
 #[derive(Args)]
 struct ParkedArgs {
     /// Far-future timers
-    #[arg(long, value_name = "N", default_value_t = MANY, value_parser = count)]
+    #[arg(long, value_name = "N", default_value_t = plan::MANY, value_parser = count)]
     parked: u64,
     /// Let the service name them
     #[arg(long)]
@@ -223,7 +217,7 @@ struct KilledArgs {
 #[derive(Args)]
 struct IdleArgs {
     /// Far-future timers
-    #[arg(long, value_name = "N", default_value_t = MANY)]
+    #[arg(long, value_name = "N", default_value_t = plan::MANY)]
     parked: u64,
     /// How many seconds nothing is done
     #[arg(long, value_name = "N", default_value_t = 60.0, value_parser = positive)]
@@ -340,17 +334,12 @@ impl Verb {
             Self::Recover(args) => {
                 vec![Scenario::Recover(Recover { count: args.count, ahead: args.ahead, parked: args.parked })]
             }
-            Self::Crash(args) => vec![crash(args.count, args.ahead, args.parked)],
+            Self::Crash(args) => vec![plan::crash(args.count, args.ahead, args.parked)],
             Self::Idle(args) => vec![Scenario::Idle(args.scenario())],
-            Self::All { quick: true } => quick(),
-            Self::All { quick: false } => figures(),
+            Self::All { quick: true } => plan::quick(),
+            Self::All { quick: false } => plan::figures(),
         }
     }
-}
-
-/// A third of the burst has arrived at the kill.
-fn crash(count: u64, ahead: Option<Duration>, parked: u64) -> Scenario {
-    Scenario::Crash(Crash { count, ahead, kill_at: 1.0 / 3.0, parked })
 }
 
 impl RegisterArgs {
@@ -382,8 +371,6 @@ impl BurstArgs {
 impl ParkedArgs {
     fn scenario(&self) -> Parked {
         let beside = &self.beside;
-        let mut paced = paced(beside.rate, beside.seconds);
-        paced.parked = 0;
         Parked {
             count: self.parked,
             ids: if self.server_ids { Ids::Server } else { Ids::Caller },
@@ -394,7 +381,7 @@ impl ParkedArgs {
                 connections: connections(&beside.connections),
                 parked: 0,
             },
-            paced,
+            paced: plan::paced(beside.rate, beside.seconds),
             burst: Burst { counts: vec![beside.burst], same_ms: false, ahead: None, parked: 0 },
         }
     }
@@ -404,87 +391,6 @@ impl IdleArgs {
     fn scenario(&self) -> Idle {
         Idle { parked: self.parked, span: Duration::from_secs_f64(self.seconds), settle: self.settle }
     }
-}
-
-fn paced(rate: f64, seconds: f64) -> Paced {
-    let (ahead_min, ahead_max) = (Duration::from_secs(2), Duration::from_secs(10));
-    Paced { rate, seconds, connections: 16, ahead_min, ahead_max, parked: 0 }
-}
-
-/// The figures that docs/benchmarks.md lists.
-fn figures() -> Vec<Scenario> {
-    let register = |steps: &[Step], connections: &[usize], parked| {
-        let (steps, connections) = (steps.to_vec(), connections.to_vec());
-        Scenario::Register(Register { steps, count: 100_000, connections, parked })
-    };
-    let burst = |counts: &[u64], same_ms| {
-        Scenario::Burst(Burst { counts: counts.to_vec(), same_ms, ahead: None, parked: 0 })
-    };
-    vec![
-        register(&[Step::Post, Step::BatchPost, Step::StreamPost, Step::Cancel], &[64, 512], 0),
-        register(&[Step::Put, Step::BatchPut, Step::StreamPut], &[512], MANY),
-        Scenario::Paced(paced(1000.0, 60.0)),
-        burst(&[20_000, 200_000], false),
-        burst(&[20_000], true),
-        Scenario::Parked(Parked {
-            count: MANY,
-            ids: Ids::Caller,
-            promoted: 100_000,
-            register: Register {
-                steps: vec![Step::Post, Step::Put],
-                count: 100_000,
-                connections: vec![512],
-                parked: 0,
-            },
-            paced: paced(1000.0, 60.0),
-            burst: Burst { counts: vec![20_000], same_ms: false, ahead: None, parked: 0 },
-        }),
-        Scenario::Recover(Recover { count: 20_000, ahead: None, parked: 0 }),
-        crash(20_000, None, 0),
-        Scenario::Idle(Idle { parked: MANY, span: Duration::from_secs(60), settle: Duration::from_secs(60) }),
-    ]
-}
-
-/// Everything once, small.
-fn quick() -> Vec<Scenario> {
-    let ahead = Some(Duration::from_secs(2));
-    let paced = Paced {
-        connections: 4,
-        ahead_min: Duration::from_millis(200),
-        ahead_max: Duration::from_secs(1),
-        ..paced(100.0, 2.0)
-    };
-    let burst = Burst { counts: vec![FEW], same_ms: false, ahead, parked: 0 };
-    let steps = [
-        Step::Post,
-        Step::Put,
-        Step::BatchPost,
-        Step::BatchPut,
-        Step::StreamPost,
-        Step::StreamPut,
-        Step::Cancel,
-    ];
-    vec![
-        Scenario::Register(Register {
-            steps: steps.to_vec(),
-            count: FEW,
-            connections: vec![4, 16],
-            parked: 100,
-        }),
-        Scenario::Paced(paced.clone()),
-        Scenario::Burst(Burst { same_ms: true, ..burst.clone() }),
-        Scenario::Parked(Parked {
-            count: 1000,
-            ids: Ids::Caller,
-            promoted: 100,
-            register: Register { steps: vec![Step::Put], count: FEW, connections: vec![4], parked: 0 },
-            paced,
-            burst,
-        }),
-        Scenario::Recover(Recover { count: FEW, ahead, parked: 100 }),
-        crash(FEW, ahead, 100),
-        Scenario::Idle(Idle { parked: 100, span: Duration::from_secs(1), settle: Duration::ZERO }),
-    ]
 }
 
 fn connections(given: &[u64]) -> Vec<usize> {

@@ -1,10 +1,11 @@
-//! What is measured: one file for each scenario.
+//! What is measured: one file for each scenario, and [`plan`] with all of them.
 
 pub mod burst;
 pub mod crash;
 pub mod idle;
 pub mod paced;
 pub mod parked;
+pub mod plan;
 pub mod recover;
 pub mod register;
 

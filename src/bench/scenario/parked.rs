@@ -17,9 +17,11 @@ use crate::clock::Monotonic;
 /// Timers to weigh in Redis are due within the window, and late enough to be left alone while they are weighed.
 const PROMOTED: Due = Due::After { min_ms: 10 * 60_000, max_ms: 50 * 60_000 };
 /// How often Redis is weighed, how long it has to stay the same, and how long that is waited for.
-const WEIGH: Duration = Duration::from_secs(2);
-const SAME: u32 = 5;
+const WEIGH: Duration = Duration::from_secs(3);
+const SAME: u32 = 8;
 const SETTLE: Duration = Duration::from_secs(240);
+/// What the memory of a Redis in use goes up and down by, in bytes.
+const RIPPLE: f64 = 16_384.0;
 
 /// `parked`
 #[derive(Debug, Clone)]
@@ -76,10 +78,12 @@ impl Parked {
                 tokio::time::sleep(WEIGH).await;
                 let next = env.reading().await;
                 let moved = next.redis.memory.zip(after.redis.memory).map(|(now, then)| (now - then).abs());
-                // A timer is some hundred bytes: what moves less than one in a thousand of them stands still.
-                same =
-                    if moved.is_some_and(|moved| moved < self.promoted as f64 / 10.0) { same + 1 } else { 0 };
+                let still = moved.is_some_and(|moved| moved < RIPPLE);
+                same = if still { same + 1 } else { 0 };
                 after = next;
+            }
+            if same < SAME {
+                row.note = Some("the memory of Redis did not stand still; who else uses it?".into());
             }
         }
         after.note(&before, false, &mut row.figures);
