@@ -203,7 +203,7 @@ async fn work(
         address,
     };
     let ownership = Arc::new(Ownership::new(me, config.lease.get(), config.shards));
-    let hot = wheel::open(config).context("the wheels cannot be opened")?;
+    let hot = wheel::open(config, &store.wheels_name().await?).context("the wheels cannot be opened")?;
     let positions = Arc::new(Positions::new(config.shards));
     let (promotion, to_promote) = Promotion::new(
         store.clock().clone(),

@@ -156,6 +156,10 @@ impl ColdStore {
              ON CONFLICT (one) DO NOTHING"
         ));
         tx.execute(s).await?;
+        let mut s = Statement::new(self.dialect(), "prepare_store_id");
+        let id = s.text(&uuid::Uuid::now_v7().simple().to_string());
+        s.push(&format!("UPDATE store SET id = {id} WHERE id = ''"));
+        tx.execute(s).await?;
         let mut s = Statement::new(self.dialect(), "prepare_shards");
         let all = (0..i64::from(self.shards)).collect();
         let batch = s.batch("b", vec![("b_shard", Column::Int(all))]);
@@ -241,6 +245,14 @@ impl ColdStore {
             self.clock.observe(crate::model::time::UnixMs::new(row.get(0)?));
         }
         Ok(())
+    }
+
+    /// The name of this store's wheels, where other stores may have theirs: its namespace, and what no other
+    /// store has.
+    pub async fn wheels_name(&self) -> Result<String, Error> {
+        let store = entity::store::Entity::find_by_id(1).one(&self.db).await?;
+        let store = store.ok_or_else(|| Error::Corrupt("the store's own row is missing".into()))?;
+        Ok(format!("{}:{}", store.namespace, store.id))
     }
 
     /// How many shards the store was made with; `None` when it is not made yet.

@@ -3,31 +3,31 @@
 
 use super::slot::{Level, Slot};
 
-/// Builds the keys of one namespace.
+/// Builds the keys of one store.
 #[derive(Debug, Clone)]
 pub(super) struct Keys {
-    namespace: String,
+    store: String,
 }
 
 impl Keys {
-    pub fn new(namespace: &str) -> Self {
-        Self { namespace: namespace.to_owned() }
+    pub fn new(store: &str) -> Self {
+        Self { store: store.to_owned() }
     }
 
     /// HASH of a shard's standing: `i` incarnation, `e` epoch, `b` beat, `l` loaded (ms), and the marks
     /// `s`, `m`, `w`.
     pub fn standing(&self, shard: i32) -> String {
-        format!("mainspring:{{{}:{shard}}}", self.namespace)
+        format!("mainspring:{{{}:{shard}}}", self.store)
     }
 
     /// LIST of a slot's packed pointers.
     pub fn slot(&self, shard: i32, slot: Slot) -> String {
-        format!("mainspring:{{{}:{shard}}}:{}{}", self.namespace, mark(slot.level), slot.tick.0)
+        format!("mainspring:{{{}:{shard}}}:{}{}", self.store, mark(slot.level), slot.tick.0)
     }
 
     /// LIST of pointers for a node's last mile, each its shard (4 bytes) and packed.
     pub fn express(&self, node: &str) -> String {
-        format!("mainspring:{{{}:express:{node}}}", self.namespace)
+        format!("mainspring:{{{}:express:{node}}}", self.store)
     }
 }
 

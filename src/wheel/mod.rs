@@ -195,10 +195,10 @@ pub trait HotWheel: Send + Sync {
     fn is_shared(&self) -> bool;
 }
 
-/// The wheels that `hot.url` names. Redis is not reached yet.
-pub fn open(config: &Config) -> Result<Arc<dyn HotWheel>, Error> {
+/// The wheels that `hot.url` names, under the store's own name. Redis is not reached yet.
+pub fn open(config: &Config, name: &str) -> Result<Arc<dyn HotWheel>, Error> {
     match config.hot_kind().map_err(|why| Error::Url(why.to_string()))? {
         HotKind::Memory => Ok(Arc::new(MemoryWheel::default())),
-        HotKind::Redis => Ok(Arc::new(RedisWheel::open(config)?)),
+        HotKind::Redis => Ok(Arc::new(RedisWheel::open(config, name)?)),
     }
 }

@@ -48,8 +48,8 @@ pub struct RedisWheel {
 }
 
 impl RedisWheel {
-    /// The wheels in the server that `hot.url` names; it is reached when it is first needed.
-    pub fn open(config: &Config) -> Result<Self, Error> {
+    /// The wheels of this name in the server that `hot.url` names; it is reached when it is first needed.
+    pub fn open(config: &Config, name: &str) -> Result<Self, Error> {
         let pool = |size: usize, answer: Duration| {
             let settings = AsyncConnectionConfig::new()
                 .set_connection_timeout(Some(CONNECT))
@@ -67,7 +67,7 @@ impl RedisWheel {
         Ok(Self {
             pool: pool(config.hot.connections, ANSWER)?,
             waiting: pool(1, EXPRESS_WAIT + ANSWER)?,
-            keys: Keys::new(&config.namespace),
+            keys: Keys::new(name),
             append: redis::Script::new(scripts::APPEND),
             take: redis::Script::new(scripts::TAKE),
             express: redis::Script::new(scripts::EXPRESS),

@@ -12,6 +12,7 @@ pub struct Model {
     pub namespace: String,
     pub shards: i32,
     pub created_at: i64,
+    pub id: String,
 }
 
 /// None.

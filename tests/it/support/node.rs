@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use super::{Api, Process, free_port, http_client};
+use super::{Api, Process, Redis, free_port, http_client};
 
 /// A killed process is gone in milliseconds, unless the disk holds it.
 const REAP: Duration = Duration::from_secs(10);
@@ -32,7 +32,7 @@ impl NodeBuilder {
         self
     }
 
-    /// The wheels' URL; without one, the default.
+    /// The wheels' URL; without one, the shared Redis beside a PostgreSQL, and the default beside SQLite.
     pub fn hot(self, url: impl Into<String>) -> Self {
         self.env("MAINSPRING__HOT__URL", url)
     }
@@ -70,6 +70,9 @@ impl NodeBuilder {
             ("MAINSPRING__COLD__URL".to_owned(), cold),
             ("MAINSPRING__NODE__NAME".to_owned(), self.name.unwrap_or_else(|| format!("node-{port}"))),
         ];
+        if env[1].1.starts_with("postgres") {
+            env.push(("MAINSPRING__HOT__URL".to_owned(), Redis::shared().url().to_owned()));
+        }
         env.extend(self.env);
         let bears_limits = self.bears_limits;
         Node { process: launch(&dir, &env, bears_limits), dir, port, env, bears_limits }
