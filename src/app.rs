@@ -436,7 +436,7 @@ fn spawn_watched(
     let running = loops.spawn(task);
     loops.spawn(async move {
         let why = match running.await {
-            Ok(Ok(())) => return,
+            Ok(Ok(())) => return tracing::debug!("the {name} loop ended"),
             Ok(Err(why)) => why,
             Err(why) => anyhow::anyhow!("the {name} loop broke down: {why}"),
         };

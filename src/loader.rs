@@ -178,7 +178,10 @@ impl Loader {
             let mut pointers: Vec<Pointer> = Vec::new();
             take_all(hot, positions, takes, |take, page| {
                 pointers.extend(page);
-                taken.extend(take.map(|take| (take.shard, take.slot)));
+                if let Some(take) = take {
+                    positions.handed_over(take.shard, &take.incarnation, take.slot);
+                    taken.push((take.shard, take.slot));
+                }
             })
             .await?;
             let placed = positions.place(&pointers);
