@@ -1,0 +1,5 @@
+//! The wheels, and what turns them: one conformance suite for both versions, the wheel law, and the way of
+//! timers through the tiers. The clock is turned by hand, every loop is cranked.
+
+mod conformance;
+mod space;
