@@ -7,7 +7,7 @@ use tokio::sync::Notify;
 use uuid::Uuid;
 
 use super::slot::Slot;
-use super::{Append, Appended, EXPRESS, Error, HotWheel, PAGE, Standing, Take, Taken};
+use super::{Append, Appended, EXPRESS, Error, GONE, HotWheel, PAGE, Standing, Take, Taken, WENT_BACK};
 use crate::model::id::Epoch;
 use crate::model::pointer::Pointer;
 
@@ -128,17 +128,17 @@ impl HotWheel for MemoryWheel {
         Ok(self.with(|state| {
             let one = |take: &Take| {
                 let Some(wheel) = state.shards.get_mut(&take.shard) else {
-                    return Taken::Lost("it was not there");
+                    return Taken::Lost(GONE);
                 };
                 let standing = &mut wheel.standing;
                 if standing.incarnation != take.incarnation {
-                    return Taken::Lost("it was built by somebody else");
+                    return Taken::Lost(GONE);
                 }
                 if standing.epoch != take.epoch {
                     return Taken::NotMine;
                 }
                 if standing.beat < take.beat {
-                    return Taken::Lost("it went back in time");
+                    return Taken::Lost(WENT_BACK);
                 }
                 standing.beat += 1;
                 let mark = standing.marks.of_mut(take.slot.level);

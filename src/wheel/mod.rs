@@ -86,6 +86,12 @@ pub enum Error {
     Answer(String),
 }
 
+/// Why a wheel is lost: there is none of the incarnation that was filled.
+const GONE: &str = "it was emptied or built by somebody else";
+
+/// Why a wheel is lost: it has forgotten takes.
+const WENT_BACK: &str = "it went back in time";
+
 /// How a shard's wheel stands, as the wheel itself knows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Standing {

@@ -10,7 +10,9 @@ use deadpool_redis::{Connection, Manager, Pool, Runtime};
 
 use super::keys::{Keys, mark};
 use super::slot::{Level, Marks, Slot, Tick};
-use super::{Append, Appended, EXPRESS, Error, HotWheel, PAGE, Standing, Take, Taken, scripts};
+use super::{
+    Append, Appended, EXPRESS, Error, GONE, HotWheel, PAGE, Standing, Take, Taken, WENT_BACK, scripts,
+};
 use crate::config::Config;
 use crate::model::id::Epoch;
 use crate::model::pointer::{PACKED, Pointer};
@@ -234,8 +236,8 @@ impl HotWheel for RedisWheel {
                 Taken::Page { pointers, beat, more: packed.len() == PAGE }
             }
             0 => Taken::NotMine,
-            -2 => Taken::Lost("it went back in time"),
-            _ => Taken::Lost("it was emptied or built by somebody else"),
+            -2 => Taken::Lost(WENT_BACK),
+            _ => Taken::Lost(GONE),
         };
         Ok(takes.iter().zip(answers).map(read).collect())
     }

@@ -2,4 +2,6 @@
 //! timers through the tiers. The clock is turned by hand, every loop is cranked.
 
 mod conformance;
+mod rig;
 mod space;
+mod tiers;
