@@ -159,8 +159,9 @@ impl Loader {
                 done.extend(replay.map(|replay| (range.shard, replay)));
             }
         }
-        self.promoter.hot.set_loaded(&loaded_until).await?;
+        // Told first: that a replay is done holds even if the wheels do not take its end any more.
         self.report(store, done).await;
+        self.promoter.hot.set_loaded(&loaded_until).await?;
         let least = Duration::from_secs_f64(
             all_overdue as f64 / f64::from(self.catch_up_per_second)
                 + all_loaded as f64 / f64::from(self.load_per_second),

@@ -2,6 +2,7 @@
 //! timers through the tiers. The clock is turned by hand, every loop is cranked.
 
 mod conformance;
+mod law;
 mod rig;
 mod space;
 mod tiers;

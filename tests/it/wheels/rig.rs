@@ -48,6 +48,7 @@ pub enum Call {
     Append,
     Take,
     HandOver,
+    SetLoaded,
 }
 
 /// How the next such call goes wrong.
@@ -192,7 +193,7 @@ impl HotWheel for TestWheel {
     }
 
     async fn set_loaded(&self, shards: &[(i32, i64)]) -> Result<(), Error> {
-        self.inner.set_loaded(shards).await
+        self.run(Call::SetLoaded, self.inner.set_loaded(shards)).await
     }
 
     async fn append(&self, appends: &[Append]) -> Result<Vec<Appended>, Error> {

@@ -600,6 +600,52 @@ async fn a_new_owner_of_an_intact_wheel_reads_again_what_was_taken() {
     }
 }
 
+/// The cursor in SQL tells a new owner that a wheel of the right name is an older copy.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wheel_that_was_set_back_before_its_new_owner_looked_is_built_anew() {
+    let sets = ["shards=1", "wheel.window=PT10M", "wheel.near=PT2M"];
+    let (rig, _dir) = Parts::new(false, true).await.rig(&sets).await;
+    let mut node = rig.start("a").await;
+    node.crank().await;
+    let kept = rig.hot.snapshot().await;
+    rig.at(3 * SECOND);
+    node.crank().await;
+    let pointer = node.write(&rig, &[rig.timer("t", 5 * MINUTE)]).await[0];
+    let cursor = |shard| node.positions().cursor(shard);
+    node.promoter.ownership.run_once(&rig.store, cursor).await.expect("renews");
+    assert_eq!(rig.row(0).await.cursor_at, UnixMs::new(START_MS + 4 * SECOND));
+    drop(node);
+    rig.hot.roll_back(&kept).await;
+    assert_eq!(rig.lying(&pointer).await, [0, 0, 0]);
+    let mut next = rig.start("a").await;
+    next.crank().await;
+    assert_eq!(rig.lying(&pointer).await, [0, 1, 0]);
+    assert_eq!(replays(&rig).await.pop().map(|(cause, _)| cause).as_deref(), Some("it went back in time"));
+}
+
+/// What could not be kept of how far a shard is loaded is read again, and its replay is told all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replay_is_told_although_the_wheel_fails_at_its_end() {
+    let sets = ["shards=1", "wheel.window=PT10M", "wheel.near=PT2M"];
+    let (rig, _dir) = Parts::new(false, true).await.rig(&sets).await;
+    let pointer = rig.commit(&[rig.timer("t", 5 * MINUTE)]).await[0];
+    let node = rig.start("a").await;
+    rig.hot.fault(Call::SetLoaded, Fault::Fail);
+    assert!(node.loader.run_once().await.is_err());
+    assert_eq!(replays(&rig).await.len(), 1);
+    assert_eq!(rig.lying(&pointer).await, [0, 1, 0]);
+    assert_eq!(rig.hot.look(&[0]).await.expect("looks")[0].as_ref().map(|one| one.loaded), Some(0));
+    drop(node);
+    let mut next = rig.start("a").await;
+    next.crank().await;
+    let standing = rig.hot.look(&[0]).await.expect("looks").remove(0).expect("a wheel");
+    assert_eq!(standing.loaded, rig.row(0).await.watermark.get());
+    assert_eq!(rig.lying(&pointer).await, [0, 2, 0], "twice, and its claim takes one");
+    rig.at(5 * MINUTE);
+    next.crank().await;
+    assert_eq!(next.claim(&next.due(), 0).await.len(), 1);
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Loss {
     Emptied,
