@@ -128,17 +128,22 @@ impl LastMile {
         }
     }
 
+    /// Takes out what is due by `until`, earliest first and at most so many; tells when the next is due.
+    pub fn take_due(&self, until: UnixMs, most: usize) -> (Vec<Pointer>, Option<UnixMs>) {
+        self.with(|heap| {
+            let mut due = Vec::new();
+            while due.len() < most && heap.peek().is_some_and(|Reverse(first)| first.wake_at <= until) {
+                due.extend(heap.pop().map(|Reverse(entry)| entry.pointer));
+            }
+            (due, heap.peek().map(|Reverse(first)| first.wake_at))
+        })
+    }
+
     /// Hands out what is due by `now` and the lead. Tells when the next is due, and whether some found no room.
     pub fn run_once(&self, now: UnixMs) -> (Option<UnixMs>, bool) {
         let until = now.plus(self.lead);
         loop {
-            let (due, next) = self.with(|heap| {
-                let mut due = Vec::new();
-                while due.len() < BATCH && heap.peek().is_some_and(|Reverse(first)| first.wake_at <= until) {
-                    due.extend(heap.pop().map(|Reverse(entry)| entry.pointer));
-                }
-                (due, heap.peek().map(|Reverse(first)| first.wake_at))
-            });
+            let (due, next) = self.take_due(until, BATCH);
             if due.is_empty() {
                 return (next, false);
             }

@@ -21,7 +21,7 @@ use crate::positions::{Goes, Replay};
 use crate::promote::{Promoter, window_end};
 use crate::replay;
 use crate::ticker::take_all;
-use crate::wheel::{self, Level, Slot};
+use crate::wheel::{self, Level, Slot, Take};
 
 /// Rows of one scan, all shards together.
 const PAGE: usize = 8192;
@@ -93,15 +93,15 @@ impl Loader {
         if ownership.has_company() {
             store.shard_rows(&[]).await?.iter().for_each(|row| positions.learn(row.shard, row.watermark));
         }
-        self.raise(store).await?;
-        let pause = self.scan(store).await?;
+        self.raise().await?;
+        let pause = self.scan().await?;
         self.cascade().await?;
         Ok(pause)
     }
 
     /// Commits the new watermark of shards whose window has moved on, then orders the slice to be scanned.
-    async fn raise(&self, store: &ColdStore) -> Result<(), Error> {
-        let positions = &self.promoter.positions;
+    pub async fn raise(&self) -> Result<(), Error> {
+        let Promoter { store, positions, .. } = &*self.promoter;
         let now = store.clock().now();
         let due = positions.below(now.plus(self.window));
         if !due.is_empty() {
@@ -113,8 +113,8 @@ impl Loader {
     }
 
     /// Scans one page of every range; tells how long to wait so that the set rates are kept.
-    async fn scan(&self, store: &ColdStore) -> Result<Duration, Error> {
-        let positions = &self.promoter.positions;
+    pub async fn scan(&self) -> Result<Duration, Error> {
+        let Promoter { store, positions, .. } = &*self.promoter;
         let ranges = positions.ranges();
         if ranges.is_empty() || !self.promoter.last_mile.has_room() || self.dispatcher.held() > BACKLOG {
             return Ok(TICK);
@@ -157,8 +157,9 @@ impl Loader {
                 done.extend(replay.map(|replay| (range.shard, replay)));
             }
         }
-        self.promoter.hot.set_loaded(&loaded_until).await?;
+        // Told first: that a replay is done holds even if the wheels do not take its end any more.
         self.report(store, done).await;
+        self.promoter.hot.set_loaded(&loaded_until).await?;
         let least = Duration::from_secs_f64(
             all_overdue as f64 / f64::from(self.catch_up_per_second)
                 + all_loaded as f64 / f64::from(self.load_per_second),
@@ -167,31 +168,32 @@ impl Loader {
     }
 
     /// Takes minutes that have come near and puts their pointers into second slots.
-    async fn cascade(&self) -> Result<(), Error> {
+    pub async fn cascade(&self) -> Result<(), Error> {
         let Promoter { store, positions, hot, .. } = &*self.promoter;
         loop {
             let takes = positions.takes(Level::Minute, store.clock().now().plus(self.promoter.near));
             if takes.is_empty() {
                 return Ok(());
             }
-            let mut taken: Vec<(i32, Slot)> = Vec::new();
+            let mut taken: Vec<Take> = Vec::new();
             let mut pointers: Vec<Pointer> = Vec::new();
             take_all(hot, positions, takes, |take, page| {
                 pointers.extend(page);
-                if let Some(take) = take {
-                    positions.handed_over(take.shard, &take.incarnation, take.slot);
-                    taken.push((take.shard, take.slot));
-                }
+                taken.extend(take.cloned());
             })
             .await?;
             let placed = positions.place(&pointers);
             let keep = pointers.iter().zip(placed).filter_map(|(pointer, (goes, _))| match goes {
-                Goes::Slot(slot) => Some((*pointer, Some(slot))),
+                // The minute is taken, whatever its mark says here, which moves only below.
+                Goes::Slot(_) => Some((*pointer, Some(Level::Second.slot_of(pointer.wake_at)))),
                 Goes::LastMile => Some((*pointer, None)),
                 Goes::NoWheel | Goes::Foreign | Goes::Cold => None,
             });
             self.promoter.keep(keep.collect()).await;
-            hot.hand_over(&taken).await?;
+            // Only now: a round that fails before takes the same minutes again, which still hold theirs.
+            taken.iter().for_each(|take| positions.handed_over(take.shard, &take.incarnation, take.slot));
+            let slots: Vec<(i32, Slot)> = taken.iter().map(|take| (take.shard, take.slot)).collect();
+            hot.hand_over(&slots).await?;
         }
     }
 

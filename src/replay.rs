@@ -5,7 +5,8 @@
 //! have fired, is read from SQL, from the oldest row on up to the mark. If it is not the same (emptied,
 //! rolled back, restarted, replaced, or another process's), it is built anew: empty slots, marks at now, and
 //! everything up to the watermark read from SQL. A cursor found in Redis is never trusted to mean that what
-//! lies before it has fired; live rows tell.
+//! lies before it has fired; live rows tell. One that lies before the cursor kept in SQL is that of a wheel
+//! that was rolled back.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -112,7 +113,13 @@ fn judge(
         (_, Some(lost)) => (None, lost),
         _ if !shared && !same_server => (None, "this process started, and its wheels with it".to_owned()),
         (Some(standing), None) if row.wheel == name(server, &standing.incarnation) => {
-            (Some(standing), "taken over from another owner, with its wheel".to_owned())
+            let taken = Slot { level: Level::Second, tick: standing.marks.second }.ends_at();
+            if taken < row.cursor_at {
+                // Its owner had taken more, so it has forgotten takes, and appends with them.
+                (None, "it went back in time".to_owned())
+            } else {
+                (Some(standing), "taken over from another owner, with its wheel".to_owned())
+            }
         }
         _ if !same_server => (None, "Redis was restarted or replaced by another".to_owned()),
         (None, None) => (None, "it was emptied".to_owned()),

@@ -74,7 +74,7 @@ impl Ticker {
     }
 
     /// Another server, or the same one started again, may hold other contents, or older ones.
-    async fn check_server(&self, known: &mut Option<String>) -> Result<(), Error> {
+    pub async fn check_server(&self, known: &mut Option<String>) -> Result<(), Error> {
         let server = self.hot.server().await?;
         if known.as_ref().is_some_and(|known| *known != server) {
             self.positions.lose_all("Redis was restarted or replaced by another");
@@ -143,25 +143,25 @@ pub(crate) async fn take_all(
 ) -> Result<(), Error> {
     while !takes.is_empty() {
         let answers = hot.take(&takes).await?;
-        let mut more = Vec::new();
+        let mut next = Vec::new();
         for (mut take, taken) in takes.into_iter().zip(answers) {
             match taken {
-                Taken::Pointers(pointers, beat) => {
+                Taken::Page { pointers, beat, more: false } => {
                     positions.beat(take.shard, &take.incarnation, beat);
-                    if pointers.len() < PAGE {
-                        page(Some(&take), pointers);
-                    } else {
-                        take.skip += PAGE;
-                        take.beat = beat;
-                        page(None, pointers);
-                        more.push(take);
-                    }
+                    page(Some(&take), pointers);
+                }
+                Taken::Page { pointers, beat, more: true } => {
+                    positions.beat(take.shard, &take.incarnation, beat);
+                    take.skip += PAGE;
+                    take.beat = beat;
+                    page(None, pointers);
+                    next.push(take);
                 }
                 Taken::NotMine => positions.lose(&[take.shard], "another node took it over meanwhile"),
                 Taken::Lost(why) => positions.lose(&[take.shard], why),
             }
         }
-        takes = more;
+        takes = next;
     }
     Ok(())
 }

@@ -7,9 +7,13 @@ use tokio::sync::Notify;
 use uuid::Uuid;
 
 use super::slot::Slot;
-use super::{Append, Appended, EXPRESS, Error, HotWheel, PAGE, Standing, Take, Taken};
+use super::{Append, Appended, EXPRESS, Error, GONE, HotWheel, PAGE, Standing, Take, Taken, WENT_BACK};
 use crate::model::id::Epoch;
 use crate::model::pointer::Pointer;
+
+/// What wheels held at some moment.
+#[derive(Debug, Clone)]
+pub struct Snapshot(State);
 
 /// Wheels that live and die with this process.
 #[derive(Debug)]
@@ -19,13 +23,13 @@ pub struct MemoryWheel {
     given: Notify,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 struct State {
     shards: HashMap<i32, Wheel>,
     express: HashMap<String, Vec<Pointer>>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Wheel {
     standing: Standing,
     slots: BTreeMap<Slot, Vec<Pointer>>,
@@ -45,6 +49,16 @@ impl MemoryWheel {
     /// Forgets everything, as a cache that was emptied (tests).
     pub fn flush(&self) {
         self.with(|state| *state = State::default());
+    }
+
+    /// What the wheels hold now, to go back to (tests).
+    pub fn snapshot(&self) -> Snapshot {
+        self.with(|state| Snapshot(state.clone()))
+    }
+
+    /// Holds again what it held then, as a server that was restored from a backup (tests).
+    pub fn roll_back(&self, to: &Snapshot) {
+        self.with(|state| *state = to.0.clone());
     }
 }
 
@@ -74,7 +88,7 @@ impl HotWheel for MemoryWheel {
         self.with(|state| {
             for (shard, epoch) in shards {
                 if let Some(wheel) = state.shards.get_mut(shard) {
-                    wheel.standing.epoch = *epoch;
+                    wheel.standing.epoch = wheel.standing.epoch.max(*epoch);
                 }
             }
         });
@@ -114,25 +128,26 @@ impl HotWheel for MemoryWheel {
         Ok(self.with(|state| {
             let one = |take: &Take| {
                 let Some(wheel) = state.shards.get_mut(&take.shard) else {
-                    return Taken::Lost("it was not there");
+                    return Taken::Lost(GONE);
                 };
                 let standing = &mut wheel.standing;
                 if standing.incarnation != take.incarnation {
-                    return Taken::Lost("it was built by somebody else");
+                    return Taken::Lost(GONE);
                 }
                 if standing.epoch != take.epoch {
                     return Taken::NotMine;
                 }
                 if standing.beat < take.beat {
-                    return Taken::Lost("it went back in time");
+                    return Taken::Lost(WENT_BACK);
                 }
                 standing.beat += 1;
                 let mark = standing.marks.of_mut(take.slot.level);
                 *mark = take.slot.tick.max(*mark);
                 let beat = standing.beat;
                 let all = wheel.slots.get(&take.slot).map_or(&[][..], Vec::as_slice);
-                let page = all.iter().skip(take.skip).take(PAGE).copied().collect();
-                Taken::Pointers(page, beat)
+                let pointers: Vec<Pointer> = all.iter().skip(take.skip).take(PAGE).copied().collect();
+                let more = pointers.len() == PAGE;
+                Taken::Page { pointers, beat, more }
             };
             takes.iter().map(one).collect()
         }))

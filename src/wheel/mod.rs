@@ -52,7 +52,7 @@ pub mod slot;
 
 use std::sync::Arc;
 
-pub use memory::MemoryWheel;
+pub use memory::{MemoryWheel, Snapshot};
 pub use redis::RedisWheel;
 pub use slot::{Level, Marks, Place, Slot, Tick};
 
@@ -85,6 +85,12 @@ pub enum Error {
     #[error("Redis answered {0}")]
     Answer(String),
 }
+
+/// Why a wheel is lost: there is none of the incarnation that was filled.
+const GONE: &str = "it was emptied or built by somebody else";
+
+/// Why a wheel is lost: it has forgotten takes.
+const WENT_BACK: &str = "it went back in time";
 
 /// How a shard's wheel stands, as the wheel itself knows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -143,8 +149,15 @@ pub struct Take {
 /// What a take got.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Taken {
-    /// A page of the slot's pointers, and the new beat; a full page means there may be more.
-    Pointers(Vec<Pointer>, i64),
+    /// A page of the slot's pointers.
+    Page {
+        /// Those that this version can read, in the order of their appends.
+        pointers: Vec<Pointer>,
+        /// The new beat.
+        beat: i64,
+        /// Whether there may be another page behind it.
+        more: bool,
+    },
     /// The shard's wheel is another owner's now.
     NotMine,
     /// The wheel is not the one that was filled: why, in words.
@@ -163,10 +176,13 @@ pub trait HotWheel: Send + Sync {
     /// How the wheels of these shards stand, in order; `None` where there is none.
     async fn look(&self, shards: &[i32]) -> Result<Vec<Option<Standing>>, Error>;
 
-    /// Starts wheels anew, empty, as given. Slots from the marks on up to `until` (ms) are emptied.
+    /// Starts wheels anew, as given. Minute slots from the marks on up to `until` (ms) are emptied, and so are
+    /// the seconds of minutes that count as cascaded. What others put into later seconds may stay: those
+    /// pointers come twice, and claims drop them.
     async fn build(&self, wheels: &[(i32, Standing)], until: i64) -> Result<(), Error>;
 
-    /// Makes the owner of this epoch the one that may take from these shards' wheels.
+    /// Makes the owner of this epoch the one that may take from these shards' wheels, unless an owner of a
+    /// higher epoch is already: who lost a shard and does not know it yet does not disturb who took it over.
     async fn adopt(&self, shards: &[(i32, Epoch)]) -> Result<(), Error>;
 
     /// Keeps up to where each shard was loaded (ms).

@@ -10,7 +10,9 @@ use deadpool_redis::{Connection, Manager, Pool, Runtime};
 
 use super::keys::{Keys, mark};
 use super::slot::{Level, Marks, Slot, Tick};
-use super::{Append, Appended, EXPRESS, Error, HotWheel, PAGE, Standing, Take, Taken, scripts};
+use super::{
+    Append, Appended, EXPRESS, Error, GONE, HotWheel, PAGE, Standing, Take, Taken, WENT_BACK, scripts,
+};
 use crate::config::Config;
 use crate::model::id::Epoch;
 use crate::model::pointer::{PACKED, Pointer};
@@ -44,6 +46,7 @@ pub struct RedisWheel {
     keys: Keys,
     append: redis::Script,
     take: redis::Script,
+    adopt: redis::Script,
     express: redis::Script,
 }
 
@@ -70,6 +73,7 @@ impl RedisWheel {
             keys: Keys::new(name),
             append: redis::Script::new(scripts::APPEND),
             take: redis::Script::new(scripts::TAKE),
+            adopt: redis::Script::new(scripts::ADOPT),
             express: redis::Script::new(scripts::EXPRESS),
         })
     }
@@ -100,7 +104,7 @@ impl RedisWheel {
     }
 
     async fn load_scripts(&self, connection: &mut Connection) -> Result<(), Error> {
-        for script in [&self.append, &self.take, &self.express] {
+        for script in [&self.append, &self.take, &self.adopt, &self.express] {
             script.load_async(connection).await?;
         }
         Ok(())
@@ -177,8 +181,8 @@ impl HotWheel for RedisWheel {
 
     async fn adopt(&self, shards: &[(i32, Epoch)]) -> Result<(), Error> {
         let one = |(shard, epoch): &(i32, Epoch)| {
-            let mut command = cmd("HSET");
-            command.arg(self.keys.standing(*shard)).arg("e").arg(epoch.0);
+            let mut command = call(&self.adopt, &[self.keys.standing(*shard)]);
+            command.arg(epoch.0);
             command
         };
         self.run::<i64>(shards.iter().map(one).collect()).await.map(drop)
@@ -228,12 +232,12 @@ impl HotWheel for RedisWheel {
         let read = |(take, (code, beat, packed)): (&Take, (i64, i64, Vec<Vec<u8>>))| match code {
             1 => {
                 // What cannot be read was written by another version; the sweep finds its timer.
-                let pointers = packed.iter().filter_map(|one| Pointer::unpack(take.shard, one));
-                Taken::Pointers(pointers.collect(), beat)
+                let pointers = packed.iter().filter_map(|one| Pointer::unpack(take.shard, one)).collect();
+                Taken::Page { pointers, beat, more: packed.len() == PAGE }
             }
             0 => Taken::NotMine,
-            -2 => Taken::Lost("it went back in time"),
-            _ => Taken::Lost("it was emptied or built by somebody else"),
+            -2 => Taken::Lost(WENT_BACK),
+            _ => Taken::Lost(GONE),
         };
         Ok(takes.iter().zip(answers).map(read).collect())
     }

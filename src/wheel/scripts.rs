@@ -29,6 +29,16 @@ redis.call('HSET', KEYS[1], 'b', beat)
 if tonumber(ARGV[5]) > tonumber(s[4]) then redis.call('HSET', KEYS[1], ARGV[4], ARGV[5]) end
 return {1, beat, redis.call('LRANGE', KEYS[2], ARGV[6], ARGV[7])}";
 
+/// Raises the epoch of a shard's wheel.
+///
+/// KEYS: standing. ARGV: epoch. Returns 1, or 0 when there is no wheel or its epoch is not lower. Atomic, so
+/// that of two owners the one with the higher epoch keeps it, whoever comes last.
+pub(super) const ADOPT: &str = "
+local e = redis.call('HGET', KEYS[1], 'e')
+if not e or tonumber(e) >= tonumber(ARGV[1]) then return 0 end
+redis.call('HSET', KEYS[1], 'e', ARGV[1])
+return 1";
+
 /// Gives pointers to a node unless too many wait there.
 ///
 /// KEYS: express list. ARGV: the most that may wait, seconds after which an unread list is forgotten,

@@ -12,5 +12,6 @@ mod races;
 mod rest;
 mod store;
 mod support;
+mod wheels;
 
 mod servers_and_support;

@@ -1,0 +1,8 @@
+//! The wheels, and what turns them: one conformance suite for both versions, the wheel law, and the way of
+//! timers through the tiers. The clock is turned by hand, every loop is cranked.
+
+mod conformance;
+mod law;
+mod rig;
+mod space;
+mod tiers;
