@@ -7,22 +7,29 @@
 //!
 //! 1. **Register** ([`api`] → [`intake`] → [`cold`]). A request is checked and becomes a row of `timers`,
 //!    committed in a group with whoever else waits; the answer follows the flush. Its *shard* is a hash of
-//!    its owner; its `wake_at` says when somebody must look at it: at its due time.
-//! 2. **Due** ([`sweep`]). Each shard is owned by one node ([`ownership`]: a lease, and an *epoch* that only
-//!    rises). Four times a second the owner probes its shards for rows whose `wake_at` has passed and hands
-//!    *pointers* to the dispatcher; a pointer holds no payload and may be stale.
-//! 3. **Claim** ([`dispatch`]). When the receiver's lane has room, one SQL statement moves the row to
-//!    `delivering`, if its generation and attempt are still the pointer's, it is due by the store's clock,
-//!    and the shard's epoch is still this node's. Cancel and reschedule contend for the same row, so exactly
-//!    one of them wins. `wake_at` becomes the moment at which the claim expires.
-//! 4. **Attempt** ([`dispatch`]). The lease is looked at once more; then a CloudEvent goes out over HTTP,
-//!    under the one delivery id of this firing.
-//! 5. **End, or again** ([`model::timer::Life::step`]). Taken: the row moves to `history` in the statement
-//!    that ends it. Not taken: it waits, as `retrying`, for its next attempt, until it is out of attempts and
-//!    `dead`. Unknown (no answer, broken off, node killed): it is tried again, and from then on nobody is
-//!    told that nothing was sent.
-//! 6. **After a crash** nothing has to be repaired: the new owner of a shard makes what the old one had
-//!    claimed due again; everything else still waits in SQL.
+//!    its owner; its `wake_at` says when somebody must look at it: at its due time. Each shard is owned by
+//!    one node ([`ownership`]: a lease, and an *epoch* that only rises).
+//! 2. **Promotion** ([`loader`], [`promote`]). Far-future timers rest in SQL and cost nothing. When its due
+//!    time comes within the window, a *pointer* to the timer goes into a slot of the [`wheel`]s: by the
+//!    loader, which raises the shard's *watermark* and then scans below it, or at once by whoever writes a
+//!    timer that is due below the watermark already. A pointer holds no payload and may be stale.
+//! 3. **Its time comes** ([`ticker`], [`last_mile`]). A minute's slot is cascaded into seconds; a second's
+//!    slot is taken half a second before it begins; the last mile keeps its pointers in order of their
+//!    milliseconds.
+//! 4. **Claim** ([`dispatch`]). 50 ms ahead, when the receiver's lane has room, one SQL statement moves the
+//!    row to `delivering`, if its generation and attempt are still the pointer's and the shard's epoch is
+//!    still this node's. Cancel and reschedule contend for the same row, so exactly one of them wins.
+//!    `wake_at` becomes the moment at which the claim expires.
+//! 5. **Attempt** ([`dispatch`]). At the due millisecond by the store's clock the lease is looked at once
+//!    more; then a CloudEvent goes out over HTTP, under the one delivery id of this firing.
+//! 6. **End, or again** ([`model::timer::Life::step`]). Taken: the row moves to `history` in the statement
+//!    that ends it. Not taken: it waits, as `retrying`, for its next attempt, through the wheels like the
+//!    first, until it is out of attempts and `dead`. Unknown (no answer, broken off, node killed): it is
+//!    tried again, and from then on nobody is told that nothing was sent.
+//! 7. **Whatever went wrong** ([`sweep`], [`replay`]). SQL decides, the wheels only suggest. A row that is a
+//!    second overdue and in nobody's hands is found by the sweep, so a lost pointer costs a second. After a
+//!    restart or a take-over, and when the wheels were emptied, rolled back or replaced, replay reads from
+//!    SQL what is overdue and what belongs into the wheels. What a dead owner had claimed is due again.
 //!
 //! # What is promised, and the test that proves it
 //!
@@ -59,16 +66,20 @@
 //!
 //! | room | what it is for |
 //! |---|---|
-//! | [`model`] | ids, time, state and its one transition, target, policies; no I/O |
+//! | [`model`] | ids, time, state and its one transition, pointer, target, policies; no I/O |
 //! | [`cold`] | the SQL truth, on PostgreSQL and SQLite |
-//! | [`sweep`] | finds what is due |
+//! | [`wheel`] | the slots, in Redis and in process: theory, levels, a worked example |
+//! | [`positions`] | where the wheels of this node's shards stand |
+//! | [`loader`], [`promote`] | from SQL into the wheels: by time, and by whoever writes |
+//! | [`ticker`], [`last_mile`] | from the wheels to the due millisecond |
+//! | [`replay`], [`sweep`] | after a loss or a restart; the guarantee beneath everything |
 //! | [`dispatch`] | lanes, claim, attempt, result |
 //! | [`ownership`] | which shards are this node's |
 //! | [`intake`] | group commit |
 //! | [`housekeeping`] | partitions, retention, statistics |
+//! | [`mod@bench`] | measures a server from outside |
 //! | [`api`], [`cli`] | the doors |
 //! | [`app`] | wiring, start and stop |
-//! | [`bench`] | measures a server from outside, as its callers and receivers see it |
 //! | [`config`], [`clock`], [`metrics`], [`telemetry`] | settings, time, series, log lines |
 
 pub mod api;
