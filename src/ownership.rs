@@ -28,6 +28,8 @@ struct Held {
 pub struct Ownership {
     me: Identity,
     lease: Duration,
+    /// Nobody else can open the store, so a lease that could not be renewed in time is nobody's loss.
+    alone: bool,
     shards: usize,
     held: RwLock<HashMap<i32, Held>>,
     in_flight: Vec<AtomicUsize>,
@@ -53,11 +55,14 @@ pub struct Round {
 
 impl Ownership {
     /// A node that owns nothing yet.
-    pub fn new(me: Identity, lease: Duration, shards: u16) -> Self {
+    ///
+    /// `alone`: the store cannot be shared (SQLite); then a late renewal of the lease changes nothing.
+    pub fn new(me: Identity, lease: Duration, shards: u16, alone: bool) -> Self {
         let shards = usize::from(shards);
         Self {
             me,
             lease,
+            alone,
             shards,
             held: RwLock::default(),
             in_flight: (0..shards).map(|_| AtomicUsize::new(0)).collect(),
@@ -112,7 +117,7 @@ impl Ownership {
             held.retain(|shard, _| !round.lost.contains(shard));
             for shard in &kept {
                 if let Some(one) = held.get_mut(shard) {
-                    one.valid_until = asked_at.plus(self.lease);
+                    one.valid_until = self.valid_until(asked_at);
                 }
             }
         });
@@ -125,6 +130,10 @@ impl Ownership {
         }
         round.recalled = self.recall(store).await?;
         Ok(round)
+    }
+
+    fn valid_until(&self, asked_at: Monotonic) -> Monotonic {
+        asked_at.plus(if self.alone { Duration::MAX } else { self.lease })
     }
 
     /// Marks what is over the fair share as draining, and gives up what has drained.
@@ -159,7 +168,7 @@ impl Ownership {
         let asked_at = Monotonic::now();
         let room = if own_too { room.max(1) } else { room };
         let taken = store.take(&self.me, room, own_too, lease_ms).await?;
-        let valid_until = asked_at.plus(self.lease);
+        let valid_until = self.valid_until(asked_at);
         self.lock_write(|held| {
             for (shard, epoch) in &taken {
                 held.insert(*shard, Held { epoch: *epoch, valid_until, draining: false, recalled: false });

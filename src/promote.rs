@@ -111,15 +111,14 @@ impl Promoter {
         let (mut own, mut foreign) = (Vec::new(), Vec::new());
         let mut left = 0;
         for (pointer, (goes, epoch)) in pointers.iter().zip(self.positions.place(pointers)) {
-            // Judged after the place was looked up: while the lease holds, nobody else has scanned.
-            let held = goes != Goes::Foreign && self.ownership.valid(pointer.shard, epoch);
             match goes {
-                _ if !held => foreign.push(*pointer),
-                Goes::Cold | Goes::Foreign => {}
-                // Found in SQL by whatever builds the wheel, or by the sweep.
-                Goes::NoWheel => {}
                 Goes::LastMile => own.push((*pointer, None)),
                 Goes::Slot(slot) => own.push((*pointer, Some(slot))),
+                // Found in SQL by whatever builds the wheel, or by the sweep.
+                Goes::NoWheel => {}
+                // While the lease holds, judged after the place was looked up, nobody else has scanned.
+                Goes::Cold if self.ownership.valid(pointer.shard, epoch) => {}
+                Goes::Cold | Goes::Foreign => foreign.push(*pointer),
             }
         }
         left += self.keep(own).await;

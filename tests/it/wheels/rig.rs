@@ -308,7 +308,12 @@ impl Rig {
     pub async fn start(&self, name: &str) -> Node {
         let incarnation = uuid::Uuid::now_v7().simple().to_string();
         let me = Identity { name: name.into(), incarnation, address: "127.0.0.1:1".into() };
-        let ownership = Arc::new(Ownership::new(me, self.config.lease.get(), self.config.shards));
+        let ownership = Arc::new(Ownership::new(
+            me,
+            self.config.lease.get(),
+            self.config.shards,
+            !self.store.is_shared(),
+        ));
         ownership.enter(&self.store).await.expect("enters");
         let positions = Arc::new(Positions::new(self.config.shards));
         let clock = self.store.clock().clone();
@@ -354,7 +359,7 @@ impl Rig {
 fn dispatcher(config: &Arc<Config>, store: &ColdStore, metrics: &Metrics) -> Arc<Dispatcher> {
     crate::support::init();
     let me = Identity { name: "nobody".into(), incarnation: "1".into(), address: "127.0.0.1:1".into() };
-    let ownership = Arc::new(Ownership::new(me, config.lease.get(), config.shards));
+    let ownership = Arc::new(Ownership::new(me, config.lease.get(), config.shards, false));
     let (promotion, _) =
         Promotion::new(store.clock().clone(), config.wheel.window.get(), false, metrics.clone());
     let made = Dispatcher::new(config, store.clone(), ownership, metrics.clone(), promotion);
