@@ -259,11 +259,13 @@ async fn work(
         app.metrics.clone(),
     );
     spawn_watched(&loops, &failed, "sweep", start_sweep(Arc::clone(app), sweep, halt.clone()));
-    let claims = Arc::clone(&dispatcher);
-    spawn_watched(&loops, &failed, "dispatch", async move {
-        claims.run().await;
-        Ok(())
-    });
+    for _ in 0..store.writers() {
+        let claims = Arc::clone(&dispatcher);
+        spawn_watched(&loops, &failed, "dispatch", async move {
+            claims.run().await;
+            Ok(())
+        });
+    }
     let house = Housekeeping::new(
         store.clone(),
         Arc::clone(&ownership),

@@ -1,9 +1,9 @@
 //! Who may send next: a lane per receiver, with room of its own.
 //!
 //! A plain structure without I/O or clock. What is due waits here as pointers, unclaimed, until its lane has
-//! room; so a receiver that hangs fills its own lane and nobody else's. A lane that is well may claim as many
-//! again as it may send at once, so that the next are claimed by the time a place is free; those wait at its
-//! gate ([`Lanes::enter`]). A lane starts small, grows with
+//! room; so a receiver that hangs fills its own lane and nobody else's. A lane that is well may claim
+//! twice as many again as it may send at once, so that the next are claimed by the time a place is free;
+//! those wait at its gate ([`Lanes::enter`]). A lane starts small, grows with
 //! every success and halves when its receiver does not answer in time. Retries have lanes of their own and
 //! never take more than a quarter of the node; what an outage left overdue has lanes of its own too, and
 //! never takes more than half, so that what falls due now is not delayed by it.
@@ -342,9 +342,9 @@ impl Lanes {
 }
 
 impl Lane {
-    /// How many may be claimed at once: as many again as may be sent, while the receiver answers.
+    /// How many may be claimed at once: twice as many again as may be sent, while the receiver answers.
     fn places(&self, start: usize) -> usize {
-        if self.limit < start { self.limit } else { 2 * self.limit }
+        if self.limit < start { self.limit } else { 3 * self.limit }
     }
 
     /// How many pointers may wait: few while the receiver answers worse than a new one would.
@@ -389,7 +389,7 @@ mod tests {
         for n in 0..50 {
             assert_eq!(lanes.offer(pointer(n, 1, 0), 0), Offer::Held);
         }
-        assert_eq!(lanes.take(100).len(), 2 * START, "a new lane starts small");
+        assert_eq!(lanes.take(100).len(), 3 * START, "a new lane starts small");
         lanes.offer(pointer(100, 2, 0), 0);
         assert_eq!(lanes.take(100), [pointer(100, 2, 0)]);
         assert!(lanes.take(100).is_empty());
@@ -406,8 +406,8 @@ mod tests {
             assert!(lanes.enter(key).is_none());
             lanes.left(key, Left::Answered, 0);
         }
-        assert_eq!(lanes.take(1000).len(), 40, "as many again as may be sent at once");
-        for _ in 0..40 {
+        assert_eq!(lanes.take(1000).len(), 60, "twice as many again as may be sent at once");
+        for _ in 0..60 {
             let _ = lanes.enter(key);
             lanes.left(key, Left::Silent, 0);
         }
@@ -417,12 +417,14 @@ mod tests {
     #[test]
     fn no_more_pass_the_gate_than_may_be_sent_at_once() {
         let mut lanes = Lanes::new(1000, 2);
-        for n in 0..4 {
+        for n in 0..6 {
             lanes.offer(pointer(n, 1, 0), 0);
         }
         let key = LaneKey { lane: 1, kind: Kind::First };
-        assert_eq!(lanes.take(100).len(), 4);
+        assert_eq!(lanes.take(100).len(), 6);
         assert!(lanes.enter(key).is_none() && lanes.enter(key).is_none());
+        lanes.gave_up(key);
+        lanes.gave_up(key);
         let (gone, mut waits) = (lanes.enter(key).unwrap(), lanes.enter(key).unwrap());
         drop(gone);
         lanes.gave_up(key);

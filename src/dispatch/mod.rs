@@ -131,7 +131,8 @@ impl Dispatcher {
         self.room.notified().await;
     }
 
-    /// Claims and sends until stopped.
+    /// Claims and sends until stopped. Two may run side by side: while the one waits for its claim to be
+    /// flushed, the other makes the next.
     pub async fn run(self: Arc<Self>) {
         loop {
             tokio::select! {
@@ -157,6 +158,10 @@ impl Dispatcher {
     pub async fn run_once(self: &Arc<Self>) -> Result<usize, Error> {
         let taken = self.with(|lanes| lanes.take(MAX_CLAIM_BATCH));
         let count = taken.len();
+        if count > 0 {
+            // There may be more than one claim's worth.
+            self.work.notify_one();
+        }
         let mut owned: Vec<(Pointer, Epoch)> = Vec::with_capacity(count);
         for pointer in taken {
             match self.ownership.begin(pointer.shard) {
