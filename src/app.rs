@@ -448,7 +448,8 @@ fn spawn_watched(
 
 /// Renews leases, takes over and hands over, three times a lease.
 async fn own(app: Arc<App>, store: ColdStore, halt: CancellationToken) -> anyhow::Result<()> {
-    let Some(Service { ownership, positions, .. }) = app.service() else { return Ok(()) };
+    let Some(Service { ownership, positions, hot, .. }) = app.service() else { return Ok(()) };
+    let mut warned = false;
     let every = app.config.lease.get() / 3;
     let mut entered = false;
     let mut failing = false;
@@ -470,6 +471,18 @@ async fn own(app: Arc<App>, store: ColdStore, halt: CancellationToken) -> anyhow
                     tracing::info!("the cold store answers again");
                 }
                 note(&app, &store, ownership, &round);
+                if ownership.has_company() {
+                    // For `tier`: a failure shows in the next renewal.
+                    let rows = store.shard_rows(&[]).await.unwrap_or_default();
+                    rows.iter().for_each(|row| positions.learn(row.shard, row.watermark));
+                    if !warned && !hot.is_shared() {
+                        warned = true;
+                        tracing::warn!(
+                            "several nodes share the store, but each has its own wheels (`hot.url` is memory://): \
+                             what is registered on one and fires on another is up to a second late; use redis://"
+                        );
+                    }
+                }
             }
             Err(why) => {
                 app.metrics.store_errors.inc();

@@ -18,7 +18,7 @@ use crate::dispatch::Dispatcher;
 use crate::model::pointer::{Pointer, Via};
 use crate::model::time::UnixMs;
 use crate::positions::{Goes, Replay};
-use crate::promote::{Promoter, window_end};
+use crate::promote::Promoter;
 use crate::replay;
 use crate::ticker::take_all;
 use crate::wheel::{self, Level, Slot, Take};
@@ -87,12 +87,9 @@ impl Loader {
 
     /// One round; tells how long to wait before the next.
     pub async fn run_once(&self) -> Result<Duration, Error> {
-        let Promoter { store, ownership, positions, .. } = &*self.promoter;
+        let Promoter { ownership, positions, .. } = &*self.promoter;
         positions.sync(&ownership.kept());
         replay::run_once(&self.promoter, self.window).await?;
-        if ownership.has_company() {
-            store.shard_rows(&[]).await?.iter().for_each(|row| positions.learn(row.shard, row.watermark));
-        }
         self.raise().await?;
         let pause = self.scan().await?;
         self.cascade().await?;
@@ -231,4 +228,16 @@ fn place_of(pointer: &Pointer) -> ScanPlace {
 /// A range of everything that waits in a shard before a moment.
 pub(crate) fn everything_before(shard: i32, until: UnixMs) -> Range {
     Range { shard, after: ScanPlace::before(i64::MIN), until: until.get() }
+}
+
+/// The moment up to which the loader promotes: the window's end, rounded up to its step.
+pub(crate) fn window_end(now: UnixMs, window: Duration) -> UnixMs {
+    let step = step_ms(window);
+    let end = now.plus(window).get();
+    UnixMs::new((end.div_euclid(step) + 1) * step)
+}
+
+/// How much a watermark rises at a time: a minute, or a tenth of a short window.
+fn step_ms(window: Duration) -> i64 {
+    i64::try_from(window.as_millis() / 10).unwrap_or(i64::MAX).clamp(100, 60_000)
 }

@@ -20,7 +20,6 @@ use crate::cold::{ColdStore, Error, ShardRow, TimerRow};
 use crate::last_mile::LastMile;
 use crate::metrics::Metrics;
 use crate::model::pointer::{Pointer, Via};
-use crate::model::time::UnixMs;
 use crate::ownership::Ownership;
 use crate::positions::{Goes, Positions};
 use crate::wheel::{APPEND, Append, Appended, HotWheel, Level, Slot};
@@ -122,10 +121,14 @@ impl Promoter {
             }
         }
         left += self.keep(own).await;
-        if !foreign.is_empty() && self.hot.is_shared() {
-            left += self.promote_foreign(&foreign).await.unwrap_or(foreign.len());
+        if foreign.is_empty() {
+            return left;
         }
-        left
+        left + match self.hot.is_shared() {
+            true => self.promote_foreign(&foreign).await.unwrap_or(foreign.len()),
+            // Another node's wheels are out of reach; its sweep finds them.
+            false => foreign.len(),
+        }
     }
 
     /// Puts pointers of own shards where they belong: into slots, or to the last mile when their slot is
@@ -267,16 +270,4 @@ pub async fn receive_express(
             },
         }
     }
-}
-
-/// The moment up to which the loader promotes: the window's end, rounded up to its step.
-pub fn window_end(now: UnixMs, window: Duration) -> UnixMs {
-    let step = step_ms(window);
-    let end = now.plus(window).get();
-    UnixMs::new((end.div_euclid(step) + 1) * step)
-}
-
-/// How much a watermark rises at a time: a minute, or a tenth of a short window.
-fn step_ms(window: Duration) -> i64 {
-    i64::try_from(window.as_millis() / 10).unwrap_or(i64::MAX).clamp(100, 60_000)
 }

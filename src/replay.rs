@@ -12,11 +12,11 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use crate::cold::{Range, ReplayNote, ScanPlace, ShardRow};
-use crate::loader::{Error, everything_before};
+use crate::loader::{Error, everything_before, window_end};
 use crate::model::id::Epoch;
 use crate::model::time::UnixMs;
 use crate::positions::Replay;
-use crate::promote::{Promoter, window_end};
+use crate::promote::Promoter;
 use crate::ticker::AHEAD_MS;
 use crate::wheel::{Level, Marks, Slot, Standing, Tick};
 
