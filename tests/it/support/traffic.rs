@@ -14,7 +14,7 @@ use super::{Api, Received, to, wall_ms};
 const BEAT: Duration = Duration::from_millis(100);
 
 /// A timer of the stream is due between these many milliseconds after it was registered.
-const AHEAD_MS: std::ops::Range<i64> = 1000..4000;
+const AHEAD_MS: std::ops::Range<i64> = 800..2300;
 
 /// `t` in RFC 3339.
 pub fn rfc3339(ms: i64) -> String {
