@@ -7,6 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use deadpool_redis::redis::IntoConnectionInfo;
 use figment::Figment;
 use figment::providers::{Format, Serialized, Toml};
 use figment::value::{Dict, Value};
@@ -392,10 +393,16 @@ impl Config {
         let wrong = |detail: &str| Err(Error::Check { key: "hot.url", detail: detail.into() });
         match self.hot.url.split_once("://") {
             Some(("memory", "")) => Ok(HotKind::Memory),
-            Some(("redis", rest)) if !rest.is_empty() => match url::Url::parse(&self.hot.url) {
-                Ok(_) => Ok(HotKind::Redis),
-                Err(why) => wrong(&format!("{why}; give redis://HOST:PORT")),
-            },
+            Some(("redis", rest)) if !rest.is_empty() => {
+                let parsed = url::Url::parse(&self.hot.url).map_err(|why| why.to_string());
+                let read = parsed.and_then(|_| {
+                    self.hot.url.as_str().into_connection_info().map_err(|why| why.to_string())
+                });
+                match read {
+                    Ok(_) => Ok(HotKind::Redis),
+                    Err(why) => wrong(&format!("{why}; give redis://HOST:PORT or …/DATABASE-NUMBER")),
+                }
+            }
             Some(("redis+cluster", _)) => {
                 wrong("a Redis Cluster is not served by this version; give redis://HOST:PORT")
             }

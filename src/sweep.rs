@@ -31,8 +31,8 @@ const ALONE: Duration = Duration::from_millis(250);
 /// How much longer than a sweep took it waits at least: what is held waits in the rows that it reads.
 const REST: u32 = 10;
 
-/// The longest it rests.
-const LONGEST_REST: Duration = Duration::from_secs(10);
+/// The longest it rests, even after a look that the store held up: everything may have to fire from here.
+const LONGEST_REST: Duration = Duration::from_secs(1);
 
 /// Rows looked at in one probe beyond those that are held already.
 const PROBE: usize = 2048;

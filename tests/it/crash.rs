@@ -18,7 +18,7 @@ const WRITERS: usize = 8;
 /// What a killed node had sent may still be on its way to the receiver's eyes.
 const ON_THE_WAY_MS: i64 = 200;
 
-fn long() -> bool {
+pub fn long() -> bool {
     std::env::var_os("MAINSPRING_TEST_LONG").is_some()
 }
 

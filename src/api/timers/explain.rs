@@ -169,6 +169,9 @@ impl Scene<'_> {
         let at = life.wake_at.rfc3339();
         let attempts = row.policies.max_attempts();
         let overdue = life.wake_at <= self.now;
+        let window = self.config.wheel.window;
+        // Without wheels nothing is promoted, and what they held is as good as in SQL only.
+        let within = life.wake_at < self.now.plus(window.get());
         Some(match life.state {
             state if state.is_end() => return None,
             TimerState::Delivering => format!(
@@ -182,13 +185,17 @@ impl Scene<'_> {
                     .to_owned()
             }
             TimerState::Retrying => format!("attempt {} of {attempts}, at {at}", life.attempt + 1),
+            _ if !self.config.wheel.enabled => {
+                format!("its due time, {at}; the wheels are off, the sweep will find it in SQL")
+            }
+            _ if !wheels_up && within => {
+                format!("its due time, {at}; the wheels do not answer, the sweep will find it in SQL")
+            }
             _ => match self.tier {
-                Some("cold") => format!(
-                    "its due time, {at}; it rests in SQL until {} before, and is promoted then",
-                    self.config.wheel.window,
-                ),
-                Some(tier) if wheels_up => format!("its due time, {at}, in the {tier} wheel"),
-                _ => format!("its due time, {at}; the wheels do not answer, the sweep will find it in SQL"),
+                Some(tier @ ("minute" | "second")) => format!("its due time, {at}, in the {tier} wheel"),
+                _ => {
+                    format!("its due time, {at}; it rests in SQL until {window} before, and is promoted then")
+                }
             },
         })
     }

@@ -3,6 +3,7 @@
 
 mod disk;
 mod postgres;
+mod redis;
 mod sqlite;
 mod start;
 mod stop;

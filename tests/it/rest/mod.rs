@@ -11,6 +11,7 @@ mod replies;
 mod retry;
 mod service;
 mod stream;
+mod wheels;
 
 use std::time::Duration;
 

@@ -12,7 +12,9 @@ mod on_both;
 mod process;
 mod receiver;
 mod redis;
+mod scrape;
 mod servers;
+mod traffic;
 
 use std::sync::Once;
 use std::time::Duration;
@@ -24,7 +26,9 @@ pub(crate) use on_both::on_both;
 pub use process::{Exit, Process};
 pub use receiver::{Received, Receiver, Reply};
 pub use redis::{Keeps, Redis, SharedRedis};
+pub use scrape::in_wheels;
 pub use servers::{Postgres, free_port, fresh_database, psql};
+pub use traffic::{Traffic, Verdict, register, rfc3339};
 
 /// Chooses the TLS provider for this process. A client cannot be built before; more calls do nothing.
 pub fn init() {
