@@ -479,7 +479,7 @@ async fn own(app: Arc<App>, store: ColdStore, halt: CancellationToken) -> anyhow
                         warned = true;
                         tracing::warn!(
                             "several nodes share the store, but each has its own wheels (`hot.url` is memory://): \
-                             what is registered on one and fires on another is up to a second late; use redis://"
+                             what is registered on one and fires on another is up to two seconds late; use redis://"
                         );
                     }
                 }

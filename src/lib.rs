@@ -27,7 +27,7 @@
 //!    first, until it is out of attempts and `dead`. Unknown (no answer, broken off, node killed): it is
 //!    tried again, and from then on nobody is told that nothing was sent.
 //! 7. **Whatever went wrong** ([`sweep`], [`replay`]). SQL decides, the wheels only suggest. A row that is a
-//!    second overdue and in nobody's hands is found by the sweep, so a lost pointer costs a second. After a
+//!    second overdue and in nobody's hands is found by the sweep, so a lost pointer costs a second or two. After a
 //!    restart or a take-over, and when the wheels were emptied, rolled back or replaced, replay reads from
 //!    SQL what is overdue and what belongs into the wheels. What a dead owner had claimed is due again.
 //!

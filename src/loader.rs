@@ -26,6 +26,9 @@ use crate::wheel::{self, Level, Slot, Take};
 /// Rows of one scan, all shards together.
 const PAGE: usize = 8192;
 
+/// How long past its time what is found counts as left behind by an outage.
+pub(crate) const OVERDUE: Duration = Duration::from_secs(5);
+
 /// How often it looks when there is nothing to do.
 const TICK: Duration = Duration::from_millis(200);
 
@@ -117,7 +120,10 @@ impl Loader {
             return Ok(TICK);
         }
         let began = Monotonic::now();
-        let per_range = (PAGE / ranges.len()).max(64);
+        // What is past due goes out as it is found, so its pages are as small as its rate asks for.
+        let past = ranges.iter().any(|range| range.after.wake_at < store.clock().now().get());
+        let page = if past { PAGE.min(self.catch_up_per_second as usize / 4) } else { PAGE };
+        let per_range = (page / ranges.len()).max(1);
         let mut found: HashMap<i32, Vec<Pointer>> = HashMap::new();
         for pointer in store.scan(&ranges, per_range).await? {
             found.entry(pointer.shard).or_default().push(pointer);
@@ -130,6 +136,7 @@ impl Loader {
             let next = (page.len() >= per_range).then(|| page.last().map(place_of)).flatten();
             for pointer in page.iter_mut().filter(|pointer| pointer.wake_at < now) {
                 pointer.via = Via::Replay;
+                pointer.overdue = now.since(pointer.wake_at) > OVERDUE;
             }
             let overdue = page.iter().filter(|pointer| pointer.via == Via::Replay).count() as u64;
             let loaded = page.len() as u64 - overdue;

@@ -22,7 +22,7 @@ pub struct Metrics {
     pub attempt_seconds: Histogram,
     /// First attempts of a generation, by how its due timer was noticed.
     pub fired: IntCounterVec,
-    /// Rows that the sweep found and nobody held.
+    /// Claims of rows that the sweep had found and nobody held: rescues.
     pub swept: IntCounter,
     /// Pointers put into slots.
     pub promoted: IntCounter,
@@ -129,7 +129,10 @@ impl Metrics {
                 "mainspring_last_mile_pointers",
                 "Pointers taken from the wheels and not due yet"
             )),
-            swept: series!(IntCounter::new("mainspring_swept_total", "Due rows found by the sweep")),
+            swept: series!(IntCounter::new(
+                "mainspring_swept_total",
+                "Claims of rows that the sweep had found: rescues"
+            )),
             claims_dropped: series!(IntCounter::new(
                 "mainspring_claims_dropped_total",
                 "Pointers whose claim got nothing"

@@ -281,6 +281,25 @@ impl Positions {
         })
     }
 
+    /// How far the slowest wheel is behind; a wheel that does not turn is as far behind as it was.
+    pub fn behind(&self, now: UnixMs) -> std::time::Duration {
+        self.with(|own| {
+            let marks = own.values().filter_map(|position| Some(position.standing.as_ref()?.marks.second));
+            let cursor = marks.min().map(|tick| Slot { level: Level::Second, tick }.ends_at());
+            cursor.map_or(std::time::Duration::ZERO, |cursor| now.since(cursor))
+        })
+    }
+
+    /// Since when, at most, the sweep has to look at this shard: what woke before is being replayed.
+    pub fn replaying_since(&self, shard: i32) -> Option<UnixMs> {
+        self.with(|own| {
+            let position = own.get(&shard).filter(|position| position.turning().is_some())?;
+            let at = position.replay.as_ref()?.at;
+            let range = position.ranges.front()?;
+            (range.after.wake_at < at.get()).then_some(at)
+        })
+    }
+
     /// How long a row of this shard may be overdue before the sweep takes it: a second while its wheel
     /// turns and keeps up.
     pub fn grace_ms(&self, shard: i32, now: UnixMs) -> i64 {

@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 use crate::clock::Monotonic;
 use crate::cold::{Applied, Change, ChangeEvent, ColdStore, Due, Error, MAX_APPLY_BATCH, Probe};
 use crate::dispatch::{Dispatcher, Offer};
+use crate::loader::OVERDUE;
 use crate::metrics::Metrics;
 use crate::model::pointer::Pointer;
 use crate::model::timer::{Answer, State, Token};
@@ -40,6 +41,9 @@ const PROBE: usize = 2048;
 /// A row's `wake_at` lies at or after the store's time at the start of the statement that wrote it; such a
 /// transaction is over, or given up, well within this.
 const SETTLED_MS: i64 = 60_000;
+
+/// How long before a replay began, in milliseconds, claims may have been made due by the take-over.
+const BEFORE_REPLAY_MS: i64 = 2000;
 
 /// How often every shard is looked through from the bottom.
 const FULL_DEPTH: Duration = Duration::from_secs(60);
@@ -146,7 +150,10 @@ impl Sweep {
         }
         let mut held = 0;
         let mut put_off: Vec<(Pointer, i64)> = Vec::new();
-        let fresh: Vec<Pointer> = fresh.into_iter().map(|due| due.pointer).collect();
+        let now = self.store.clock().now();
+        let late = |pointer: &Pointer| now.since(pointer.wake_at) > OVERDUE;
+        let fresh: Vec<Pointer> =
+            fresh.into_iter().map(|due| Pointer { overdue: late(&due.pointer), ..due.pointer }).collect();
         for (pointer, offer) in fresh.iter().zip(self.dispatcher.offer(&fresh)) {
             match offer {
                 Offer::Held => held += 1,
@@ -158,7 +165,6 @@ impl Sweep {
             self.store.postpone(chunk).await?;
             self.metrics.postponed.inc_by(chunk.len() as u64);
         }
-        self.metrics.swept.inc_by(held);
         Ok(usize::try_from(held).unwrap_or(0) + changes.len() + put_off.len())
     }
 
@@ -189,10 +195,18 @@ impl Sweep {
         claimable
             .map(|(shard, _)| Probe {
                 shard,
-                floor: floors.by_shard.get(&shard).copied().unwrap_or(i64::MIN),
+                floor: self.floor(shard, &floors),
                 grace_ms: self.positions.grace_ms(shard, now),
             })
             .collect()
+    }
+
+    /// From where to look: what a replay is reading, in order and at its rate, is left to it, but for what
+    /// woke just before it began (claims of a dead owner, made due by the take-over).
+    fn floor(&self, shard: i32, floors: &Floors) -> i64 {
+        let floor = floors.by_shard.get(&shard).copied().unwrap_or(i64::MIN);
+        let replaying = self.positions.replaying_since(shard);
+        replaying.map_or(floor, |since| floor.max(since.get() - BEFORE_REPLAY_MS))
     }
 
     fn settle_floors(&self) {
@@ -213,7 +227,10 @@ impl Sweep {
     fn raise_floors(&self, probes: &[Probe], rows: &[Due], now: i64) {
         let mut floors = self.floors.lock().unwrap_or_else(PoisonError::into_inner);
         for probe in probes {
-            floors.by_shard.insert(probe.shard, now - SETTLED_MS);
+            // What lies below is still being read by the replay.
+            if self.positions.replaying_since(probe.shard).is_none() {
+                floors.by_shard.insert(probe.shard, now - SETTLED_MS);
+            }
         }
         for due in rows {
             let wake_at = due.pointer.wake_at.get();

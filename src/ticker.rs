@@ -56,6 +56,7 @@ impl Ticker {
                 Ok(()) => self.run_once(self.clock.now()).await,
                 failed => failed,
             };
+            self.metrics.cursor_lag.set(self.positions.behind(self.clock.now()).as_secs_f64());
             let wait = match outcome {
                 Ok(()) => {
                     self.note_up(true, None);
@@ -125,10 +126,6 @@ impl Ticker {
                 self.hot.hand_over(&done).await?;
             }
         }
-        let behind = self.positions.standings().into_iter().filter_map(|(shard, _, _, standing, _)| {
-            standing.map(|_| now.get() - self.positions.cursor(shard))
-        });
-        self.metrics.cursor_lag.set(behind.max().unwrap_or(0).max(0) as f64 / 1000.0);
         Ok(())
     }
 }

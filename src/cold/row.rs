@@ -110,6 +110,7 @@ impl TimerRow {
             wake_at: self.life.wake_at,
             lane: self.lane,
             minute: self.minute,
+            overdue: false,
             via,
         })
     }

@@ -98,7 +98,7 @@ impl ColdStore {
     }
 
     /// Raises the watermark of these shards, each under its epoch; returns those that are still this
-    /// owner's. It never falls, but is set anew by whoever takes the shard over with a shorter window.
+    /// owner's. It only rises: with a shorter window a shard keeps its reach until time catches up with it.
     pub async fn raise_watermarks(
         &self,
         held: &[(i32, Epoch)],
@@ -167,6 +167,7 @@ impl ColdStore {
                     wake_at: UnixMs::new(row.get(4)?),
                     lane: row.get(5)?,
                     minute: row.get(6)?,
+                    overdue: false,
                     via: Via::Loader,
                 })
             })

@@ -13,7 +13,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use tokio::sync::oneshot;
 
 use crate::model::id::{Generation, Uid};
-use crate::model::pointer::{Pointer, Via};
+use crate::model::pointer::Pointer;
 
 /// Attempts at once that a receiver nobody has heard of gets.
 const START: usize = 16;
@@ -63,9 +63,9 @@ pub struct LaneKey {
 impl LaneKey {
     /// The lane a pointer waits in.
     pub const fn of(pointer: &Pointer) -> Self {
-        let kind = match (pointer.attempt, pointer.via) {
-            (0, Via::Replay) => Kind::CatchUp,
-            (0, _) => Kind::First,
+        let kind = match (pointer.attempt, pointer.overdue) {
+            (0, true) => Kind::CatchUp,
+            (0, false) => Kind::First,
             _ => Kind::Retry,
         };
         Self { lane: pointer.lane, kind }
@@ -367,6 +367,7 @@ impl Lane {
 mod tests {
     use super::*;
     use crate::model::id::Generation;
+    use crate::model::pointer::Via;
     use crate::model::time::UnixMs;
     use uuid::Uuid;
 
@@ -379,6 +380,7 @@ mod tests {
             wake_at: UnixMs::new(0),
             lane,
             minute: false,
+            overdue: false,
             via: Via::Loader,
         }
     }
@@ -452,7 +454,7 @@ mod tests {
     fn what_an_outage_left_overdue_takes_at_most_half() {
         let mut lanes = Lanes::new(8, 8);
         for n in 0..20 {
-            lanes.offer(Pointer { via: Via::Replay, ..pointer(n, 1, 0) }, 0);
+            lanes.offer(Pointer { overdue: true, ..pointer(n, 1, 0) }, 0);
         }
         assert_eq!(lanes.take(100).len(), 4);
         for n in 100..120 {

@@ -32,7 +32,7 @@ use crate::cold::{AttemptRecord, ColdStore, Error, MAX_CLAIM_BATCH, TimerRow};
 use crate::config::Config;
 use crate::metrics::Metrics;
 use crate::model::id::{Epoch, Uid};
-use crate::model::pointer::Pointer;
+use crate::model::pointer::{Pointer, Via};
 use crate::model::target::Target;
 use crate::model::time::UnixMs;
 use crate::model::timer::{AttemptResult, Next, Token};
@@ -205,6 +205,9 @@ impl Dispatcher {
             }
             match rows.remove(&pointer.uid) {
                 Some(row) => {
+                    if pointer.via == Via::Sweep {
+                        self.metrics.swept.inc();
+                    }
                     if row.life.attempt == 1 {
                         self.metrics.fired.with_label_values(&[pointer.via.word()]).inc();
                     }

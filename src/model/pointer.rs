@@ -23,6 +23,9 @@ pub struct Pointer {
     pub lane: i64,
     /// Due at a whole minute and fired from the minute wheel (`precision: minute`).
     pub minute: bool,
+    /// Found long after its time: what an outage left behind, which must not delay what falls due now. Known
+    /// to this process only.
+    pub overdue: bool,
     /// How it came to be noticed.
     pub via: Via,
 }
@@ -99,6 +102,7 @@ impl Pointer {
             wake_at: UnixMs::new(i64::from_be_bytes(wake)),
             lane: i64::from_be_bytes(packed[16..24].try_into().ok()?),
             minute: packed[36] & MINUTE != 0,
+            overdue: false,
             via: Via::from_code(packed[36] & !MINUTE)?,
         })
     }
@@ -119,6 +123,7 @@ mod tests {
                 wake_at: super::super::time::LAST,
                 lane: i64::MIN,
                 minute,
+                overdue: false,
                 via,
             };
             assert_eq!(Pointer::unpack(63, &pointer.pack()), Some(pointer));

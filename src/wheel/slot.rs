@@ -145,6 +145,7 @@ mod tests {
             wake_at: UnixMs::new(wake_ms),
             lane: 0,
             minute,
+            overdue: false,
             via: Via::Loader,
         }
     }

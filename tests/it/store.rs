@@ -169,6 +169,7 @@ async fn a_timer_is_claimed_at_its_due_time_and_never_before(f: Fixture) {
         wake_at: f.now(),
         lane: 0,
         minute: false,
+        overdue: false,
         via: Via::Loader,
     };
     let epoch = owned[0].1;

@@ -181,7 +181,7 @@ impl Scene<'_> {
             ),
             TimerState::Paused => "to be resumed".to_owned(),
             _ if overdue && life.due_at <= self.now => {
-                "room to be sent: its receiver, or the node, has as many attempts under way as it may"
+                "its claim: it is due; its receiver, or the node, may have as many attempts under way as it can"
                     .to_owned()
             }
             TimerState::Retrying => format!("attempt {} of {attempts}, at {at}", life.attempt + 1),

@@ -110,6 +110,7 @@ fn pointer(shard: i32, n: u128) -> Pointer {
         wake_at: UnixMs::new(START_MS),
         lane: 7,
         minute: false,
+        overdue: false,
         via: Via::Loader,
     }
 }
@@ -312,6 +313,7 @@ async fn pointers_survive_exactly(f: Fixture) {
                 wake_at,
                 lane,
                 minute,
+                overdue: false,
                 via,
             });
         }
