@@ -72,8 +72,8 @@ enum Verb {
 #[command(after_help = "Examples:\n  \
     mainspring serve\n    \
       everything in one process, on SQLite in mainspring.db here\n  \
-    mainspring serve --cold-url postgres://mainspring@db/mainspring --node-name n1\n    \
-      one node of several that share a PostgreSQL\n\n\
+    mainspring serve --cold-url postgres://mainspring@db/mainspring --hot-url redis://cache --node-name n1\n    \
+      one node of several that share a PostgreSQL and a Redis\n\n\
     It stops on Ctrl-C or SIGTERM, after it has finished what is under way.")]
 struct Serve {
     /// Address and port of API and metrics; the same as --set server.listen=ADDR
@@ -82,6 +82,9 @@ struct Serve {
     /// The database, sqlite://FILE or postgres://…; the same as --set cold.url=URL
     #[arg(long, value_name = "URL")]
     cold_url: Option<String>,
+    /// The wheels, memory:// or redis://…; the same as --set hot.url=URL
+    #[arg(long, value_name = "URL")]
+    hot_url: Option<String>,
     /// This node's name among several; the same as --set node.name=NAME
     #[arg(long, value_name = "NAME")]
     node_name: Option<String>,
@@ -121,8 +124,12 @@ async fn dispatch(cli: &Cli) -> anyhow::Result<Exit> {
 impl Serve {
     /// The settings with what its own flags set. `--json` is about the log: `serve` prints no data.
     fn settings(&self, cli: &Cli) -> Settings {
-        let given =
-            [("server.listen", &self.listen), ("cold.url", &self.cold_url), ("node.name", &self.node_name)];
+        let given = [
+            ("server.listen", &self.listen),
+            ("cold.url", &self.cold_url),
+            ("hot.url", &self.hot_url),
+            ("node.name", &self.node_name),
+        ];
         let given = given.into_iter().filter_map(|(key, value)| Some(format!("{key}={}", value.as_deref()?)));
         let json = cli.json.then(|| "log.format=json".to_owned());
         cli.settings.and(&self.settings).and_sets(given.chain(json).collect())
@@ -148,7 +155,7 @@ mod tests {
     fn a_command_line_is_read_or_refused() {
         for good in [
             "serve",
-            "serve --listen 127.0.0.1:1 --set shards=8",
+            "serve --listen 127.0.0.1:1 --hot-url redis://a --set shards=8",
             "--set shards=8 serve",
             "timer put a --in 5s --webhook http://a/",
             "timer put --at 2026-12-01T09:00:00Z --webhook http://a/ --json",
