@@ -246,7 +246,10 @@ impl Statement {
             }
         }
         let row = format!("({})", vec!["?"; width].join(","));
-        format!("VALUES {}", vec![row.as_str(); rows].join(","))
+        // The limit tells SQLite how few they are. Left to itself it takes some hundreds of rows for more than
+        // the table can hold, and walks through the whole table instead of looking each of them up (10 s
+        // against 2 s for a burst of 20,000).
+        format!("SELECT * FROM (VALUES {}) LIMIT {rows}", vec![row.as_str(); rows].join(","))
     }
 }
 
