@@ -27,7 +27,7 @@ pub enum Goes {
     LastMile,
     /// The wheel does not turn; what builds it will find the timer in SQL.
     NoWheel,
-    /// The shard is not this node's.
+    /// The shard is not this node's, or not yet.
     Foreign,
 }
 
@@ -384,6 +384,8 @@ fn turning_mut<'a>(
 fn place(own: &HashMap<i32, Position>, pointer: &Pointer) -> (Goes, Epoch) {
     let Some(position) = own.get(&pointer.shard) else { return (Goes::Foreign, Epoch(0)) };
     let goes = match position.turning() {
+        // Its wheel may be another's that goes on turning, and then nobody scans for what is written now.
+        None if matches!(position.phase, Phase::Waiting(None)) => Goes::Foreign,
         None => Goes::NoWheel,
         Some(_) if pointer.wake_at >= position.watermark => Goes::Cold,
         Some(standing) => match standing.marks.place(pointer) {

@@ -73,7 +73,7 @@ pub const EXPRESS: usize = 100_000;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Redis cannot be reached, did not answer in time, or refused.
-    #[error("Redis (`hot.url`): {0}")]
+    #[error("Redis (`hot.url`): {}", brief(.0))]
     Redis(#[from] deadpool_redis::redis::RedisError),
     /// No connection to Redis within the time allowed.
     #[error("no connection to Redis (`hot.url`): {0}")]
@@ -91,6 +91,16 @@ const GONE: &str = "it was emptied or built by somebody else";
 
 /// Why a wheel is lost: it has forgotten takes.
 const WENT_BACK: &str = "it went back in time";
+
+/// The beginning of what Redis says: a pipeline tells the same of every command.
+fn brief(why: &deadpool_redis::redis::RedisError) -> String {
+    let mut text = why.to_string();
+    if let Some((end, _)) = text.char_indices().nth(300) {
+        text.truncate(end);
+        text.push('…');
+    }
+    text
+}
 
 /// How a shard's wheel stands, as the wheel itself knows it.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -65,7 +65,8 @@ async fn write(apis: Vec<Api>, url: String, batch: usize, stop: Arc<AtomicBool>)
         let (now, step) = (wall_ms(), (AHEAD_MS.end - AHEAD_MS.start) / batch as i64);
         let timer = |n: usize| {
             let due = now + AHEAD_MS.start + n as i64 * step;
-            json!({"id": format!("s{}", acknowledged + n), "fire_at": rfc3339(due), "target": to(&url)})
+            json!({"id": format!("s{}", acknowledged + n), "fire_at": rfc3339(due), "target": to(&url),
+                "retry": {"attempts": 8, "first": "PT0.1S", "cap": "PT1S"}})
         };
         let timers: Vec<Value> = (0..batch).map(timer).collect();
         let asked = Instant::now();

@@ -598,6 +598,24 @@ async fn a_new_owner_of_an_intact_wheel_reads_again_what_was_taken() {
     }
 }
 
+/// Between the moment at which a shard is a new owner's and the one at which its wheel turns there, what is
+/// written goes into the wheel: nobody scans for it when the wheel goes on as it is.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_written_while_a_wheel_changes_hands_goes_into_it() {
+    let sets = ["shards=1", "wheel.window=PT10M", "wheel.near=PT2M"];
+    let (rig, _dir) = Parts::new(true, true).await.rig(&sets).await;
+    let mut before = rig.start("a").await;
+    before.crank().await;
+    let mut after = rig.usurp(&before, "b").await;
+    after.positions().sync(&after.promoter.ownership.kept());
+    let all = after.write(&rig, &[rig.timer("second", 50 * SECOND), rig.timer("minute", 5 * MINUTE)]).await;
+    after.crank().await;
+    assert_eq!(rig.lying(&all[0]).await, [1, 0, 0]);
+    assert_eq!(rig.lying(&all[1]).await, [0, 1, 0]);
+    let (cause, _) = replays(&rig).await.pop().unwrap_or_default();
+    assert!(!cause.contains("anew"), "{cause}");
+}
+
 /// The cursor in SQL tells a new owner that a wheel of the right name is an older copy.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wheel_that_was_set_back_before_its_new_owner_looked_is_built_anew() {
