@@ -112,6 +112,8 @@ fn judge(
     let (intact, cause) = match (standing, lost) {
         (_, Some(lost)) => (None, lost),
         _ if !shared && !same_server => (None, "this process started, and its wheels with it".to_owned()),
+        // What was written while the shard was another's went past these wheels.
+        _ if !shared => (None, "another node had it meanwhile, whose wheels are its own".to_owned()),
         (Some(standing), None) if row.wheel == name(server, &standing.incarnation) => {
             let taken = Slot { level: Level::Second, tick: standing.marks.second }.ends_at();
             if taken < row.cursor_at {

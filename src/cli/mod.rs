@@ -162,6 +162,7 @@ mod tests {
             "timer put a --local 2026-12-01T09:00 --zone Asia/Shanghai --webhook http://a/ --again",
             "timer put a --in 5s --webhook http://a/ --grace 1h --then expire --attempts 3 --precision minute",
             "timer get a --attempts --server http://a",
+            "timer explain a --json",
             "timer --server http://a ls --state dead --label a=b --limit 5",
             "timer move a --in 1h",
             "timer cancel a",
@@ -180,7 +181,7 @@ mod tests {
         for bad in [
             "",
             "drill",
-            "timer explain a",
+            "timer schedule a",
             "timer put a --webhook http://a/",
             "timer put a --in 5s",
             "timer put a --in 5s --at 2026-12-01T09:00:00Z --webhook http://a/",

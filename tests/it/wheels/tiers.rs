@@ -426,7 +426,9 @@ async fn an_owner_under_an_old_epoch_moves_nothing(parts: Parts) {
     new.loader.run_once().await.expect("loads");
     new.tick().await.expect("ticks");
     assert_eq!(new.positions().waiting(), [], "who took over was not disturbed");
-    assert_eq!(new.due(), [near]);
+    // Wheels that are not shared are built anew by who takes over, so the way it came may differ.
+    let due = new.due();
+    assert_eq!((due.len(), due[0].uid), (1, near.uid));
     assert_eq!(new.claim(&[near], 0).await.len(), 1);
     assert_eq!(rig.lying(&minute).await, [1, 0, 0]);
 }
@@ -714,7 +716,7 @@ async fn a_wheel_that_was_lost_is_built_anew(parts: Parts) {
         assert_ne!(now.incarnation, before.incarnation, "{loss:?}");
         let server = rig.hot.server().await.expect("answers");
         assert_eq!(rig.row(0).await.wheel, format!("{server} {}", now.incarnation));
-        assert_eq!(node.due(), [Pointer { via: Via::Replay, ..first }]);
+        assert_eq!(node.due(), [Pointer { via: Via::Replay, overdue: true, ..first }]);
         assert_eq!((rig.lying(&second).await, rig.lying(&minute).await), ([1, 0, 0], [0, 1, 0]));
         assert_eq!(node.claim(&[first], 0).await.len(), 1);
         let causes = match loss {
