@@ -189,7 +189,7 @@ async fn the_sweep_alone_brings_everything(builder: NodeBuilder) {
     settled(&api, 800, 0).await;
     verdict.is_clean(800);
     assert!(verdict.latest_ms(0..i64::MAX) <= 3000, "a second, and as much as a busy machine adds");
-    assert_eq!(fired(&[api.clone()]).await, [0, 0, 800, 0], "loader, express, sweep, replay");
+    assert_eq!(fired(std::slice::from_ref(&api)).await, [0, 0, 800, 0], "loader, express, sweep, replay");
     assert_eq!(api.metric("mainspring_swept_total").await, 800.0);
 }
 
@@ -236,7 +236,7 @@ async fn a_restart_loses_nothing(builder: NodeBuilder, end: impl AsyncFnOnce(&No
     let verdict = Verdict::on(&receiver.wait_for(EACH * 2, LONG).await);
     settled(&api, EACH * 2, EACH).await;
     verdict.is_clean(EACH * 2);
-    let [loader, express, sweep, replay] = fired(&[api.clone()]).await;
+    let [loader, express, sweep, replay] = fired(std::slice::from_ref(&api)).await;
     println!(
         "after the restart: {loader} by the loader, {express} at once, {sweep} by sweep, {replay} by replay"
     );
