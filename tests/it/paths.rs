@@ -216,10 +216,10 @@ async fn a_restart_loses_nothing(builder: NodeBuilder, end: impl AsyncFnOnce(&No
     let mut node = builder.start_ready().await;
     let (api, receiver) = (node.api(), Receiver::start().await);
     let (ok, shared) = (receiver.url("/ok"), api.wheels().await["shared"] == true);
-    let meanwhile = due_between("meanwhile", EACH, 2500, 3000, &ok);
-    let due: i64 = wall_ms() + 3000;
+    let meanwhile = due_between("meanwhile", EACH, 3500, 4000, &ok);
+    let due: i64 = wall_ms() + 4000;
     register(&api, &meanwhile).await;
-    register(&api, &due_between("after", EACH, 7000, 8000, &ok)).await;
+    register(&api, &due_between("after", EACH, 8000, 9000, &ok)).await;
     register(&api, &due_between("waits", EACH, 3_000_000, 3_100_000, &ok)).await;
     eventually("they are in the wheels", LONG, async || {
         let held = crate::support::in_wheels(&api.wheels().await);
@@ -242,7 +242,7 @@ async fn a_restart_loses_nothing(builder: NodeBuilder, end: impl AsyncFnOnce(&No
     );
     assert_eq!((loader + express + sweep + replay) as usize, EACH * 2, "by the new process");
     // In a wheel that outlived its node they lie in slots still, and whoever looks first has them.
-    assert!(shared || replay as usize == EACH, "what was overdue is found in SQL");
+    assert!(shared || (replay > 0 && (sweep + replay) as usize == EACH), "what was overdue is found in SQL");
     assert!(node.log().lines().any(|line| line.contains("replayed") && line.contains("cause")));
     eventually("what waits is in the wheels", LONG, async || {
         let held = crate::support::in_wheels(&api.wheels().await);
@@ -308,7 +308,11 @@ async fn the_shards_of_a_killed_node_fire_on_the_other() {
     assert_eq!((verdict.arrived, verdict.early), (acknowledged, 0));
     assert!(verdict.duplicates <= CONCURRENCY, "only what was in flight: {}", verdict.duplicates);
     let stalled = i64::try_from(slowest.as_millis()).expect("short");
-    assert!(away <= LEASE_MS + 2000 + stalled, "{away} ms late");
+    let first: Vec<Received> = receiver.received().into_iter().filter(|one| one.attempt == 1).collect();
+    let first = Verdict::on(&first).latest_ms(hit - 1000..taken + 2000);
+    assert!(first <= LEASE_MS + 2000 + stalled, "{first} ms late");
+    // What the dead node had claimed is taken up by the sweep, and is a second attempt.
+    assert!(away <= LEASE_MS + 3000 + stalled, "{away} ms late");
     assert!(after <= 2000 + stalled, "{after} ms late after the take-over");
     let log = nodes[1].log();
     let told = log.lines().any(|line| line.contains("replayed") && line.contains("with its wheel (resumed)"));
