@@ -5,6 +5,7 @@ use sea_orm_migration::sea_orm::DbBackend;
 
 mod m20261121_000001_timers;
 mod m20261121_000002_wheels;
+mod m20261121_000003_leaner;
 
 /// All steps, oldest first.
 #[derive(Debug)]
@@ -13,7 +14,11 @@ pub struct Migrator;
 #[async_trait::async_trait]
 impl MigratorTrait for Migrator {
     fn migrations() -> Vec<Box<dyn MigrationTrait>> {
-        vec![Box::new(m20261121_000001_timers::Migration), Box::new(m20261121_000002_wheels::Migration)]
+        vec![
+            Box::new(m20261121_000001_timers::Migration),
+            Box::new(m20261121_000002_wheels::Migration),
+            Box::new(m20261121_000003_leaner::Migration),
+        ]
     }
 }
 

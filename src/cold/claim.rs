@@ -1,7 +1,7 @@
 //! What is due, and the claim: the one SQL transition that decides that a generation fires now.
 
 use super::row::{COLUMNS, TimerRow, WIDTH};
-use super::sql::{Column, Dialect, Statement};
+use super::sql::{Column, Dialect, Row, Statement};
 use super::{ColdStore, Error};
 use crate::model::id::{Epoch, Generation, Uid};
 use crate::model::pointer::{Pointer, Via};
@@ -10,6 +10,24 @@ use crate::model::timer::State;
 
 /// The most timers one statement claims.
 pub const MAX_BATCH: usize = 256;
+
+/// The columns of a pointer.
+pub(super) const POINTER: &str = "uid, shard, generation, attempt, wake_at, lane, minute";
+
+/// Reads a row that begins with the columns of [`POINTER`].
+pub(super) fn pointer_of(row: &Row, via: Via) -> Result<Pointer, Error> {
+    Ok(Pointer {
+        uid: Uid(row.get(0)?),
+        shard: row.get(1)?,
+        generation: Generation(row.get(2)?),
+        attempt: row.get(3)?,
+        wake_at: UnixMs::new(row.get(4)?),
+        lane: row.get(5)?,
+        minute: row.get(6)?,
+        overdue: false,
+        via,
+    })
+}
 
 /// A row that the sweep found past its `wake_at`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,9 +86,8 @@ impl ColdStore {
         );
         let now = s.now(self.given());
         let (limit, per_shard) = (s.int(limit as i64), s.int(per_shard as i64));
-        let columns = "uid, shard, generation, attempt, wake_at, lane, state, minute, \
-                       CASE WHEN expire_at < {now} AND attempt = 0 THEN true ELSE false END"
-            .replace("{now}", &now);
+        let columns =
+            format!("{POINTER}, state, CASE WHEN expire_at < {now} AND attempt = 0 THEN true ELSE false END");
         let probe = format!(
             "FROM timers t WHERE t.shard = b_shard AND t.wake_at >= b_floor AND t.wake_at <= {now} - b_grace \
              AND t.state <> 3 ORDER BY t.wake_at LIMIT {per_shard}"
@@ -87,19 +104,9 @@ impl ColdStore {
         };
         let mut found = Found::default();
         for row in self.pool.read(s).await? {
-            let pointer = Pointer {
-                uid: Uid(row.get(0)?),
-                shard: row.get(1)?,
-                generation: Generation(row.get(2)?),
-                attempt: row.get(3)?,
-                wake_at: UnixMs::new(row.get(4)?),
-                lane: row.get(5)?,
-                minute: row.get(7)?,
-                overdue: false,
-                via: Via::Sweep,
-            };
+            let pointer = pointer_of(&row, Via::Sweep)?;
             let state =
-                State::from_code(row.get(6)?).ok_or_else(|| Error::Corrupt("an unknown state".into()))?;
+                State::from_code(row.get(7)?).ok_or_else(|| Error::Corrupt("an unknown state".into()))?;
             let too_late = row.get::<bool>(8)? && state == State::Scheduled;
             found.rows.push(Due { pointer, state, too_late });
             found.store_now = Some(UnixMs::new(row.get(9)?));

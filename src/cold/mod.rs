@@ -209,9 +209,9 @@ impl ColdStore {
         Ok(())
     }
 
-    /// Takes every step of the schema back (tests only; it empties the store).
-    pub async fn migrate_down(&self) -> Result<(), Error> {
-        Ok(mainspring_migrations::Migrator::down(&self.db, None).await?)
+    /// Takes the last `steps` steps of the schema back, or every one, which empties the store (tests only).
+    pub async fn migrate_down(&self, steps: Option<u32>) -> Result<(), Error> {
+        Ok(mainspring_migrations::Migrator::down(&self.db, steps).await?)
     }
 
     /// Compares the schema with this binary's. Changes nothing.

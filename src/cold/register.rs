@@ -254,10 +254,9 @@ impl ColdStore {
             ],
         );
         let now = s.now(self.given());
-        let namespace = s.text(&self.namespace);
         s.push(&format!(
             "WITH {batch} INSERT INTO timers ({columns}) \
-             SELECT b_uid, {namespace}, b_id, b_caller_id, b_owner, b_shard, 0, b_due, \
+             SELECT b_uid, b_id, b_caller_id, b_owner, b_shard, 0, b_due, \
              CASE WHEN b_due > {now} THEN b_due ELSE {now} END, b_expire, 1, 0, 0, 1, 0, b_lane, b_minute, \
              false, false, false, b_target, b_data, b_labels, b_policies, b_hash, b_created, NULL, NULL, NULL \
              FROM b WHERE true ON CONFLICT (uid) DO NOTHING RETURNING uid",
@@ -276,7 +275,6 @@ impl ColdStore {
         life.generation = generation;
         TimerRow {
             uid: timer.uid,
-            namespace: self.namespace.clone(),
             id: timer.id.as_str().to_owned(),
             caller_id: timer.caller_id,
             owner: timer.owner.clone(),

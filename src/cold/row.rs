@@ -12,20 +12,18 @@ use crate::model::time::UnixMs;
 use crate::model::timer::{AttemptResult, Life, State};
 
 /// The columns of `timers`, which are also the first columns of `history`.
-pub(super) const COLUMNS: &str = "uid, namespace, id, caller_id, owner, shard, state, due_at, wake_at, expire_at, \
+pub(super) const COLUMNS: &str = "uid, id, caller_id, owner, shard, state, due_at, wake_at, expire_at, \
      generation, attempt, tries, version, epoch, lane, minute, uncertain, cancel_requested, acked_late, target, data, \
      labels, policies, request_hash, created_at, claimed_at, node, via";
 
 /// How many columns [`COLUMNS`] names.
-pub(super) const WIDTH: usize = 29;
+pub(super) const WIDTH: usize = 28;
 
 /// A timer as it stands in the cold store.
 #[derive(Debug, Clone)]
 pub struct TimerRow {
     /// Primary key.
     pub uid: Uid,
-    /// The namespace it was registered in.
-    pub namespace: String,
     /// Its id as text.
     pub id: String,
     /// Whether the caller chose the id or an idempotency key, so that it must stay taken after the end.
@@ -124,45 +122,44 @@ impl TimerRow {
     pub(super) fn read(row: &Row, ended: bool) -> Result<Self, Error> {
         let ms = |value: i64| UnixMs::new(value);
         let bad = |what: &str| Error::Corrupt(format!("a timer's {what} cannot be read back"));
-        let target: String = row.get(20)?;
-        let policies: Option<String> = row.get(23)?;
-        let hash: Vec<u8> = row.get(24)?;
+        let target: String = row.get(19)?;
+        let policies: Option<String> = row.get(22)?;
+        let hash: Vec<u8> = row.get(23)?;
         let last: Option<String> = if ended { row.get(WIDTH + 1)? } else { None };
         Ok(Self {
             uid: Uid(row.get(0)?),
-            namespace: row.get(1)?,
-            id: row.get(2)?,
-            caller_id: row.get(3)?,
-            owner: row.get(4)?,
-            shard: row.get(5)?,
+            id: row.get(1)?,
+            caller_id: row.get(2)?,
+            owner: row.get(3)?,
+            shard: row.get(4)?,
             life: Life {
-                state: State::from_code(row.get(6)?).ok_or_else(|| bad("state"))?,
-                due_at: ms(row.get(7)?),
-                wake_at: ms(row.get(8)?),
-                generation: Generation(row.get(10)?),
-                attempt: row.get(11)?,
-                tries: row.get(12)?,
-                version: row.get(13)?,
-                uncertain: row.get(17)?,
-                cancel_requested: row.get(18)?,
-                acked_late: row.get(19)?,
+                state: State::from_code(row.get(5)?).ok_or_else(|| bad("state"))?,
+                due_at: ms(row.get(6)?),
+                wake_at: ms(row.get(7)?),
+                generation: Generation(row.get(9)?),
+                attempt: row.get(10)?,
+                tries: row.get(11)?,
+                version: row.get(12)?,
+                uncertain: row.get(16)?,
+                cancel_requested: row.get(17)?,
+                acked_late: row.get(18)?,
             },
-            expire_at: row.get::<Option<i64>>(9)?.map(ms),
-            epoch: Epoch(row.get(14)?),
-            lane: row.get(15)?,
-            minute: row.get(16)?,
+            expire_at: row.get::<Option<i64>>(8)?.map(ms),
+            epoch: Epoch(row.get(13)?),
+            lane: row.get(14)?,
+            minute: row.get(15)?,
             target: serde_json::from_str(&target).map_err(|_| bad("target"))?,
-            data: row.get(21)?,
-            labels: row.get(22)?,
+            data: row.get(20)?,
+            labels: row.get(21)?,
             policies: match policies {
                 Some(text) => serde_json::from_str(&text).map_err(|_| bad("policies"))?,
                 None => Policies::default(),
             },
             request_hash: hash.try_into().map_err(|_| bad("request hash"))?,
-            created_at: ms(row.get(25)?),
-            claimed_at: row.get::<Option<i64>>(26)?.map(ms),
-            node: row.get(27)?,
-            via: row.get::<Option<i16>>(28)?.and_then(|code| Via::from_code(u8::try_from(code).ok()?)),
+            created_at: ms(row.get(24)?),
+            claimed_at: row.get::<Option<i64>>(25)?.map(ms),
+            node: row.get(26)?,
+            via: row.get::<Option<i16>>(27)?.and_then(|code| Via::from_code(u8::try_from(code).ok()?)),
             ended_at: if ended { Some(ms(row.get(WIDTH)?)) } else { None },
             last: match last {
                 Some(text) => Some(serde_json::from_str(&text).map_err(|_| bad("last attempt"))?),

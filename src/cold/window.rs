@@ -8,10 +8,11 @@
 use sea_orm::{ColumnTrait, EntityTrait, QueryFilter, QueryOrder, QuerySelect};
 use uuid::Uuid;
 
+use super::claim::{POINTER, pointer_of};
 use super::shards::{held_columns, sorted};
 use super::sql::{Column, Dialect, Statement};
 use super::{ColdStore, Error, entity};
-use crate::model::id::{Epoch, Generation, Uid};
+use crate::model::id::Epoch;
 use crate::model::pointer::{Pointer, Via};
 use crate::model::time::UnixMs;
 
@@ -139,39 +140,21 @@ impl ColdStore {
             ],
         );
         let limit = s.int(per_range as i64);
-        let columns = "uid, shard, generation, attempt, wake_at, lane, minute";
         let probe = format!(
             "FROM timers t WHERE t.shard = b_shard AND t.wake_at >= b_wake AND t.wake_at < b_until \
              AND (t.wake_at, t.uid) > (b_wake, b_uid) AND t.state IN (0, 2) ORDER BY t.wake_at, t.uid LIMIT {limit}"
         );
         match self.dialect() {
             Dialect::Postgres => s.push(&format!(
-                "WITH {batch} SELECT d.* FROM b CROSS JOIN LATERAL (SELECT {columns} {probe}) d \
+                "WITH {batch} SELECT d.* FROM b CROSS JOIN LATERAL (SELECT {POINTER} {probe}) d \
                  ORDER BY shard, wake_at, uid"
             )),
             Dialect::Sqlite => s.push(&format!(
-                "WITH {batch} SELECT {columns} FROM b CROSS JOIN timers \
+                "WITH {batch} SELECT {POINTER} FROM b CROSS JOIN timers \
                  WHERE timers.rowid IN (SELECT t.rowid {probe}) ORDER BY shard, wake_at, uid"
             )),
         };
-        self.urgent
-            .read(s)
-            .await?
-            .iter()
-            .map(|row| {
-                Ok(Pointer {
-                    uid: Uid(row.get(0)?),
-                    shard: row.get(1)?,
-                    generation: Generation(row.get(2)?),
-                    attempt: row.get(3)?,
-                    wake_at: UnixMs::new(row.get(4)?),
-                    lane: row.get(5)?,
-                    minute: row.get(6)?,
-                    overdue: false,
-                    via: Via::Loader,
-                })
-            })
-            .collect()
+        self.urgent.read(s).await?.iter().map(|row| pointer_of(row, Via::Loader)).collect()
     }
 
     /// Keeps what replays found, for `explain`.
@@ -199,17 +182,18 @@ impl ColdStore {
         self.pool.write(s).await.map(drop)
     }
 
-    /// Replays of a shard between two moments, oldest first, at most 100.
+    /// Replays of a shard between two moments, the latest 100, oldest first.
     pub async fn replays(&self, shard: i32, from: UnixMs, to: UnixMs) -> Result<Vec<ReplayNote>, Error> {
         let rows = entity::replay::Entity::find()
             .filter(entity::replay::Column::Shard.eq(shard))
             .filter(entity::replay::Column::At.between(from.get(), to.get()))
-            .order_by_asc(entity::replay::Column::At)
+            .order_by_desc(entity::replay::Column::At)
             .limit(100)
             .all(&self.db)
             .await?;
         Ok(rows
             .into_iter()
+            .rev()
             .map(|row| ReplayNote {
                 at: UnixMs::new(row.at),
                 shard: row.shard,

@@ -8,13 +8,18 @@ use crate::cold::TimerRow;
 use crate::model::target::secret_bytes;
 use crate::model::time::UnixMs;
 
+/// The source of every event of a namespace.
+pub fn source(namespace: &str) -> String {
+    format!("/mainspring/{namespace}")
+}
+
 /// The headers of one attempt, the receiver's own ones not included. `at` is the attempt's time.
-pub fn headers(row: &TimerRow, delivery_id: &str, at: UnixMs) -> Vec<(&'static str, String)> {
+pub fn headers(row: &TimerRow, source: &str, delivery_id: &str, at: UnixMs) -> Vec<(&'static str, String)> {
     vec![
         ("content-type", "application/json".into()),
         ("ce-specversion", "1.0".into()),
         ("ce-type", "mainspring.timer.fired.v1".into()),
-        ("ce-source", format!("/mainspring/{}", row.namespace)),
+        ("ce-source", source.into()),
         ("ce-id", delivery_id.into()),
         ("ce-subject", row.id.clone()),
         ("ce-time", at.rfc3339()),

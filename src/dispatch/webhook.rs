@@ -59,6 +59,7 @@ pub struct Sender {
     guard: Guard,
     clock: StoreClock,
     timeout: Duration,
+    source: Arc<str>,
 }
 
 impl Sender {
@@ -78,7 +79,8 @@ impl Sender {
             .pool_idle_timeout(Duration::from_secs(30))
             .tcp_nodelay(true)
             .build()?;
-        Ok(Self { client, guard, clock, timeout })
+        let source = event::source(&config.namespace).into();
+        Ok(Self { client, guard, clock, timeout, source })
     }
 
     /// Makes one attempt.
@@ -97,7 +99,7 @@ impl Sender {
             }
         };
         hook.headers.iter().for_each(|(name, value)| set(name, value));
-        event::headers(row, &delivery_id, at).iter().for_each(|(name, value)| set(name, value));
+        event::headers(row, &self.source, &delivery_id, at).iter().for_each(|(name, value)| set(name, value));
         if let Some(signature) =
             hook.secret.as_deref().and_then(|secret| event::signature(secret, &delivery_id, at, &body))
         {

@@ -559,11 +559,21 @@ async fn behind_its_back(f: &Fixture, sql: &str) {
 
 async fn the_schema_goes_up_down_and_up_again(f: Fixture) {
     f.put("t", 0).await;
-    f.store.migrate_down().await.expect("down");
+    f.store.migrate_down(None).await.expect("down");
     assert!(f.store.find(f.timer("t", 0).uid).await.is_err());
     f.store.prepare().await.expect("up again");
     assert!(f.store.find(f.timer("t", 0).uid).await.expect("looks").is_none());
     f.put("t", 0).await;
+}
+
+async fn timers_outlive_a_migration(f: Fixture) {
+    let lives = f.put("lives", 60_000).await;
+    let ended = f.put("ended", 60_000).await;
+    f.change(ended, ChangeEvent::Cancel).await;
+    f.store.migrate_down(Some(1)).await.expect("one step back");
+    f.store.prepare().await.expect("and forward");
+    assert_eq!(f.find(lives).await.life.state, State::Scheduled);
+    assert_eq!(f.find(ended).await.life.state, State::Cancelled);
 }
 
 async fn a_newer_database_and_another_shard_count_are_refused(f: Fixture) {
@@ -615,6 +625,7 @@ on_both!(
     a_planted_loss_is_found_by_verify,
     an_unreadable_timer_is_left_alone,
     the_schema_goes_up_down_and_up_again,
+    timers_outlive_a_migration,
     a_newer_database_and_another_shard_count_are_refused,
 );
 
@@ -644,9 +655,9 @@ async fn a_put_that_waited_for_its_own_row_to_end_is_not_new() {
     let uid = f.put("t", 0).await;
     let mut ending = held_open(&f.config.cold.url).await;
     for sql in [
-        "INSERT INTO history (uid, namespace, id, caller_id, shard, state, due_at, wake_at, generation, attempt, tries, \
+        "INSERT INTO history (uid, id, caller_id, shard, state, due_at, wake_at, generation, attempt, tries, \
          version, epoch, lane, minute, uncertain, cancel_requested, acked_late, target, request_hash, created_at, \
-         ended_at) SELECT uid, namespace, id, caller_id, shard, state, due_at, wake_at, generation, attempt, tries, \
+         ended_at) SELECT uid, id, caller_id, shard, state, due_at, wake_at, generation, attempt, tries, \
          version, epoch, lane, minute, uncertain, cancel_requested, acked_late, target, request_hash, created_at, 5 \
          FROM timers WHERE uid = $1",
         "INSERT INTO ended_ids SELECT uid, request_hash, generation, 1900000000000 FROM timers WHERE uid = $1",

@@ -1,0 +1,162 @@
+use super::*;
+use crate::model::id::Generation;
+use crate::model::pointer::Via;
+use crate::model::time::UnixMs;
+use uuid::Uuid;
+
+fn pointer(n: u128, lane: i64, attempt: i32) -> Pointer {
+    Pointer {
+        uid: Uid(Uuid::from_u128(n)),
+        shard: 0,
+        generation: Generation(1),
+        attempt,
+        wake_at: UnixMs::new(0),
+        lane,
+        minute: false,
+        overdue: false,
+        via: Via::Loader,
+    }
+}
+
+#[test]
+fn a_full_lane_leaves_room_for_the_others() {
+    let mut lanes = Lanes::new(100, 20);
+    for n in 0..50 {
+        assert_eq!(lanes.offer(pointer(n, 1, 0), 0), Offer::Held);
+    }
+    assert_eq!(lanes.take(100).len(), 3 * START, "a new lane starts small");
+    lanes.offer(pointer(100, 2, 0), 0);
+    assert_eq!(lanes.take(100), [pointer(100, 2, 0)]);
+    assert!(lanes.take(100).is_empty());
+}
+
+#[test]
+fn a_lane_grows_with_answers_and_shrinks_with_silence() {
+    let mut lanes = Lanes::new(1000, 20);
+    for n in 0..500 {
+        lanes.offer(pointer(n, 1, 0), 0);
+    }
+    let key = LaneKey { lane: 1, kind: Kind::First };
+    for _ in lanes.take(1000) {
+        assert!(lanes.enter(key).is_none());
+        lanes.left(key, Left::Answered, 0);
+    }
+    assert_eq!(lanes.take(1000).len(), 60, "twice as many again as may be sent at once");
+    for _ in 0..60 {
+        let _ = lanes.enter(key);
+        lanes.left(key, Left::Silent, 0);
+    }
+    assert_eq!(lanes.take(1000).len(), FLOOR);
+}
+
+#[test]
+fn no_more_pass_the_gate_than_may_be_sent_at_once() {
+    let mut lanes = Lanes::new(1000, 2);
+    for n in 0..6 {
+        lanes.offer(pointer(n, 1, 0), 0);
+    }
+    let key = LaneKey { lane: 1, kind: Kind::First };
+    assert_eq!(lanes.take(100).len(), 6);
+    assert!(lanes.enter(key).is_none() && lanes.enter(key).is_none());
+    lanes.gave_up(key);
+    lanes.gave_up(key);
+    let (gone, mut waits) = (lanes.enter(key).unwrap(), lanes.enter(key).unwrap());
+    drop(gone);
+    lanes.gave_up(key);
+    assert!(waits.try_recv().is_err(), "nobody has left");
+    lanes.left(key, Left::Answered, 0);
+    assert!(waits.try_recv().is_ok(), "who went away takes no place");
+    lanes.left(key, Left::Answered, 0);
+    lanes.left(key, Left::Answered, 0);
+    assert_eq!(lanes.in_flight(), 0);
+}
+
+#[test]
+fn retries_never_take_more_than_a_quarter() {
+    let mut lanes = Lanes::new(8, 8);
+    for n in 0..20 {
+        lanes.offer(pointer(n, 1, 1), 0);
+        lanes.offer(pointer(100 + n, 1, 0), 0);
+    }
+    let taken = lanes.take(100);
+    assert_eq!(taken.iter().filter(|p| p.attempt > 0).count(), 2);
+    assert_eq!(taken.len(), 8);
+}
+
+#[test]
+fn what_an_outage_left_overdue_takes_at_most_half() {
+    let mut lanes = Lanes::new(8, 8);
+    for n in 0..20 {
+        lanes.offer(Pointer { overdue: true, ..pointer(n, 1, 0) }, 0);
+    }
+    assert_eq!(lanes.take(100).len(), 4);
+    for n in 100..120 {
+        lanes.offer(pointer(n, 1, 0), 0);
+    }
+    assert_eq!(lanes.take(100).len(), 4, "what falls due now has the other half");
+}
+
+#[test]
+fn a_pointer_is_in_one_hand_until_it_is_recorded() {
+    let mut lanes = Lanes::new(10, 10);
+    assert_eq!(lanes.offer(pointer(1, 1, 0), 0), Offer::Held);
+    assert_eq!(lanes.offer(pointer(1, 1, 0), 0), Offer::Known);
+    let taken = lanes.take(10);
+    assert_eq!(lanes.offer(pointer(1, 1, 0), 0), Offer::Known, "it is being claimed");
+    lanes.dropped(&taken[0]);
+    assert_eq!((lanes.held(), lanes.in_flight()), (0, 0));
+    assert_eq!(lanes.offer(pointer(1, 1, 0), 0), Offer::Held);
+    let taken = lanes.take(10);
+    assert_eq!((lanes.held(), lanes.in_flight()), (0, 1));
+    assert!(lanes.enter(LaneKey::of(&taken[0])).is_none());
+    lanes.left(LaneKey::of(&taken[0]), Left::Answered, 0);
+    assert_eq!(lanes.in_flight(), 0);
+    assert_eq!(lanes.offer(pointer(1, 1, 1), 0), Offer::Known, "its result is not recorded yet");
+    lanes.recorded(&taken[0].uid);
+    assert_eq!(lanes.offer(pointer(1, 1, 1), 0), Offer::Held);
+}
+
+#[test]
+fn a_newer_generation_replaces_a_waiting_pointer() {
+    let mut lanes = Lanes::new(10, 10);
+    lanes.offer(pointer(1, 1, 1), 0);
+    let newer = Pointer { generation: Generation(2), ..pointer(1, 1, 0) };
+    assert_eq!(lanes.offer(newer, 0), Offer::Held);
+    assert_eq!(lanes.take(10), [newer]);
+    assert_eq!((lanes.held(), lanes.in_flight()), (0, 1));
+}
+
+#[test]
+fn only_a_slow_full_lane_puts_rows_off() {
+    let mut lanes = Lanes::new(100, 20);
+    for n in 0..LANE_HELD as u128 {
+        lanes.offer(pointer(n, 1, 0), 0);
+    }
+    assert_eq!(lanes.offer(pointer(u128::MAX, 1, 0), 0), Offer::Full);
+    // Nothing answered for seconds.
+    let new = u128::MAX;
+    let offers: Vec<_> = (1..8).map(|i| lanes.offer(pointer(new, 1, 0), i * 1000)).collect();
+    assert!(matches!(offers.last(), Some(Offer::Later(7000))), "as long as it was silent: {offers:?}");
+}
+
+#[test]
+fn silent_receivers_leave_room_for_others() {
+    let mut lanes = Lanes::new(1000, 100);
+    for lane in 0..200 {
+        for n in 0..100 {
+            lanes.offer(pointer(lane * 1000 + n, lane as i64, 0), 0);
+        }
+        let key = LaneKey { lane: lane as i64, kind: Kind::First };
+        for _ in lanes.take(1000) {
+            let _ = lanes.enter(key);
+            lanes.left(key, Left::Silent, 60_000);
+        }
+    }
+    assert!(lanes.held() <= ALL_HELD);
+    let before = lanes.held();
+    for n in 0..100 {
+        lanes.offer(pointer(1_000_000 + n, 77, 0), 60_000);
+    }
+    assert!(lanes.held() - before <= SLOW_HELD, "a lane that was silent holds few");
+    assert!(before < ALL_HELD, "and so do all of them together: {before}");
+}
