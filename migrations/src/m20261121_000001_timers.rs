@@ -120,6 +120,7 @@ const REST: &str = "
 /// What the database itself can tell an operator about units and meaning.
 const COMMENTS: &str = "
     COMMENT ON COLUMN timers.uid IS 'UUIDv7, or 128-bit hash of namespace and the caller''s id';\n
+    COMMENT ON COLUMN timers.id IS 'the caller''s id; empty for one of the service''s own form, tmr_ and the uid';\n
     COMMENT ON COLUMN timers.state IS '0 scheduled 1 delivering 2 retrying 3 paused; in history 4 delivered 5 cancelled 6 expired 7 dead';\n
     COMMENT ON COLUMN timers.due_at IS 'ms since 1970 UTC';\n
     COMMENT ON COLUMN timers.wake_at IS 'ms since 1970 UTC: due, next attempt, or claim expiry';\n

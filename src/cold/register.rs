@@ -229,7 +229,7 @@ impl ColdStore {
             "b",
             vec![
                 ("b_uid", Column::Uuid(order.iter().map(|&i| timers[i].uid.0).collect())),
-                ("b_id", Column::Text(order.iter().map(|&i| timers[i].id.as_str().to_owned()).collect())),
+                ("b_id", Column::Text(order.iter().map(|&i| stored_id(&timers[i])).collect())),
                 ("b_caller_id", Column::Bool(order.iter().map(|&i| timers[i].caller_id).collect())),
                 ("b_owner", text(|t| t.owner.clone())),
                 ("b_shard", Column::Int(shards)),
@@ -297,6 +297,11 @@ impl ColdStore {
             last: None,
         }
     }
+}
+
+/// An id of the service's own form says nothing that the uid does not: it is stored empty.
+fn stored_id(timer: &NewTimer) -> String {
+    if timer.id.server_uid().is_some() { String::new() } else { timer.id.as_str().to_owned() }
 }
 
 fn lane(target: &Target) -> i64 {

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Error;
 use super::sql::Row;
-use crate::model::id::{Epoch, Generation, Uid, delivery_id};
+use crate::model::id::{Epoch, Generation, TimerId, Uid, delivery_id};
 use crate::model::pointer::{Pointer, Via};
 use crate::model::policy::Policies;
 use crate::model::target::Target;
@@ -126,9 +126,11 @@ impl TimerRow {
         let policies: Option<String> = row.get(22)?;
         let hash: Vec<u8> = row.get(23)?;
         let last: Option<String> = if ended { row.get(WIDTH + 1)? } else { None };
+        let (uid, id) = (Uid(row.get(0)?), row.get::<String>(1)?);
         Ok(Self {
-            uid: Uid(row.get(0)?),
-            id: row.get(1)?,
+            uid,
+            // Ids of the service's own form are not stored: the uid says it all.
+            id: if id.is_empty() { TimerId::of_server(uid).as_str().to_owned() } else { id },
             caller_id: row.get(2)?,
             owner: row.get(3)?,
             shard: row.get(4)?,
