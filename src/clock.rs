@@ -78,7 +78,12 @@ impl Monotonic {
 
     /// How long ago this was; zero if it lies ahead.
     pub fn elapsed(self) -> Duration {
-        Duration::from_micros(u64::try_from(Self::now().0 - self.0).unwrap_or(0))
+        Self::now().since(self)
+    }
+
+    /// How long after `earlier` this is; zero if it is before.
+    pub fn since(self, earlier: Self) -> Duration {
+        Duration::from_micros(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))
     }
 
     /// This moment, `by` later.

@@ -84,6 +84,7 @@
 //! | [`intake`] | group commit |
 //! | [`housekeeping`] | partitions, retention, statistics |
 //! | [`mod@bench`] | measures a server from outside |
+//! | [`drill`] | rehearses failures: private stores, processes, a fault proxy |
 //! | [`api`], [`cli`] | the doors |
 //! | [`app`] | wiring, start and stop |
 //! | [`config`], [`clock`], [`metrics`], [`telemetry`] | settings, time, series, log lines |
@@ -96,6 +97,7 @@ pub mod clock;
 pub mod cold;
 pub mod config;
 pub mod dispatch;
+pub mod drill;
 pub mod housekeeping;
 pub mod intake;
 pub mod last_mile;
