@@ -2,6 +2,7 @@
 //! that does to a connection what a bad network does.
 
 mod ground;
+mod proxy;
 
 use std::time::Duration;
 
