@@ -87,6 +87,7 @@
 //! | [`api`], [`cli`] | the doors |
 //! | [`app`] | wiring, start and stop |
 //! | [`config`], [`clock`], [`metrics`], [`telemetry`] | settings, time, series, log lines |
+//! | [`planted`] | defects that test builds can plant |
 
 pub mod api;
 pub mod app;
@@ -103,6 +104,7 @@ pub mod loader;
 pub mod metrics;
 pub mod model;
 pub mod ownership;
+pub mod planted;
 pub mod positions;
 pub mod promote;
 pub mod replay;

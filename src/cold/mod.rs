@@ -43,6 +43,7 @@ pub use window::{Place as ScanPlace, Range, ReplayNote, ShardRow};
 
 use crate::clock::{Clock, StoreClock};
 use crate::config::{ColdKind, Config};
+use crate::planted::Planted;
 use sql::{Column, Dialect, Pool, Statement, Tx};
 
 /// How long a statement may run on PostgreSQL before it is given up.
@@ -82,6 +83,7 @@ pub struct ColdStore {
     /// do not wait for each other's flush.
     slot: i64,
     turn: Arc<AtomicI64>,
+    planted: Planted,
     _lock: Option<Arc<std::fs::File>>,
 }
 
@@ -138,6 +140,7 @@ impl ColdStore {
             claim_ttl_ms: i64::try_from(config.claim_ttl().as_millis()).unwrap_or(60_000),
             slot: i64::from(uuid::Uuid::now_v7().as_bytes()[15] % 64) * SLOTS,
             turn: Arc::default(),
+            planted: config.planted(),
             _lock: lock,
         })
     }
@@ -280,6 +283,11 @@ impl ColdStore {
     /// What this node knows of the store's clock.
     pub const fn clock(&self) -> &StoreClock {
         &self.clock
+    }
+
+    /// The defect that is built in, for those who work with this store.
+    pub const fn planted(&self) -> Planted {
+        self.planted
     }
 
     /// The namespace that this store's timers live in.

@@ -37,6 +37,7 @@ use crate::model::target::Target;
 use crate::model::time::UnixMs;
 use crate::model::timer::{AttemptResult, Next, Token};
 use crate::ownership::Ownership;
+use crate::planted::Defect;
 use crate::promote::Promotion;
 use webhook::{Outcome, Sender};
 
@@ -228,7 +229,11 @@ impl Dispatcher {
     async fn attempt(self: Arc<Self>, row: TimerRow, pointer: Pointer, epoch: Epoch) {
         let key = LaneKey::of(&pointer);
         let token = Token { generation: row.life.generation, attempt: row.life.attempt };
-        self.wait_for(pointer.wake_at.max(row.life.due_at)).await;
+        let mut due_at = pointer.wake_at.max(row.life.due_at);
+        if self.store.planted().is(Defect::ClaimWithoutGeneration) {
+            due_at = pointer.wake_at;
+        }
+        self.wait_for(due_at).await;
         let entered = self.enter(key).await;
         if !entered || self.stop.is_cancelled() || !self.ownership.valid(row.shard, epoch) {
             match entered {
