@@ -202,7 +202,8 @@ async fn work(
         incarnation: uuid::Uuid::now_v7().simple().to_string(),
         address,
     };
-    let ownership = Arc::new(Ownership::new(me, config.lease.get(), config.shards, !store.is_shared()));
+    let ownership = Ownership::new(me, config.lease.get(), config.shards, !store.is_shared());
+    let ownership = Arc::new(ownership.with(config.planted()));
     let hot = wheel::open(config, &store.wheels_name().await?).context("the wheels cannot be opened")?;
     let positions = Arc::new(Positions::new(config.shards));
     let (promotion, to_promote) = Promotion::new(

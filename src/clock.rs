@@ -8,12 +8,19 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures::future::BoxFuture;
+
 use crate::model::time::UnixMs;
 
 /// Reads wall time. Two real versions exist: the machine's clock and the one that tests turn by hand.
 pub trait Clock: Send + Sync + 'static {
     /// Wall time, in milliseconds since the Unix epoch.
     fn now(&self) -> UnixMs;
+
+    /// Completes when this much time has passed, or a little later.
+    fn sleep(&self, by: Duration) -> BoxFuture<'static, ()> {
+        Box::pin(tokio::time::sleep(by))
+    }
 }
 
 /// The machine's wall clock.
@@ -72,13 +79,29 @@ pub struct Monotonic(i64);
 impl Monotonic {
     /// Reads the clock.
     pub fn now() -> Self {
+        #[cfg(feature = "planted")]
+        if let Some(turned) = TURNED.get() {
+            return turned;
+        }
         let t = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
         Self(t.tv_sec * 1_000_000 + t.tv_nsec / 1000)
     }
 
+    /// From here on the calling thread reads this moment, so long after an arbitrary beginning: the simulation
+    /// turns both kinds of time together, one run a thread.
+    #[cfg(feature = "planted")]
+    pub fn turn(to: Duration) {
+        TURNED.set(Some(Self(0).plus(to)));
+    }
+
     /// How long ago this was; zero if it lies ahead.
     pub fn elapsed(self) -> Duration {
-        Duration::from_micros(u64::try_from(Self::now().0 - self.0).unwrap_or(0))
+        Self::now().since(self)
+    }
+
+    /// How long after `earlier` this is; zero if it is before.
+    pub fn since(self, earlier: Self) -> Duration {
+        Duration::from_micros(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))
     }
 
     /// This moment, `by` later.
@@ -90,6 +113,11 @@ impl Monotonic {
     pub fn as_ms(self) -> i64 {
         self.0.div_euclid(1000)
     }
+}
+
+#[cfg(feature = "planted")]
+thread_local! {
+    static TURNED: std::cell::Cell<Option<Monotonic>> = const { std::cell::Cell::new(None) };
 }
 
 /// What a node knows of the cold store's clock: a lower bound, never ahead of it.
@@ -160,6 +188,11 @@ impl StoreClock {
             None => at.since(self.wall.now()),
             Some(micros) => Duration::from_micros(u64::try_from(at.get() * 1000 - micros).unwrap_or(0)),
         }
+    }
+
+    /// Sleeps for so long, by this node's own clock.
+    pub fn sleep(&self, by: Duration) -> BoxFuture<'static, ()> {
+        self.wall.sleep(by)
     }
 
     fn micros(&self) -> Option<i64> {

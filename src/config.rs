@@ -16,6 +16,7 @@ use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::model::time::Span;
+use crate::planted::Planted;
 
 /// The prefix of environment variables that set a key.
 const ENV_PREFIX: &str = "MAINSPRING__";
@@ -62,6 +63,10 @@ pub struct Config {
     pub shards: u16,
     /// How long the ownership of a shard lasts without renewal.
     pub lease: Span,
+    /// The defect to build in, in test builds.
+    #[cfg(feature = "planted")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub planted: Option<crate::planted::Defect>,
     /// The API.
     pub server: Server,
     /// The SQL database.
@@ -199,6 +204,8 @@ impl Default for Config {
             namespace: "default".into(),
             shards: 64,
             lease: span(3),
+            #[cfg(feature = "planted")]
+            planted: None,
             server: Server {
                 listen: SocketAddr::from(([127, 0, 0, 1], 7600)),
                 api_keys: Vec::new(),
@@ -417,6 +424,14 @@ impl Config {
     pub fn allows_network(&self, ip: IpAddr) -> bool {
         (ip.is_loopback() && self.server.listen.ip().is_loopback())
             || self.webhook.allow_networks.iter().any(|net| net.contains(&ip))
+    }
+
+    /// The defect that is built in: none, except in test builds.
+    pub fn planted(&self) -> Planted {
+        #[cfg(feature = "planted")]
+        return Planted::new(self.planted);
+        #[cfg(not(feature = "planted"))]
+        return Planted::default();
     }
 
     /// How long a claim lasts before others may take the attempt for lost.

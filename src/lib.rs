@@ -84,9 +84,11 @@
 //! | [`intake`] | group commit |
 //! | [`housekeeping`] | partitions, retention, statistics |
 //! | [`mod@bench`] | measures a server from outside |
+//! | [`drill`] | rehearses failures: private stores, processes, a fault proxy |
 //! | [`api`], [`cli`] | the doors |
 //! | [`app`] | wiring, start and stop |
 //! | [`config`], [`clock`], [`metrics`], [`telemetry`] | settings, time, series, log lines |
+//! | [`planted`] | defects that test builds can plant |
 
 pub mod api;
 pub mod app;
@@ -96,6 +98,7 @@ pub mod clock;
 pub mod cold;
 pub mod config;
 pub mod dispatch;
+pub mod drill;
 pub mod housekeeping;
 pub mod intake;
 pub mod last_mile;
@@ -103,6 +106,7 @@ pub mod loader;
 pub mod metrics;
 pub mod model;
 pub mod ownership;
+pub mod planted;
 pub mod positions;
 pub mod promote;
 pub mod replay;

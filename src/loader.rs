@@ -17,6 +17,8 @@ use crate::cold::{ColdStore, Range, ScanPlace};
 use crate::dispatch::Dispatcher;
 use crate::model::pointer::{Pointer, Via};
 use crate::model::time::UnixMs;
+#[cfg(feature = "planted")]
+use crate::planted::Defect;
 use crate::positions::{Goes, Replay};
 use crate::promote::Promoter;
 use crate::replay;
@@ -106,9 +108,40 @@ impl Loader {
         let due = positions.below(now.plus(self.window));
         if !due.is_empty() {
             let target = window_end(now, self.window);
+            #[cfg(feature = "planted")]
+            if store.planted().is(Defect::NaiveLoader) {
+                return self.scan_then_raise(&due, target).await;
+            }
             let raised = store.raise_watermarks(&due, target).await?;
             positions.raise(&raised, target);
         }
+        Ok(())
+    }
+
+    /// The wrong order: what is committed after the scan, by somebody who reads the watermark before the
+    /// raise, is seen by nobody.
+    #[cfg(feature = "planted")]
+    async fn scan_then_raise(
+        &self,
+        due: &[(i32, crate::model::id::Epoch)],
+        target: UnixMs,
+    ) -> Result<(), Error> {
+        let Promoter { store, positions, .. } = &*self.promoter;
+        let slice = |(shard, _): &(i32, _)| {
+            let after = ScanPlace::before(positions.watermark(*shard).get());
+            Range { shard: *shard, after, until: target.get() }
+        };
+        let slices: Vec<Range> = due.iter().map(slice).collect();
+        let found = store.scan(&slices, PAGE).await?;
+        let raised = store.raise_watermarks(due, target).await?;
+        positions.raise_unscanned(&raised, target);
+        let placed = found.iter().zip(positions.place(&found));
+        let keep = placed.filter_map(|(pointer, (goes, _))| match goes {
+            Goes::Slot(slot) => Some((*pointer, Some(slot))),
+            Goes::LastMile => Some((*pointer, None)),
+            Goes::NoWheel | Goes::Foreign | Goes::Cold => None,
+        });
+        self.promoter.keep(keep.collect()).await;
         Ok(())
     }
 

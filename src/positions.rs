@@ -230,6 +230,17 @@ impl Positions {
         shards.iter().for_each(|shard| self.learn(*shard, watermark));
     }
 
+    /// The new watermark is committed, and nothing is ordered to be scanned ([`crate::planted`]).
+    #[cfg(feature = "planted")]
+    pub fn raise_unscanned(&self, shards: &[i32], watermark: UnixMs) {
+        self.with(|own| {
+            own.iter_mut()
+                .filter(|(shard, _)| shards.contains(shard))
+                .for_each(|(_, position)| position.watermark = watermark);
+        });
+        shards.iter().for_each(|shard| self.learn(*shard, watermark));
+    }
+
     /// The next range of each turning shard that has one.
     pub fn ranges(&self) -> Vec<Range> {
         self.with(|own| {

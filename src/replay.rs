@@ -15,6 +15,7 @@ use crate::cold::{Range, ReplayNote, ScanPlace, ShardRow};
 use crate::loader::{Error, everything_before, window_end};
 use crate::model::id::Epoch;
 use crate::model::time::UnixMs;
+use crate::planted::Defect;
 use crate::positions::Replay;
 use crate::promote::Promoter;
 use crate::ticker::AHEAD_MS;
@@ -49,7 +50,11 @@ pub async fn run_once(promoter: &Promoter, window: Duration) -> Result<(), Error
     for ((shard, epoch, cause), standing) in waiting.into_iter().zip(standings) {
         // A row of another epoch: the shard is lost, and this round is not the one to find out.
         let Some(row) = rows.remove(&shard).filter(|row| row.epoch == epoch) else { continue };
-        found.push(judge(shard, epoch, row, standing, cause, &server, hot.is_shared()));
+        let mut one = judge(shard, epoch, row, standing.clone(), cause, &server, hot.is_shared());
+        if store.planted().is(Defect::CursorTrusted) {
+            one.intact = standing;
+        }
+        found.push(one);
     }
 
     let now = store.clock().now();
@@ -87,10 +92,13 @@ pub async fn run_once(promoter: &Promoter, window: Duration) -> Result<(), Error
             overdue: 0,
             loaded: 0,
         };
-        let (standing, ranges) = match one.intact {
+        let (standing, mut ranges) = match one.intact {
             None => (fresh(one.epoch), vec![everything_before(one.shard, watermark)]),
             Some(standing) => resume(one.shard, one.epoch, standing, watermark),
         };
+        if store.planted().is(Defect::CursorTrusted) {
+            ranges.clear();
+        }
         if one.row.wheel.is_empty() {
             "the shard's first owner".clone_into(&mut replay.cause);
         }

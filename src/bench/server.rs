@@ -1,16 +1,17 @@
 //! The server under test: one that runs already, or one of the bench's own to be killed and started again.
 
 use std::fs::File;
-use std::net::{Ipv4Addr, TcpListener};
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use anyhow::{Context, anyhow, bail};
-use rustix::process::{Pid, Signal, kill_process};
+use anyhow::{Context, bail};
+use rustix::process::Signal;
 
 use super::load::Site;
 use crate::clock::{Monotonic, wall_us};
+use crate::drill::ground::free_port;
+use crate::drill::process::{self, log_tail};
 
 /// A server with many parked timers has nothing to read before it is ready, but the machine is busy.
 const START: Duration = Duration::from_secs(120);
@@ -19,7 +20,7 @@ const STOP: Duration = Duration::from_secs(30);
 
 /// A server process of the bench's own. It is killed when dropped.
 pub struct Process {
-    child: Option<Child>,
+    child: Option<process::Process>,
     dir: PathBuf,
     address: String,
     sets: Vec<String>,
@@ -28,11 +29,7 @@ pub struct Process {
 impl Process {
     /// What a server in `dir` will be; it is not started yet. `sets` are its settings.
     pub fn new(dir: PathBuf, sets: Vec<String>) -> anyhow::Result<Self> {
-        // The port is free now and below those that the kernel gives to outgoing connections.
-        let from = 20_000 + std::process::id() % 10_000;
-        let free = |port: &u16| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok();
-        let mut ports = (from..from + 2000).filter_map(|port| u16::try_from(port).ok());
-        let port = ports.find(free).context("no port is free for the server")?;
+        let port = free_port()?;
         Ok(Self { child: None, dir, address: format!("127.0.0.1:{port}"), sets })
     }
 
@@ -43,7 +40,7 @@ impl Process {
 
     /// Its process id, while it runs.
     pub fn pid(&self) -> Option<u32> {
-        self.child.as_ref().map(Child::id)
+        self.child.as_ref().map(process::Process::pid)
     }
 
     /// Starts it; returns the moment just before, in microseconds since the Unix epoch. Does not wait.
@@ -68,7 +65,7 @@ impl Process {
         }
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         let began_us = wall_us();
-        self.child = Some(command.spawn().context("the server cannot be started")?);
+        self.child = Some(process::Process::spawn(&mut command)?);
         Ok(began_us)
     }
 
@@ -78,8 +75,8 @@ impl Process {
         let began = Monotonic::now();
         for path in ["/startupz", "/readyz"] {
             while site.get(path).await.is_err() {
-                let ended = self.child.as_mut().map(Child::try_wait).transpose()?.flatten();
-                if ended.is_some() || began.elapsed() > START {
+                let ended = self.child.as_ref().is_none_or(|child| child.ended().is_some());
+                if ended || began.elapsed() > START {
                     bail!("the server does not get ready; the end of its log:\n{}", self.log_tail());
                 }
                 tokio::time::sleep(Duration::from_millis(5)).await;
@@ -90,27 +87,18 @@ impl Process {
 
     /// SIGKILL; returns when it is gone.
     pub fn kill(&mut self) -> anyhow::Result<()> {
-        if let Some(mut child) = self.child.take() {
-            child.kill().and_then(|()| child.wait()).map_err(|why| anyhow!("the server survives: {why}"))?;
+        if let Some(child) = self.child.take() {
+            child.signal(Signal::KILL);
+            child.wait_blocking(STOP).context("the server survives SIGKILL")?;
         }
         Ok(())
     }
 
     /// SIGTERM, and SIGKILL if that does not end it.
     pub async fn stop(&mut self) -> anyhow::Result<()> {
-        let asked = Monotonic::now();
         if let Some(child) = &self.child {
-            // It may have ended by itself, which is as good.
-            let _ = kill_process(Pid::from_child(child), Signal::TERM);
-        }
-        while let Some(child) = &mut self.child
-            && asked.elapsed() < STOP
-        {
-            if child.try_wait()?.is_some() {
-                self.child = None;
-                return Ok(());
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            child.signal(Signal::TERM);
+            child.wait(STOP).await;
         }
         self.kill()
     }
@@ -121,15 +109,7 @@ impl Process {
 
     /// The last lines that it wrote; empty if it had nothing to warn of.
     pub fn log_tail(&self) -> String {
-        let text = std::fs::read_to_string(self.log()).unwrap_or_default();
-        let lines: Vec<&str> = text.lines().collect();
-        lines[lines.len().saturating_sub(20)..].join("\n")
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.kill();
+        log_tail(&self.log(), 20)
     }
 }
 

@@ -7,6 +7,7 @@ use crate::model::id::{Epoch, Generation, Uid};
 use crate::model::pointer::{Pointer, Via};
 use crate::model::time::UnixMs;
 use crate::model::timer::State;
+use crate::planted::Defect;
 
 /// The most timers one statement claims.
 pub const MAX_BATCH: usize = 256;
@@ -149,14 +150,24 @@ impl ColdStore {
         let node = s.text(node);
         let lead = s.int(lead_ms);
         let lock = self.dialect().lock("FOR KEY SHARE");
+        let mut same_epoch = "AND own_epoch = b_epoch";
+        if self.planted.is(Defect::ClaimWithoutEpoch) {
+            same_epoch = "";
+        }
+        let mut as_pointed = format!(
+            "AND generation = b_generation AND attempt = b_attempt \
+             AND wake_at <= {now} + {lead} AND due_at <= {now} + {lead}"
+        );
+        if self.planted.is(Defect::ClaimWithoutGeneration) {
+            as_pointed.clear();
+        }
         s.push(&format!(
             "WITH {batch}, own AS (SELECT shard AS own_shard, epoch AS own_epoch FROM shards \
                WHERE shard IN (SELECT b_shard FROM b) ORDER BY shard {lock}) \
              UPDATE timers SET state = 1, attempt = attempt + 1, tries = tries + 1, epoch = own_epoch, \
                wake_at = {now} + {ttl}, claimed_at = {now}, node = {node}, via = b_via \
-             FROM b, own WHERE own_shard = b_shard AND own_epoch = b_epoch \
-               AND uid = b_uid AND shard = b_shard AND generation = b_generation AND attempt = b_attempt \
-               AND state IN (0, 2) AND wake_at <= {now} + {lead} AND due_at <= {now} + {lead} \
+             FROM b, own WHERE own_shard = b_shard {same_epoch} \
+               AND uid = b_uid AND shard = b_shard {as_pointed} AND state IN (0, 2) \
                AND (expire_at IS NULL OR attempt > 0 OR expire_at >= {now}) \
              RETURNING {COLUMNS}, {now}"
         ));

@@ -5,6 +5,7 @@ use super::sql::{Column, Dialect, Statement, Tx};
 use super::{ColdStore, Error};
 use crate::model::id::{Generation, Uid};
 use crate::model::timer::{Life, State, Token};
+use crate::planted::Defect;
 
 /// A row on its way to history.
 pub(super) struct End {
@@ -71,7 +72,11 @@ impl ColdStore {
                 " (CASE WHEN b_uncertain IS NULL THEN uncertain ELSE b_uncertain = 1 END),",
             );
         let claimed = if claimed_only { "AND state = 1" } else { "" };
-        let matched = format!("uid = b_uid AND generation = b_generation AND attempt = b_attempt {claimed}");
+        let mut matched =
+            format!("uid = b_uid AND generation = b_generation AND attempt = b_attempt {claimed}");
+        if self.planted.is(Defect::ResultWithoutToken) {
+            matched = "uid = b_uid".to_owned();
+        }
         let taken = "ON CONFLICT (uid) DO UPDATE SET request_hash = excluded.request_hash, \
                      generation = excluded.generation, until = excluded.until";
         let new = |name: &'static str| {

@@ -13,6 +13,7 @@ use super::{ColdStore, Error};
 use crate::model::id::{Epoch, Generation, Uid};
 use crate::model::time::UnixMs;
 use crate::model::timer::{Answer, AttemptResult, Event, Life, State, Token};
+use crate::planted::{Defect, Planted};
 
 /// The most events one transaction applies.
 pub const MAX_BATCH: usize = 500;
@@ -135,7 +136,7 @@ impl ColdStore {
         let mut answers = Vec::with_capacity(changes.len());
         for change in changes {
             answers.push(match rows.get_mut(&change.uid) {
-                Some(row) => decide(row, &change.event, store_now, &mut writes),
+                Some(row) => decide(row, &change.event, store_now, self.planted, &mut writes),
                 None if unreadable.contains(&change.uid) => Applied::Unreadable,
                 None => self.amend_ended(&mut tx, change).await?,
             });
@@ -289,8 +290,20 @@ impl ColdStore {
 }
 
 /// What one event does to one locked row.
-fn decide(row: &mut TimerRow, event: &ChangeEvent, now: UnixMs, writes: &mut Writes) -> Applied {
-    let before = row.life;
+fn decide(
+    row: &mut TimerRow,
+    event: &ChangeEvent,
+    now: UnixMs,
+    planted: Planted,
+    writes: &mut Writes,
+) -> Applied {
+    let mut before = row.life;
+    if planted.is(Defect::BlindCancel) && matches!(event, ChangeEvent::Cancel) {
+        before = Life { state: State::Scheduled, tries: 0, uncertain: false, ..before };
+    }
+    if planted.is(Defect::ResultWithoutToken) && matches!(event, ChangeEvent::Attempted(..)) {
+        before.state = State::Delivering;
+    }
     if before.state.is_end() {
         // Ended by an earlier event of this same batch.
         return Applied::NotLive;
@@ -317,7 +330,10 @@ fn decide(row: &mut TimerRow, event: &ChangeEvent, now: UnixMs, writes: &mut Wri
         }
         ChangeEvent::Attempted(next, attempt) => {
             record = Some(attempt.clone());
-            let token = Token { generation: Generation(attempt.generation), attempt: attempt.attempt };
+            let mut token = Token { generation: Generation(attempt.generation), attempt: attempt.attempt };
+            if planted.is(Defect::ResultWithoutToken) {
+                token = Token { generation: before.generation, attempt: before.attempt };
+            }
             Event::Attempted { token, result: attempt.result, next: *next }
         }
         ChangeEvent::Edit(wanted) => {

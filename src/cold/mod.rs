@@ -12,6 +12,7 @@ mod end;
 mod entity;
 mod error;
 mod finish;
+mod gate;
 mod history;
 mod query;
 mod register;
@@ -35,6 +36,8 @@ use sea_orm_migration::MigratorTrait;
 pub use claim::{Due, Found, MAX_BATCH as MAX_CLAIM_BATCH, Probe};
 pub use error::Error;
 pub use finish::{Applied, Change, ChangeEvent, Edit, MAX_BATCH as MAX_APPLY_BATCH};
+#[cfg(feature = "planted")]
+pub use gate::{Call, Gate};
 pub use query::{Filter, Ledger, Page, Place, Verification};
 pub use register::{MAX_BATCH as MAX_REGISTER_BATCH, NewTimer, Registered};
 pub use row::{AttemptRecord, TimerRow};
@@ -43,7 +46,8 @@ pub use window::{Place as ScanPlace, Range, ReplayNote, ShardRow};
 
 use crate::clock::{Clock, StoreClock};
 use crate::config::{ColdKind, Config};
-use sql::{Column, Dialect, Pool, Statement, Tx};
+use crate::planted::Planted;
+use sql::{Column, Database, Dialect, Pool, Statement, Tx};
 
 /// How long a statement may run on PostgreSQL before it is given up.
 pub const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -82,6 +86,7 @@ pub struct ColdStore {
     /// do not wait for each other's flush.
     slot: i64,
     turn: Arc<AtomicI64>,
+    planted: Planted,
     _lock: Option<Arc<std::fs::File>>,
 }
 
@@ -114,7 +119,7 @@ impl ColdStore {
                 let urgent = postgres_pool(config, URGENT_CONNECTIONS)?;
                 let db = SqlxPostgresConnector::from_sqlx_postgres_pool(pool.clone());
                 let clock = if manual { StoreClock::local(clock) } else { StoreClock::remote(clock) };
-                (Pool::Postgres(pool), Pool::Postgres(urgent), db, clock, None)
+                (Pool::to(Database::Postgres(pool)), Pool::to(Database::Postgres(urgent)), db, clock, None)
             }
             ColdKind::Sqlite => {
                 let path = sqlite_path(&config.cold.url)?;
@@ -122,7 +127,7 @@ impl ColdStore {
                 make_private(&path)?;
                 let (writer, readers) = sqlite_pools(&path);
                 let db = SqlxSqliteConnector::from_sqlx_sqlite_pool(readers.clone());
-                let pool = Pool::Sqlite { writer, readers };
+                let pool = Pool::to(Database::Sqlite { writer, readers });
                 (pool.clone(), pool, db, StoreClock::local(clock), lock)
             }
         };
@@ -138,6 +143,7 @@ impl ColdStore {
             claim_ttl_ms: i64::try_from(config.claim_ttl().as_millis()).unwrap_or(60_000),
             slot: i64::from(uuid::Uuid::now_v7().as_bytes()[15] % 64) * SLOTS,
             turn: Arc::default(),
+            planted: config.planted(),
             _lock: lock,
         })
     }
@@ -185,8 +191,8 @@ impl ColdStore {
 
     /// Brings the schema up to this binary's. Refuses a database that is newer.
     pub async fn migrate(&self) -> Result<(), Error> {
-        let held = match &self.pool {
-            Pool::Postgres(pool) => {
+        let held = match &self.pool.to {
+            Database::Postgres(pool) => {
                 let mut held = pool.begin().await?;
                 sea_orm::sqlx::query("SELECT pg_advisory_xact_lock($1)")
                     .bind(MIGRATION_LOCK)
@@ -194,7 +200,7 @@ impl ColdStore {
                     .await?;
                 Some(held)
             }
-            Pool::Sqlite { .. } => None,
+            Database::Sqlite { .. } => None,
         };
         let state = self.migration_state().await?;
         if !state.unknown.is_empty() {
@@ -282,6 +288,21 @@ impl ColdStore {
         &self.clock
     }
 
+    /// The same store, through a gate and under another clock, which is the store's own too.
+    #[cfg(feature = "planted")]
+    #[must_use]
+    pub fn through(&self, gate: Arc<dyn Gate>, clock: Arc<dyn Clock>) -> Self {
+        let mut this = Self { clock: StoreClock::local(clock), ..self.clone() };
+        this.pool.way.gate = Some(Arc::clone(&gate));
+        this.urgent.way.gate = Some(gate);
+        this
+    }
+
+    /// The defect that is built in, for those who work with this store.
+    pub const fn planted(&self) -> Planted {
+        self.planted
+    }
+
     /// The namespace that this store's timers live in.
     pub fn namespace(&self) -> &str {
         &self.namespace
@@ -302,12 +323,12 @@ impl ColdStore {
 
     /// Closes the connections; on SQLite this also folds the write-ahead log into the file.
     pub async fn close(&self) {
-        if let Pool::Postgres(urgent) = &self.urgent {
+        if let Database::Postgres(urgent) = &self.urgent.to {
             urgent.close().await;
         }
-        match &self.pool {
-            Pool::Postgres(pool) => pool.close().await,
-            Pool::Sqlite { writer, readers } => {
+        match &self.pool.to {
+            Database::Postgres(pool) => pool.close().await,
+            Database::Sqlite { writer, readers } => {
                 readers.close().await;
                 writer.close().await;
             }

@@ -13,10 +13,18 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::Error;
+use super::gate::{Begun, Call, Way};
 
 /// The pools that hot statements run on; the same that sea-orm runs on.
+#[derive(Clone)]
+pub(super) struct Pool {
+    pub to: Database,
+    pub way: Way,
+}
+
+/// Which database it is, and its connections.
 #[derive(Clone, Debug)]
-pub(super) enum Pool {
+pub(super) enum Database {
     Postgres(PgPool),
     Sqlite { writer: SqlitePool, readers: SqlitePool },
 }
@@ -95,6 +103,7 @@ enum Args {
 
 /// A statement being written: its text and what is bound to it.
 pub(super) struct Statement {
+    name: &'static str,
     dialect: Dialect,
     sql: String,
     args: Args,
@@ -111,7 +120,7 @@ impl Statement {
             Dialect::Postgres => Args::Postgres(PgArguments::default()),
             Dialect::Sqlite => Args::Sqlite(SqliteArguments::default()),
         };
-        Self { dialect, sql: format!("/* {name} */ "), args, bound: 0, cached: true, patient: false }
+        Self { name, dialect, sql: format!("/* {name} */ "), args, bound: 0, cached: true, patient: false }
     }
 
     /// Lets it run as long as it takes: the database bounds it itself.
@@ -308,7 +317,13 @@ fn sqlite(statement: Statement) -> SqlxQuery<'static, Sqlite, SqliteArguments> {
 }
 
 /// A transaction.
-pub(super) enum Tx {
+pub(super) struct Tx {
+    to: OpenTx,
+    way: Way,
+    begun: Begun,
+}
+
+enum OpenTx {
     Postgres(sqlx::Transaction<'static, Postgres>),
     Sqlite(sqlx::Transaction<'static, Sqlite>),
 }
@@ -316,6 +331,29 @@ pub(super) enum Tx {
 impl Tx {
     /// Runs a statement and returns its rows.
     pub async fn fetch(&mut self, statement: Statement) -> Result<Vec<Row>, Error> {
+        let Self { to, way, .. } = self;
+        way.pass(Call::Within, statement.name, to.fetch(statement)).await
+    }
+
+    /// Runs a statement and returns how many rows it touched.
+    pub async fn execute(&mut self, statement: Statement) -> Result<u64, Error> {
+        let Self { to, way, .. } = self;
+        way.pass(Call::Within, statement.name, to.execute(statement)).await
+    }
+
+    /// Makes it durable. An error leaves open whether it was.
+    pub async fn commit(self) -> Result<(), Error> {
+        let Self { to, way, begun } = self;
+        let commit = async {
+            let _over = begun;
+            to.commit().await
+        };
+        way.pass(Call::Commit, "commit", commit).await
+    }
+}
+
+impl OpenTx {
+    async fn fetch(&mut self, statement: Statement) -> Result<Vec<Row>, Error> {
         let patient = statement.patient;
         Ok(match self {
             Self::Postgres(tx) => {
@@ -329,8 +367,7 @@ impl Tx {
         })
     }
 
-    /// Runs a statement and returns how many rows it touched.
-    pub async fn execute(&mut self, statement: Statement) -> Result<u64, Error> {
+    async fn execute(&mut self, statement: Statement) -> Result<u64, Error> {
         let patient = statement.patient;
         Ok(match self {
             Self::Postgres(tx) => {
@@ -340,8 +377,7 @@ impl Tx {
         })
     }
 
-    /// Makes it durable. An error leaves open whether it was.
-    pub async fn commit(self) -> Result<(), Error> {
+    async fn commit(self) -> Result<(), Error> {
         match self {
             Self::Postgres(tx) => bounded(false, tx.commit()).await,
             Self::Sqlite(tx) => bounded(false, tx.commit()).await,
@@ -353,30 +389,54 @@ impl Tx {
 const BEGIN: &str = "BEGIN IMMEDIATE";
 
 impl Pool {
+    /// The pools, with nothing on the way to them.
+    pub fn to(to: Database) -> Self {
+        Self { to, way: Way::default() }
+    }
+
     pub const fn dialect(&self) -> Dialect {
-        match self {
-            Self::Postgres(_) => Dialect::Postgres,
-            Self::Sqlite { .. } => Dialect::Sqlite,
+        match self.to {
+            Database::Postgres(_) => Dialect::Postgres,
+            Database::Sqlite { .. } => Dialect::Sqlite,
         }
     }
 
     /// Starts a transaction that may write.
     pub async fn begin(&self) -> Result<Tx, Error> {
-        Ok(match self {
-            Self::Postgres(pool) => Tx::Postgres(bounded(false, pool.begin()).await?),
-            Self::Sqlite { writer, .. } => match writer.begin_with(BEGIN).await {
-                // SQLite took a transaction back by itself (its disk was full) and the pool does not know.
-                Err(sqlx::Error::InvalidSavePointStatement) => {
-                    writer.acquire().await?.close().await?;
-                    Tx::Sqlite(writer.begin_with(BEGIN).await?)
-                }
-                begun => Tx::Sqlite(begun?),
-            },
-        })
+        let begin = async {
+            let to = self.to.begin().await?;
+            Ok(Tx { to, way: self.way.clone(), begun: self.way.begun() })
+        };
+        self.way.pass(Call::Begin, "begin", begin).await
     }
 
     /// Runs a statement that only reads, on its own.
     pub async fn read(&self, statement: Statement) -> Result<Vec<Row>, Error> {
+        self.way.pass(Call::Read, statement.name, self.to.read(statement)).await
+    }
+
+    /// Runs a statement that writes, as a transaction of its own, and returns its rows.
+    pub async fn write(&self, statement: Statement) -> Result<Vec<Row>, Error> {
+        self.way.pass(Call::Write, statement.name, self.to.write(statement)).await
+    }
+}
+
+impl Database {
+    async fn begin(&self) -> Result<OpenTx, Error> {
+        Ok(match self {
+            Self::Postgres(pool) => OpenTx::Postgres(bounded(false, pool.begin()).await?),
+            Self::Sqlite { writer, .. } => match writer.begin_with(BEGIN).await {
+                // SQLite took a transaction back by itself (its disk was full) and the pool does not know.
+                Err(sqlx::Error::InvalidSavePointStatement) => {
+                    writer.acquire().await?.close().await?;
+                    OpenTx::Sqlite(writer.begin_with(BEGIN).await?)
+                }
+                begun => OpenTx::Sqlite(begun?),
+            },
+        })
+    }
+
+    async fn read(&self, statement: Statement) -> Result<Vec<Row>, Error> {
         let patient = statement.patient;
         Ok(match self {
             Self::Postgres(pool) => {
@@ -390,8 +450,7 @@ impl Pool {
         })
     }
 
-    /// Runs a statement that writes, as a transaction of its own, and returns its rows.
-    pub async fn write(&self, statement: Statement) -> Result<Vec<Row>, Error> {
+    async fn write(&self, statement: Statement) -> Result<Vec<Row>, Error> {
         let patient = statement.patient;
         Ok(match self {
             Self::Postgres(pool) => {

@@ -9,6 +9,7 @@ use sea_orm::{ColumnTrait, EntityTrait, QueryFilter, QueryOrder, QuerySelect};
 use uuid::Uuid;
 
 use super::claim::{POINTER, pointer_of};
+use super::gate::Call;
 use super::shards::{held_columns, sorted};
 use super::sql::{Column, Dialect, Statement};
 use super::{ColdStore, Error, entity};
@@ -84,7 +85,8 @@ impl ColdStore {
         if !shards.is_empty() {
             find = find.filter(entity::shard::Column::Shard.is_in(shards.iter().copied()));
         }
-        let rows = find.all(&self.db).await?;
+        let find = async { Ok(find.all(&self.db).await?) };
+        let rows = self.urgent.way.pass(Call::Read, "shard_rows", find).await?;
         Ok(rows
             .into_iter()
             .map(|row| ShardRow {

@@ -37,6 +37,7 @@ use crate::model::target::Target;
 use crate::model::time::UnixMs;
 use crate::model::timer::{AttemptResult, Next, Token};
 use crate::ownership::Ownership;
+use crate::planted::Defect;
 use crate::promote::Promotion;
 use webhook::{Outcome, Sender};
 
@@ -76,10 +77,23 @@ impl Dispatcher {
         metrics: Metrics,
         promotion: Promotion,
     ) -> Result<(Arc<Self>, impl Future<Output = ()> + Send + 'static), reqwest::Error> {
+        let sender = Sender::new(config, store.clock().clone())?;
+        Ok(Self::sending(config, store, ownership, metrics, promotion, sender))
+    }
+
+    /// The same, with this sender.
+    pub fn sending(
+        config: &Config,
+        store: ColdStore,
+        ownership: Arc<Ownership>,
+        metrics: Metrics,
+        promotion: Promotion,
+        sender: Sender,
+    ) -> (Arc<Self>, impl Future<Output = ()> + Send + 'static) {
         let (reports, inbox) = mpsc::channel(config.dispatch.concurrency.max(16));
         let lanes = Arc::new(Mutex::new(Lanes::new(config.dispatch.concurrency, config.webhook.concurrency)));
         let this = Arc::new(Self {
-            sender: Sender::new(config, store.clock().clone())?,
+            sender,
             lanes: Arc::clone(&lanes),
             work: Notify::new(),
             room: Notify::new(),
@@ -93,7 +107,7 @@ impl Dispatcher {
             ownership: Arc::clone(&ownership),
             metrics: metrics.clone(),
         });
-        Ok((this, record::run(store, ownership, metrics, promotion, lanes, inbox)))
+        (this, record::run(store, ownership, metrics, promotion, lanes, inbox))
     }
 
     /// Offers what is due; tells for each what became of it.
@@ -145,7 +159,7 @@ impl Dispatcher {
                     Ok(_) => {}
                     Err(_) => {
                         // Logged where it happened; the sweep finds the rows again when the store is back.
-                        tokio::time::sleep(Duration::from_millis(200)).await;
+                        self.store.clock().sleep(Duration::from_millis(200)).await;
                         self.work.notify_one();
                         break;
                     }
@@ -228,7 +242,11 @@ impl Dispatcher {
     async fn attempt(self: Arc<Self>, row: TimerRow, pointer: Pointer, epoch: Epoch) {
         let key = LaneKey::of(&pointer);
         let token = Token { generation: row.life.generation, attempt: row.life.attempt };
-        self.wait_for(pointer.wake_at.max(row.life.due_at)).await;
+        let mut due_at = pointer.wake_at.max(row.life.due_at);
+        if self.store.planted().is(Defect::ClaimWithoutGeneration) {
+            due_at = pointer.wake_at;
+        }
+        self.wait_for(due_at).await;
         let entered = self.enter(key).await;
         if !entered || self.stop.is_cancelled() || !self.ownership.valid(row.shard, epoch) {
             match entered {
@@ -289,7 +307,7 @@ impl Dispatcher {
         let Some(mut told) = self.with(|lanes| lanes.enter(key)) else { return true };
         tokio::select! {
             place = &mut told => return place.is_ok(),
-            () = tokio::time::sleep(AT_GATE) => {}
+            () = self.store.clock().sleep(AT_GATE) => {}
             () = self.stop.cancelled() => {}
         }
         // A place may have been given at this very moment.
@@ -306,7 +324,7 @@ impl Dispatcher {
                 return;
             }
             tokio::select! {
-                () = tokio::time::sleep(wait) => {}
+                () = self.store.clock().sleep(wait) => {}
                 () = self.stop.cancelled() => return,
             }
         }

@@ -75,7 +75,7 @@ pub(super) async fn run(
                 );
                 break;
             }
-            tokio::time::sleep(Duration::from_millis(u64::from(failures.min(10)) * 100)).await;
+            store.clock().sleep(Duration::from_millis(u64::from(failures.min(10)) * 100)).await;
         }
         let mut lanes = lanes.lock().unwrap_or_else(PoisonError::into_inner);
         for report in &reports {

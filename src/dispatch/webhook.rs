@@ -52,9 +52,18 @@ impl Outcome {
     }
 }
 
+/// Stands in for every receiver, in the simulation.
+#[cfg(feature = "planted")]
+pub trait StandIn: Send + Sync {
+    /// The attempt that this row has under way is sent now.
+    fn send(&self, row: &TimerRow) -> futures::future::BoxFuture<'static, Outcome>;
+}
+
 /// Sends webhooks.
 #[derive(Clone)]
 pub struct Sender {
+    #[cfg(feature = "planted")]
+    stand_in: Option<Arc<dyn StandIn>>,
     client: Client,
     guard: Guard,
     clock: StoreClock,
@@ -80,11 +89,30 @@ impl Sender {
             .tcp_nodelay(true)
             .build()?;
         let source = event::source(&config.namespace).into();
-        Ok(Self { client, guard, clock, timeout, source })
+        Ok(Self {
+            #[cfg(feature = "planted")]
+            stand_in: None,
+            client,
+            guard,
+            clock,
+            timeout,
+            source,
+        })
+    }
+
+    /// The same, and nothing goes out: everything is sent to this stand-in.
+    #[cfg(feature = "planted")]
+    #[must_use]
+    pub fn to(&self, stand_in: Arc<dyn StandIn>) -> Self {
+        Self { stand_in: Some(stand_in), ..self.clone() }
     }
 
     /// Makes one attempt.
     pub async fn send(&self, row: &TimerRow, hook: &Webhook) -> Outcome {
+        #[cfg(feature = "planted")]
+        if let Some(stand_in) = &self.stand_in {
+            return stand_in.send(row).await;
+        }
         if let Err(refused) = self.guard.check_url(&hook.url) {
             return Outcome::failed(AttemptResult::Refused, refused.to_string());
         }

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use mainspring::drill::process::descendants;
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -124,7 +125,7 @@ async fn a_bench_that_is_interrupted_leaves_nothing_behind() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mainspring"));
     command.args(["bench", "burst", "--count", "10", "--ahead", "60s", "--cold-url", &url]);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    let bench = Process::spawn(&mut command);
+    let bench = Process::spawn(&mut command).expect("it starts");
     let timers = async || {
         let made =
             psql(&url, "SELECT datname FROM pg_database WHERE datname LIKE 'mainspring_bench_%'").await;
@@ -139,15 +140,9 @@ async fn a_bench_that_is_interrupted_leaves_nothing_behind() {
         assert!(bench.ended().is_none() && began.elapsed() < PATIENCE, "nothing is registered");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    let server = child_of(bench.pid()).expect("a server of its own");
-    let exit = bench.end_with(Signal::INT, Duration::from_secs(30)).await;
+    let server = descendants(bench.pid()).pop().expect("a server of its own");
+    let exit = bench.end_with(Signal::INT, Duration::from_secs(30)).await.expect("it stops");
     assert_eq!(exit.status.code(), Some(1));
     assert!(!Path::new(&format!("/proc/{server}")).exists(), "its server is gone");
     assert_eq!(psql(&url, "SELECT count(*) FROM pg_database WHERE datname LIKE 'mainspring%'").await, "0");
-}
-
-fn child_of(parent: u32) -> Option<u32> {
-    let tasks = std::fs::read_dir(format!("/proc/{parent}/task")).ok()?.flatten();
-    let children = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
-    children.collect::<String>().split_whitespace().next()?.parse().ok()
 }

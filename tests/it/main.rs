@@ -8,6 +8,7 @@
 mod bad_days;
 mod bench;
 mod crash;
+mod drill;
 mod paths;
 mod races;
 mod rest;

@@ -222,19 +222,20 @@ async fn a_node_takes_its_namespace_and_its_wheels_from_its_builder() {
 
 #[tokio::test]
 async fn process_pauses_and_ends_when_told_and_is_always_reaped() {
-    let process = Process::spawn(Command::new("sleep").arg("600"));
+    let process = Process::spawn(Command::new("sleep").arg("600")).unwrap();
     let state = format!("/proc/{}/stat", process.pid());
-    assert!(process.pause());
+    process.pause().unwrap();
     assert!(std::fs::read_to_string(&state).unwrap().contains(") T "));
     assert!(process.signal(Signal::CONT));
     assert!(process.wait(Duration::from_millis(10)).await.is_none());
 
-    let exit = process.end_with(Signal::TERM, LONG).await;
+    let exit = process.end_with(Signal::TERM, LONG).await.unwrap();
     assert!(!exit.status.success());
     assert!(!process.signal(Signal::CONT), "an ended process takes no signals");
+    assert!(process.pause().is_err() && process.resume().is_err());
     assert!(!std::path::Path::new(&state).exists());
 
-    let dropped = Process::spawn(Command::new("sleep").arg("600"));
+    let dropped = Process::spawn(Command::new("sleep").arg("600")).unwrap();
     let state = format!("/proc/{}/stat", dropped.pid());
     drop(dropped);
     assert!(!std::path::Path::new(&state).exists());

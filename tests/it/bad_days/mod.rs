@@ -45,7 +45,7 @@ async fn refused(dir: &std::path::Path, env: &[(&str, &str)]) -> (Option<i32>, S
         .env("MAINSPRING__SERVER__LISTEN", format!("127.0.0.1:{}", crate::support::free_port()));
     command.envs(env.iter().copied());
     command.stderr(std::fs::File::create(&log).expect("a log file"));
-    let process = Process::spawn(&mut command);
+    let process = Process::spawn(&mut command).expect("it starts");
     let exit = process.wait(LONG).await.expect("it gives up by itself");
     let said = std::fs::read_to_string(&log).expect("readable");
     assert!(!said.contains("panicked"), "{said}");

@@ -9,7 +9,6 @@ mod api;
 mod expect;
 mod node;
 mod on_both;
-mod process;
 mod receiver;
 mod redis;
 mod scrape;
@@ -21,9 +20,9 @@ use std::time::Duration;
 
 pub use api::{Answer, Api, Ledger};
 pub use expect::{eventually, in_state, problem, to, wall_ms};
+pub use mainspring::drill::process::Process;
 pub use node::{Node, NodeBuilder};
 pub(crate) use on_both::on_both;
-pub use process::{Exit, Process};
 pub use receiver::{Received, Receiver, Reply};
 pub use redis::{Keeps, Redis, SharedRedis};
 pub use scrape::in_wheels;

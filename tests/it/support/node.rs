@@ -4,6 +4,8 @@ use std::fs::{self, File};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use mainspring::clock::Monotonic;
+use mainspring::drill::process::log_tail;
 use rustix::process::Signal;
 use tempfile::TempDir;
 
@@ -138,23 +140,23 @@ impl Node {
 
     /// SIGKILL; returns when it is gone.
     pub async fn kill9(&self) {
-        self.process.end_with(Signal::KILL, REAP).await;
+        self.process.end_with(Signal::KILL, REAP).await.expect("it ends");
     }
 
     /// Stops it in its tracks, as a long pause would; returns when it stands still. See [`Node::resume`].
     pub fn pause(&self) {
-        assert!(self.process.pause(), "the node has ended and cannot be paused");
+        self.process.pause().expect("it stops");
     }
 
     pub fn resume(&self) {
-        assert!(self.process.signal(Signal::CONT), "the node has ended and cannot go on");
+        self.process.resume().expect("it goes on");
     }
 
     /// SIGTERM; returns how it ended and how long that took.
     pub async fn sigterm(&self) -> (ExitStatus, Duration) {
-        let asked = Instant::now();
-        let exit = self.process.end_with(Signal::TERM, STOP).await;
-        (exit.status, exit.at.saturating_duration_since(asked))
+        let asked = Monotonic::now();
+        let exit = self.process.end_with(Signal::TERM, STOP).await.expect("it stops");
+        (exit.status, exit.at.since(asked))
     }
 
     /// Waits until it ends by itself; `None` when it still runs after `timeout`.
@@ -185,9 +187,7 @@ impl Node {
 impl Drop for Node {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let log = self.log();
-            let lines: Vec<&str> = log.lines().collect();
-            let tail = lines[lines.len().saturating_sub(LOG_TAIL)..].join("\n");
+            let tail = log_tail(&self.dir.path().join("log"), LOG_TAIL);
             eprintln!("--- last lines of the node on port {}\n{tail}\n---", self.port);
         }
     }
@@ -213,5 +213,5 @@ fn launch(dir: &TempDir, env: &[(String, String)], bears_limits: bool) -> Proces
     command.arg("serve").current_dir(dir.path());
     command.envs(env.iter().map(|(name, value)| (name, value)));
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-    Process::spawn(&mut command)
+    Process::spawn(&mut command).expect("the node starts")
 }

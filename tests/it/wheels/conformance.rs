@@ -12,7 +12,7 @@ use mainspring::wheel::{
 };
 
 use super::space::{START_MS, Space};
-use crate::support::{Process, free_port};
+use crate::support::Redis;
 
 const MARK: i64 = START_MS / 1000;
 const MINUTE: i64 = START_MS / 60_000;
@@ -486,34 +486,10 @@ on_both!(
     of_an_append_and_a_take_that_meet_the_pointer_is_with_one_of_them,
 );
 
-/// A Redis of this test's own.
-struct Private {
-    _process: Process,
-    _dir: tempfile::TempDir,
-    url: String,
-}
-
-async fn private_redis() -> Private {
-    let dir = tempfile::Builder::new().prefix("redis").tempdir().expect("a temporary directory");
-    let port = free_port();
-    let script = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/private-redis");
-    let mut command = std::process::Command::new(script);
-    command.arg(dir.path()).arg(port.to_string());
-    command.stdin(std::process::Stdio::null()).stdout(std::process::Stdio::null());
-    let process = Process::spawn(&mut command);
-    for _ in 0..500 {
-        if tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_ok() {
-            return Private { _process: process, _dir: dir, url: format!("redis://127.0.0.1:{port}") };
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    panic!("Redis does not start");
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn scripts_that_redis_has_forgotten_are_loaded_again() {
-    let server = private_redis().await;
-    let space = Space::at(&server.url).await;
+    let server = Redis::private().await;
+    let space = Space::at(&server.url()).await;
     let f = Fixture { wheel: Arc::new(space.wheel()), _space: None };
     f.built().await;
     let first = after(Level::Second, 1);
@@ -535,8 +511,8 @@ async fn scripts_that_redis_has_forgotten_are_loaded_again() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_connection_that_was_cut_is_replaced_and_a_server_that_is_away_is_an_error() {
-    let server = private_redis().await;
-    let space = Space::at(&server.url).await;
+    let server = Redis::private().await;
+    let space = Space::at(&server.url()).await;
     let f = Fixture { wheel: Arc::new(space.wheel()), _space: None };
     f.built().await;
     space.ask::<i64>("CLIENT", &["KILL", "TYPE", "normal", "SKIPME", "yes"]).await;
