@@ -163,6 +163,8 @@ pub struct Webhook {
     /// Networks that are delivered to although they are loopback, private or link-local.
     #[serde(deserialize_with = "list")]
     pub allow_networks: Vec<IpNet>,
+    /// The address that deliveries come from, on a machine that has several; without one, the system's choice.
+    pub source_address: Option<IpAddr>,
     /// How long one attempt may take, connecting included.
     pub timeout: Span,
     /// Attempts under way at once to one receiver (scheme, host and port).
@@ -224,7 +226,12 @@ impl Default for Config {
                 enabled: true,
             },
             history: History { retention: span(7 * 86_400) },
-            webhook: Webhook { allow_networks: Vec::new(), timeout: span(10), concurrency: 128 },
+            webhook: Webhook {
+                allow_networks: Vec::new(),
+                source_address: None,
+                timeout: span(10),
+                concurrency: 128,
+            },
             dispatch: Dispatch { concurrency: 2048 },
             log: Log { filter: "info".into(), format: LogFormat::Text },
         }

@@ -4,12 +4,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use tokio::signal::unix::{SignalKind, signal};
-use tokio_util::sync::CancellationToken;
 
 use super::client::Client;
 use super::exit::{Exit, usage};
-use super::{input, out};
+use super::{input, interrupted, out};
 use crate::bench::figures::{Figure, cells};
 use crate::bench::scenario::burst::Burst;
 use crate::bench::scenario::idle::Idle;
@@ -243,18 +241,7 @@ pub async fn run(bench: &Bench, json: bool) -> anyhow::Result<Exit> {
         let key = options.server.as_ref().and_then(|site| site.key.as_deref());
         Client::of(base, key)?.ask(reqwest::Method::GET, "/v1/ledger", &[]).await?;
     }
-    let stop = CancellationToken::new();
-    let (asked, mut terminate) = (stop.clone(), signal(SignalKind::terminate())?);
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    tokio::spawn(async move {
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
-        }
-        out::note("stopping");
-        asked.cancel();
-    });
-    let report = bench::run(&options, &scenarios, &stop).await?;
+    let report = bench::run(&options, &scenarios, &interrupted()?).await?;
     let text = if json { serde_json::to_string(&report)? } else { shown(&report) };
     out::verdict(&text, exit(&report))
 }

@@ -21,7 +21,7 @@ pub enum Exit {
     Conflict = 4,
     /// The server or the store cannot be reached.
     Unavailable = 5,
-    /// `verify` or `bench` found a loss.
+    /// `verify`, `bench` or `drill` found a loss or another broken promise.
     Loss = 6,
 }
 

@@ -1,7 +1,7 @@
 //! The command line: a door to the service, and the tools around it.
 //!
 //! Data goes to stdout, everything else to stderr. How a verb ended is its exit code: 0 ok, 1 failed,
-//! 2 usage, 3 not found, 4 conflict, 5 unavailable, 6 `verify` or `bench` found a loss. A reader of stdout that goes
+//! 2 usage, 3 not found, 4 conflict, 5 unavailable, 6 `verify`, `bench` or `drill` found a loss. A reader of stdout that goes
 //! away early (`… | head`) ends a verb quietly.
 
 mod arrival;
@@ -9,6 +9,7 @@ mod bench;
 mod client;
 mod config;
 mod doctor;
+mod drill;
 mod exit;
 mod input;
 mod out;
@@ -22,6 +23,8 @@ mod timer;
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
 
 use config::Settings;
 use exit::Exit;
@@ -33,7 +36,7 @@ use exit::Exit;
     version,
     max_term_width = 110,
     after_help = "\
-Exit codes: 0 ok, 1 failed, 2 usage or settings, 3 not found, 4 conflict, 5 unavailable, 6 verify or bench found a loss."
+Exit codes: 0 ok, 1 failed, 2 usage or settings, 3 not found, 4 conflict, 5 unavailable, 6 verify, bench or drill found a loss."
 )]
 struct Cli {
     /// Print for programs: one JSON object, or one a line
@@ -61,6 +64,8 @@ enum Verb {
     Verify(Settings),
     /// Measure rates, lateness and cost, on a server of its own or a running one
     Bench(Box<bench::Bench>),
+    /// Rehearse a failure, with a verdict: nodes and servers of its own, and faults; exit code 6 if a promise breaks
+    Drill(Box<drill::DrillArgs>),
     /// Look at the settings
     #[command(subcommand)]
     Config(config::ConfigVerb),
@@ -116,9 +121,26 @@ async fn dispatch(cli: &Cli) -> anyhow::Result<Exit> {
         Verb::Migrate(verb) => store::migrate(verb, &cli.settings, cli.json).await,
         Verb::Verify(settings) => store::verify(&cli.settings.and(settings), cli.json).await,
         Verb::Bench(bench) => bench::run(bench, cli.json).await,
+        Verb::Drill(args) => drill::run(args, cli.json).await,
         Verb::Config(verb) => config::run(verb, &cli.settings, cli.json),
         Verb::Doctor(settings) => doctor::run(&cli.settings.and(settings), cli.json).await,
     }
+}
+
+/// Cancelled on Ctrl-C or SIGTERM, so that a verb can end what it has started.
+fn interrupted() -> anyhow::Result<CancellationToken> {
+    let stop = CancellationToken::new();
+    let (asked, mut terminate) = (stop.clone(), signal(SignalKind::terminate())?);
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+        out::note("stopping");
+        asked.cancel();
+    });
+    Ok(stop)
 }
 
 impl Serve {
@@ -175,6 +197,10 @@ mod tests {
             "bench register --steps post,cancel --connections 8 --count 100 --set shards=8 --set lease=PT1S",
             "bench --runs 3 burst --count 20000,200000 --ahead 30s --cold-url postgres://a/b --hot-url redis://a",
             "bench paced --rate 50 --seconds 1 --server http://a",
+            "drill kill",
+            "drill all --embedded --seeds 5 --json --report a.json",
+            "drill redis-flush --seed 7 --rate 1000 --window-timers 200000 --lease 1s --set dispatch.concurrency=8",
+            "drill kill --cold-url postgres://a/b --hot-url redis://c --destroy c:6379",
         ] {
             assert!(parse(good).is_ok(), "{good}: {}", parse(good).err().unwrap());
         }
@@ -201,6 +227,10 @@ mod tests {
             "bench paced --rate 0",
             "bench burst --server http://a --set shards=8",
             "bench burst --reuse",
+            "drill kil",
+            "drill kill --cold-url postgres://a/b --hot-url redis://c",
+            "drill kill --embedded --nodes 2",
+            "drill kill --nodes 0",
         ] {
             assert!(parse(bad).is_err(), "{bad}");
         }

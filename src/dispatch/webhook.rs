@@ -87,6 +87,7 @@ impl Sender {
             .pool_max_idle_per_host(config.webhook.concurrency)
             .pool_idle_timeout(Duration::from_secs(30))
             .tcp_nodelay(true)
+            .local_address(config.webhook.source_address)
             .build()?;
         let source = event::source(&config.namespace).into();
         Ok(Self {

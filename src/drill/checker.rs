@@ -1,0 +1,596 @@
+//! The checker: from what clients and receivers saw to what was promised and not kept.
+//!
+//! Timer by timer: its calls in order give the due times and answers that count, its arrivals are held against
+//! them. One sort of each, then one pass; nothing is asked of the server. What cannot be decided from outside
+//! (a call that never got an answer) is decided in the server's favour, so that whatever is reported is real.
+//!
+//! | finding | what was seen |
+//! |---|---|
+//! | lost | acknowledged, and neither accepted by its receiver nor ended by a true answer or by its terms |
+//! | early | began before its due time |
+//! | stray | of a generation or due time that nobody asked for |
+//! | untrue cancel | `cancelled`, and yet something was sent; `stopped`, and something was accepted or came after; `in_flight`, and two attempts came after; `already_fired`, and nothing was; 404 |
+//! | untrue change | acknowledged, and an older due time fired |
+//! | unexplained duplicate | accepted, and sent again, though no fault came between that node and its record |
+//! | unfenced | an attempt came after a later one: its node went on although it had lost the shard |
+//! | mistaken identity | one firing under two delivery ids, or two under one |
+//! | straggler | late by the sweep's grain in healthy times, while its neighbours were not: the wheel had lost it |
+
+use std::collections::{BTreeMap, HashMap};
+
+use serde::Serialize;
+
+use super::history::{Answer, Arrival, Ask, Call, Fault, History, Struck, Terms, Us};
+
+/// Lateness that only the sweep gives: what the wheel knows comes within milliseconds.
+const STRAGGLES_US: Us = 900_000;
+/// Lateness of a neighbour that was in time.
+const IN_TIME_US: Us = 400_000;
+/// How far apart, by due time, neighbours are.
+const NEAR_MS: i64 = 250;
+/// How long after its end a fault may still excuse an unrecorded result: connections are made anew.
+const RECONNECT_US: Us = 2_000_000;
+/// An attempt may be paused between its last look at the lease and its first byte; so many a fault are chance.
+const UNFENCED_A_FAULT: u64 = 2;
+/// So many stragglers are chance: a row locked by another transaction is left to the sweep.
+const STRAGGLERS: u64 = 3;
+/// How many findings of a kind are told in words.
+const TOLD: usize = 5;
+
+/// How patient the checker is.
+#[derive(Debug, Clone, Copy)]
+pub struct Patience {
+    /// How long after a fault's end lateness is still its doing.
+    pub recovery_us: Us,
+    /// Due later than this before the end of watching counts as pending.
+    pub pending_us: Us,
+}
+
+/// What a timer came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Delivered,
+    Cancelled,
+    Expired,
+    Dead,
+    Pending,
+    Lost,
+    /// A call about it was never answered, so that nothing can be said.
+    Open,
+}
+
+/// Lateness of first attempts, in milliseconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct Lateness {
+    /// How many.
+    pub count: u64,
+    /// The median.
+    pub p50_ms: f64,
+    /// Of a hundred, the second worst.
+    pub p99_ms: f64,
+    /// The worst.
+    pub max_ms: f64,
+}
+
+/// What was found.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Findings {
+    /// Timers acknowledged.
+    pub registered: u64,
+    /// Accepted by their receiver.
+    pub delivered: u64,
+    /// Ended by a cancel.
+    pub cancelled: u64,
+    /// Not sent, because they were found later than their grace.
+    pub expired: u64,
+    /// Out of attempts.
+    pub dead: u64,
+    /// Not due yet.
+    pub pending: u64,
+    /// Undecided: a call about them was never answered.
+    pub open: u64,
+    /// Acknowledged and gone.
+    pub lost: u64,
+    /// Attempts before the due time.
+    pub early: u64,
+    /// Attempts that nobody asked for.
+    pub stray: u64,
+    /// Repeats after a crash, pause or cut that explains them.
+    pub duplicates_explained: u64,
+    /// Repeats that nothing explains.
+    pub duplicates_unexplained: u64,
+    /// Attempts that came after a later one.
+    pub unfenced: u64,
+    /// Firings under two delivery ids, delivery ids of two firings.
+    pub mistaken_identity: u64,
+    /// Answers to cancels that were not true.
+    pub untrue_cancels: u64,
+    /// Answers to changes that were not true.
+    pub untrue_changes: u64,
+    /// Left behind by the wheel in healthy times.
+    pub stragglers: u64,
+    /// Answers that make no sense.
+    pub nonsense: u64,
+    /// Cancels and changes answered within 50 ms of the due time.
+    pub raced: u64,
+    /// All cancels and changes answered.
+    pub answered: u64,
+    /// Calls without an answer, made again.
+    pub unanswered: u64,
+    /// First attempts due while nothing was wrong.
+    pub healthy: Lateness,
+    /// Due while a fault lasted.
+    pub faulted: Lateness,
+    /// Due soon after one.
+    pub recovering: Lateness,
+    /// From the end of a fault until nothing came a second late any more; the longest.
+    pub recovered_ms: Option<f64>,
+    /// The first findings of each kind, in words.
+    pub told: Vec<String>,
+}
+
+impl Findings {
+    /// What breaks a promise, by name, with its number.
+    pub fn violations(&self, faults: usize) -> Vec<(&'static str, u64)> {
+        let unfenced = self.unfenced.saturating_sub(UNFENCED_A_FAULT * faults as u64);
+        let stragglers = if self.stragglers > STRAGGLERS { self.stragglers } else { 0 };
+        [
+            ("lost", self.lost),
+            ("early", self.early),
+            ("stray", self.stray),
+            ("untrue cancels", self.untrue_cancels),
+            ("untrue changes", self.untrue_changes),
+            ("unexplained duplicates", self.duplicates_unexplained),
+            ("unfenced", unfenced),
+            ("mistaken identity", self.mistaken_identity),
+            ("stragglers", stragglers),
+            ("nonsense", self.nonsense),
+        ]
+        .into_iter()
+        .filter(|(_, count)| *count > 0)
+        .collect()
+    }
+}
+
+/// First attempts, for the lateness.
+struct First {
+    timer: u32,
+    due_ms: i64,
+    /// From when on it could be fired at all.
+    from_us: Us,
+    at_us: Us,
+}
+
+struct Check<'a> {
+    history: &'a History,
+    patience: Patience,
+    found: Findings,
+    told: HashMap<&'static str, usize>,
+    firsts: Vec<First>,
+}
+
+/// Judges a history.
+pub fn check(history: &History, patience: Patience) -> Findings {
+    let mut calls: Vec<&Call> = history.calls.iter().collect();
+    calls.sort_by_key(|call| (call.timer, call.asked_us));
+    let mut arrivals: Vec<&Arrival> = history.arrivals.iter().collect();
+    arrivals.sort_by_key(|arrival| (arrival.timer, arrival.at_us));
+    let mut check =
+        Check { history, patience, found: Findings::default(), told: HashMap::new(), firsts: Vec::new() };
+    let mut arrived = arrivals.chunk_by(|a, b| a.timer == b.timer).peekable();
+    for calls in calls.chunk_by(|a, b| a.timer == b.timer) {
+        let number = calls[0].timer;
+        while arrived.next_if(|group| group[0].timer < number).is_some_and(|group| check.unasked(group)) {}
+        let arrivals = arrived.next_if(|group| group[0].timer == number).unwrap_or_default();
+        check.timer(number, calls, arrivals);
+    }
+    while arrived.next().is_some_and(|group| check.unasked(group)) {}
+    check.identities(&arrivals);
+    check.lateness();
+    check.found
+}
+
+/// The moments that a timer may be due at, by generation, as its calls tell.
+type Dues = BTreeMap<i32, Vec<i64>>;
+
+impl Check<'_> {
+    fn tell(&mut self, kind: &'static str, timer: u32, what: impl FnOnce() -> String) {
+        let told = self.told.entry(kind).or_default();
+        *told += 1;
+        if *told <= TOLD {
+            let what = what();
+            self.found.told.push(format!("{kind}: timer {timer}: {what}"));
+        }
+    }
+
+    fn unasked(&mut self, group: &[&Arrival]) -> bool {
+        self.found.stray += group.len() as u64;
+        self.tell("stray", group[0].timer, || "was delivered, and never registered".into());
+        true
+    }
+
+    fn timer(&mut self, number: u32, calls: &[&Call], arrivals: &[&Arrival]) {
+        let terms = self.history.terms.get(number as usize).copied().unwrap_or_default();
+        let acked = calls
+            .iter()
+            .any(|call| matches!((call.ask, call.answer), (Ask::Register { .. }, Answer::Done { .. })));
+        self.answers(number, calls);
+        let dues = dues(calls);
+        let stale = self.arrivals(number, &dues, arrivals);
+        self.changes(number, calls, arrivals, terms);
+        self.cancels(number, calls, arrivals, &stale, terms);
+        self.repeats(number, arrivals, &stale);
+        self.firsts(number, calls, arrivals, terms);
+        if !acked {
+            return;
+        }
+        self.found.registered += 1;
+        match self.end(calls, arrivals, &dues, terms) {
+            End::Delivered => self.found.delivered += 1,
+            End::Cancelled => self.found.cancelled += 1,
+            End::Expired => self.found.expired += 1,
+            End::Dead => self.found.dead += 1,
+            End::Pending => self.found.pending += 1,
+            End::Open => self.found.open += 1,
+            End::Lost => {
+                self.found.lost += 1;
+                self.tell("lost", number, || story(calls, arrivals));
+            }
+        }
+    }
+
+    fn answers(&mut self, number: u32, calls: &[&Call]) {
+        for call in calls {
+            match (call.ask, call.answer) {
+                (_, Answer::Unknown) => self.found.unanswered += 1,
+                (_, Answer::Nonsense(status)) => {
+                    self.found.nonsense += 1;
+                    self.tell("nonsense", number, || format!("{:?} was answered {status}", call.ask));
+                }
+                (Ask::Register { .. }, _) => {}
+                (Ask::Cancel | Ask::Move { .. }, _) => {
+                    self.found.answered += 1;
+                    let due_ms = due_before(calls, call.asked_us);
+                    let near = due_ms.is_some_and(|due| (call.asked_us - due * 1000).abs() <= 50_000);
+                    self.found.raced += u64::from(near);
+                }
+            }
+        }
+    }
+
+    /// Early and stray arrivals; tells which came after a later attempt.
+    fn arrivals(&mut self, number: u32, dues: &Dues, arrivals: &[&Arrival]) -> Vec<bool> {
+        let mut latest: HashMap<i32, i32> = HashMap::new();
+        let mut stale = Vec::with_capacity(arrivals.len());
+        for arrival in arrivals {
+            let possible = dues.get(&arrival.generation).is_some_and(|dues| dues.contains(&arrival.due_ms));
+            if !possible {
+                self.found.stray += 1;
+                self.tell("stray", number, || {
+                    format!(
+                        "generation {} due {}; asked for were {dues:?}",
+                        arrival.generation, arrival.due_ms
+                    )
+                });
+            }
+            if arrival.at_us < arrival.due_ms * 1000 {
+                self.found.early += 1;
+                self.tell("early", number, || {
+                    format!("{} us before {}", arrival.due_ms * 1000 - arrival.at_us, arrival.due_ms)
+                });
+            }
+            let latest = latest.entry(arrival.generation).or_default();
+            stale.push(arrival.attempt < *latest);
+            if arrival.attempt < *latest {
+                self.found.unfenced += 1;
+                let latest = *latest;
+                self.tell("unfenced", number, || {
+                    format!(
+                        "attempt {} of node {:?} came after attempt {latest}",
+                        arrival.attempt, arrival.node
+                    )
+                });
+            }
+            *latest = arrival.attempt.max(*latest);
+        }
+        stale
+    }
+
+    fn changes(&mut self, number: u32, calls: &[&Call], arrivals: &[&Arrival], terms: Terms) {
+        for call in calls.iter().filter(|call| matches!(call.ask, Ask::Move { .. })) {
+            let refused = match call.answer {
+                Answer::NotFound => Some("not found, though its registration was acknowledged"),
+                Answer::AlreadyCancelled => Some("already_cancelled, and nobody had cancelled it"),
+                Answer::AlreadyFired if terms == Terms::default() => {
+                    let fired = arrivals.iter().any(|a| a.accepted() && a.at_us <= call.answered_us);
+                    (!fired).then_some("already_fired, and nothing had been accepted")
+                }
+                _ => None,
+            };
+            if let Some(untrue) = refused {
+                self.found.untrue_changes += 1;
+                self.tell("untrue change", number, || format!("{untrue}; {}", story(calls, arrivals)));
+            }
+            let Answer::Done { generation } = call.answer else { continue };
+            let mut older = arrivals.iter().filter(|arrival| arrival.generation < generation);
+            if let Some(wrong) = older.find(|old| old.at_us > call.answered_us || old.accepted()) {
+                self.found.untrue_changes += 1;
+                let after = wrong.at_us - call.answered_us;
+                self.tell("untrue change", number, || {
+                    format!(
+                        "moved to generation {generation}, and generation {} came {after} us after the answer",
+                        wrong.generation
+                    )
+                });
+            }
+        }
+    }
+
+    fn cancels(&mut self, number: u32, calls: &[&Call], arrivals: &[&Arrival], stale: &[bool], terms: Terms) {
+        for call in calls.iter().filter(|call| call.ask == Ask::Cancel) {
+            let since = call.answered_us;
+            let after = || arrivals.iter().filter(|arrival| arrival.at_us > since);
+            let untrue = match call.answer {
+                Answer::Cancelled => (!arrivals.is_empty()).then_some("cancelled, and yet it was sent"),
+                Answer::Stopped if arrivals.iter().any(|a| a.accepted() && a.at_us <= since) => {
+                    Some("stopped, and yet an attempt had been accepted")
+                }
+                Answer::Stopped => after().next().map(|_| "stopped, and sent once more"),
+                Answer::InFlight => {
+                    let fresh = arrivals.iter().zip(stale).filter(|(a, stale)| a.at_us > since && !**stale);
+                    (fresh.count() > 1).then_some("in_flight, and more than the attempt under way came")
+                }
+                Answer::AlreadyFired if terms == Terms::default() => {
+                    let fired = arrivals.iter().any(|a| a.accepted() && a.at_us <= since);
+                    (!fired).then_some("already_fired, and nothing had been accepted")
+                }
+                Answer::NotFound => {
+                    let known =
+                        |c: &&&Call| c.asked_us < call.asked_us && matches!(c.answer, Answer::Done { .. });
+                    calls.iter().find(known).map(|_| "not found, though its registration was acknowledged")
+                }
+                _ => None,
+            };
+            if let Some(untrue) = untrue {
+                self.found.untrue_cancels += 1;
+                self.tell("untrue cancel", number, || format!("{untrue}; {}", story(calls, arrivals)));
+            }
+        }
+    }
+
+    /// Arrivals after one that was accepted.
+    fn repeats(&mut self, number: u32, arrivals: &[&Arrival], stale: &[bool]) {
+        for (place, (again, stale)) in arrivals.iter().zip(stale).enumerate() {
+            let before = &arrivals[..place];
+            let mut accepted =
+                before.iter().filter(|a| a.generation == again.generation && a.accepted()).peekable();
+            // An attempt that came after a later one is counted as that already.
+            if accepted.peek().is_none() || *stale {
+                continue;
+            }
+            let numbered =
+                before.iter().any(|a| (a.generation, a.attempt) == (again.generation, again.attempt));
+            let excused = |a: &&Arrival| {
+                let from = a.at_us - RECONNECT_US;
+                self.history.faults.iter().any(|fault| fault.excuses(a.node, from, again.at_us))
+            };
+            if !numbered && accepted.all(excused) {
+                self.found.duplicates_explained += 1;
+            } else {
+                self.found.duplicates_unexplained += 1;
+                self.tell("unexplained duplicate", number, || {
+                    format!("attempt {} of node {:?}; {}", again.attempt, again.node, story(&[], arrivals))
+                });
+            }
+        }
+    }
+
+    fn firsts(&mut self, number: u32, calls: &[&Call], arrivals: &[&Arrival], terms: Terms) {
+        if terms.difficult {
+            return;
+        }
+        let mut seen = Vec::new();
+        for arrival in arrivals {
+            if seen.contains(&arrival.generation) {
+                continue;
+            }
+            seen.push(arrival.generation);
+            // Nobody can be late with what he was not told of yet. A first attempt that was never sent
+            // (its node died with the claim) is part of the lateness of the second.
+            let told = calls.iter().filter(|call| call.asked_us < arrival.at_us).filter(|call| {
+                matches!(call.ask, Ask::Move { .. } | Ask::Register { .. })
+                    && matches!(call.answer, Answer::Done { generation } if generation <= arrival.generation)
+            });
+            let told_us = told.map(|call| call.answered_us).max().unwrap_or(arrival.at_us);
+            let from_us = (arrival.due_ms * 1000).max(told_us);
+            self.firsts.push(First { timer: number, due_ms: arrival.due_ms, from_us, at_us: arrival.at_us });
+        }
+    }
+
+    fn end(&self, calls: &[&Call], arrivals: &[&Arrival], dues: &Dues, terms: Terms) -> End {
+        if arrivals.iter().any(|arrival| arrival.accepted()) {
+            return End::Delivered;
+        }
+        let ended = |call: &&Call| {
+            matches!(
+                call.answer,
+                Answer::Cancelled | Answer::Stopped | Answer::AlreadyCancelled | Answer::InFlight
+            )
+        };
+        if calls.iter().filter(|call| call.ask == Ask::Cancel).any(|call| ended(call)) {
+            return End::Cancelled;
+        }
+        let due_us = dues.values().flatten().max().copied().unwrap_or_default() * 1000;
+        if due_us > self.history.ended_us - self.patience.pending_us {
+            return End::Pending;
+        }
+        if calls.iter().any(|call| call.ask == Ask::Cancel && call.answer == Answer::Unknown) {
+            return End::Open;
+        }
+        let failed = arrivals.iter().filter(|arrival| arrival.replied.is_some()).count();
+        let gone = arrivals.iter().any(|arrival| arrival.replied == Some(410));
+        if let Some(attempts) = terms.attempts {
+            // A claim whose node died counts as an attempt that no receiver saw.
+            let struck = |f: &&Fault| matches!(f.struck, Struck::Nodes(_) | Struck::Cold);
+            let unseen = self.history.faults.iter().filter(struck).count();
+            if gone || failed + unseen >= usize::try_from(attempts).unwrap_or(usize::MAX) {
+                return End::Dead;
+            }
+        }
+        if let Some(grace_ms) = terms.grace_ms {
+            let from = due_us - self.patience.recovery_us;
+            let until = due_us + grace_ms * 1000 + RECONNECT_US;
+            if self.history.faults.iter().any(|fault| fault.from_us <= until && from <= fault.until_us) {
+                return End::Expired;
+            }
+        }
+        End::Lost
+    }
+
+    /// One firing has one delivery id, and no other has it.
+    fn identities(&mut self, arrivals: &[&Arrival]) {
+        let mut of_firing: HashMap<(u32, i32), u64> = HashMap::new();
+        let mut of_delivery: HashMap<u64, (u32, i32)> = HashMap::new();
+        for arrival in arrivals {
+            let firing = (arrival.timer, arrival.generation);
+            let one_id = *of_firing.entry(firing).or_insert(arrival.delivery) == arrival.delivery;
+            let one_firing = *of_delivery.entry(arrival.delivery).or_insert(firing) == firing;
+            if !one_id || !one_firing {
+                self.found.mistaken_identity += 1;
+                self.tell("mistaken identity", arrival.timer, || {
+                    format!("generation {} attempt {}", arrival.generation, arrival.attempt)
+                });
+            }
+        }
+    }
+
+    /// Lateness by what was wrong when a timer was due, and who straggled.
+    fn lateness(&mut self) {
+        let mut firsts = std::mem::take(&mut self.firsts);
+        firsts.sort_by_key(|first| first.due_ms);
+        let lasting = |fault: &&Fault| fault.struck != Struck::Receivers;
+        let faults: Vec<&Fault> = self.history.faults.iter().filter(lasting).collect();
+        let recovery = self.patience.recovery_us;
+        let mut late: [Vec<f64>; 3] = Default::default();
+        let mut straggling = Vec::new();
+        let mut recovered: Option<Us> = None;
+        for (place, first) in firsts.iter().enumerate() {
+            let lateness = first.at_us - first.from_us;
+            let during = faults.iter().any(|f| f.from_us <= first.from_us && first.from_us <= f.until_us);
+            let since = faults
+                .iter()
+                .filter(|f| f.from_us <= first.at_us && first.from_us <= f.until_us + recovery)
+                .max_by_key(|f| f.until_us);
+            let phase = match (during, since) {
+                (true, _) => 1,
+                (false, Some(_)) => 2,
+                (false, None) => 0,
+            };
+            late[phase].push(lateness as f64 / 1000.0);
+            if let Some(fault) = since.filter(|_| lateness > 1_000_000) {
+                recovered = recovered.max(Some((first.at_us - fault.until_us).max(0)));
+            }
+            if phase == 0 && lateness > STRAGGLES_US && neighbours_in_time(&firsts, place) {
+                straggling.push((first.timer, lateness));
+            }
+        }
+        self.found.stragglers = straggling.len() as u64;
+        for (timer, lateness) in straggling {
+            self.tell("straggler", timer, || format!("{} ms late", lateness / 1000));
+        }
+        let [healthy, faulted, recovering] = late.map(summary);
+        (self.found.healthy, self.found.faulted, self.found.recovering) = (healthy, faulted, recovering);
+        self.found.recovered_ms = recovered.map(|us| us as f64 / 1000.0);
+    }
+}
+
+/// Whether a tenth of those due at about the same time came in time: then the machine did not stall.
+fn neighbours_in_time(firsts: &[First], place: usize) -> bool {
+    let due = firsts[place].due_ms;
+    let before = firsts[..place].iter().rev().take_while(|first| due - first.due_ms <= NEAR_MS);
+    let after = firsts[place + 1..].iter().take_while(|first| first.due_ms - due <= NEAR_MS);
+    let (all, in_time) = before.chain(after).fold((0, 0), |(all, in_time), first| {
+        (all + 1, in_time + usize::from(first.at_us - first.from_us < IN_TIME_US))
+    });
+    in_time >= 3 && in_time * 10 >= all
+}
+
+/// The due time that was in force when a call was sent.
+fn due_before(calls: &[&Call], asked_us: Us) -> Option<i64> {
+    let told = calls.iter().take_while(|call| call.asked_us < asked_us);
+    told.filter(|call| matches!(call.answer, Answer::Done { .. }))
+        .filter_map(|call| match call.ask {
+            Ask::Register { due_ms } | Ask::Move { due_ms } => Some(due_ms),
+            Ask::Cancel => None,
+        })
+        .last()
+}
+
+fn dues(calls: &[&Call]) -> Dues {
+    let mut dues = Dues::new();
+    let mut current = 0;
+    for call in calls {
+        let (Ask::Register { due_ms } | Ask::Move { due_ms }) = call.ask else { continue };
+        let upto = match call.answer {
+            Answer::Done { generation } => generation,
+            Answer::Unknown => current + 1,
+            _ => continue,
+        };
+        for generation in current + 1..=upto.max(current + 1) {
+            let possible = dues.entry(generation).or_default();
+            if !possible.contains(&due_ms) {
+                possible.push(due_ms);
+            }
+        }
+        if let Answer::Done { generation } = call.answer {
+            // Asked for as it was already, it stays the generation it was.
+            dues.entry(generation).or_default().push(due_ms);
+            current = generation;
+        }
+    }
+    dues
+}
+
+fn summary(mut late: Vec<f64>) -> Lateness {
+    late.sort_by(f64::total_cmp);
+    let at = |part: f64| late.get(((late.len() as f64 * part) as usize).min(late.len().saturating_sub(1)));
+    let at = |part| at(part).copied().unwrap_or_default();
+    Lateness { count: late.len() as u64, p50_ms: at(0.5), p99_ms: at(0.99), max_ms: at(1.0) }
+}
+
+/// A timer's life in a line, in milliseconds since its first call.
+fn story(calls: &[&Call], arrivals: &[&Arrival]) -> String {
+    let from = calls.first().map(|call| call.asked_us).or(arrivals.first().map(|a| a.at_us)).unwrap_or(0);
+    let ms = |us: Us| (us - from) as f64 / 1000.0;
+    let mut lines: Vec<(Us, String)> = calls
+        .iter()
+        .map(|call| {
+            let ask = match call.ask {
+                Ask::Register { due_ms } => format!("register for {:.1}", ms(due_ms * 1000)),
+                Ask::Move { due_ms } => format!("move to {:.1}", ms(due_ms * 1000)),
+                Ask::Cancel => "cancel".into(),
+            };
+            (
+                call.asked_us,
+                format!("{:.1} {ask}: {:?} at {:.1}", ms(call.asked_us), call.answer, ms(call.answered_us)),
+            )
+        })
+        .chain(arrivals.iter().map(|a| {
+            let replied = a.replied.map_or("nothing".into(), |status| status.to_string());
+            let (generation, attempt) = (a.generation, a.attempt);
+            (
+                a.at_us,
+                format!(
+                    "{:.1} arrival {generation}.{attempt} of node {:?}, answered {replied}",
+                    ms(a.at_us),
+                    a.node
+                ),
+            )
+        }))
+        .collect();
+    lines.sort();
+    lines.into_iter().map(|(_, line)| line).collect::<Vec<_>>().join("; ")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,247 @@
+//! The callers of a drill: they register, cancel and move as planned, ask again until they are answered, and
+//! note every call.
+//!
+//! Every timer has one caller, who asks one thing at a time, of any node. A call that is not answered may or
+//! may not have happened; it is made again, of another node, until somebody says which or the drill is over.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::Context;
+use reqwest::{Client, Method, StatusCode};
+use serde_json::{Value, json};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::history::{Answer, Ask, Book, Call, Us};
+use super::plan::{GRACE_MS, Mood, Planned, Wish};
+use super::receiver::Receivers;
+use crate::clock::wall_us;
+use crate::model::time::UnixMs;
+
+/// How long a caller waits for an answer; a node that is paused gives none.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Between two tries.
+const AGAIN: Duration = Duration::from_millis(150);
+/// Calls under way at once.
+const CALLS: usize = 256;
+/// Timers in a batch of those that only fill the window.
+const BATCH: usize = 1000;
+/// Batches under way at once.
+const BATCHES: usize = 4;
+
+/// The callers.
+pub struct Callers {
+    http: Client,
+    /// The nodes' addresses, `http://host:port`.
+    nodes: Vec<String>,
+    book: Arc<Book>,
+    receivers: Arc<Receivers>,
+    calls: Semaphore,
+    turn: AtomicU64,
+    /// Whoever has no answer by now gets none.
+    give_up: CancellationToken,
+}
+
+impl Callers {
+    /// Callers of these nodes.
+    pub fn new(nodes: Vec<String>, book: Arc<Book>, receivers: Arc<Receivers>) -> anyhow::Result<Arc<Self>> {
+        let http = Client::builder()
+            .no_proxy()
+            .timeout(PATIENCE)
+            .connect_timeout(Duration::from_secs(1))
+            .pool_max_idle_per_host(64)
+            .tcp_nodelay(true)
+            .build()
+            .context("the HTTP client cannot be made")?;
+        let (calls, turn, give_up) = (Semaphore::new(CALLS), AtomicU64::new(0), CancellationToken::new());
+        Ok(Arc::new(Self { http, nodes, book, receivers, calls, turn, give_up }))
+    }
+
+    /// Lets a plan happen, beginning now; returns when its last call is answered or given up.
+    pub async fn run(self: &Arc<Self>, plan: &[Planned], began_us: Us) {
+        let tasks = TaskTracker::new();
+        for (number, planned) in plan.iter().enumerate() {
+            wait_until(began_us + planned.asked_at * 1000).await;
+            let (this, planned) = (Arc::clone(self), *planned);
+            tasks.spawn(async move { this.one(number as u32, planned, began_us).await });
+        }
+        tasks.close();
+        tasks.wait().await;
+    }
+
+    /// No further tries from now on.
+    pub fn give_up(&self) {
+        self.give_up.cancel();
+    }
+
+    async fn one(&self, number: u32, planned: Planned, began_us: Us) {
+        let due_ms = began_us / 1000 + planned.due_at;
+        let body = timer(&self.receivers.url(number, planned.mood), due_ms, &planned);
+        let done = self.ask(number, Ask::Register { due_ms }, Method::PUT, Some(&body)).await;
+        let (Answer::Done { .. }, Some((at, wish))) = (done, planned.wish) else { return };
+        wait_until(began_us + at * 1000).await;
+        match wish {
+            Wish::Cancel => self.ask(number, Ask::Cancel, Method::DELETE, None).await,
+            Wish::Move(ahead) => {
+                let due_ms = wall_us() / 1000 + ahead;
+                let body = json!({ "fire_at": UnixMs::new(due_ms).rfc3339() });
+                self.ask(number, Ask::Move { due_ms }, Method::PATCH, Some(&body)).await
+            }
+        };
+    }
+
+    /// Asks until there is an answer.
+    async fn ask(&self, timer: u32, ask: Ask, method: Method, body: Option<&Value>) -> Answer {
+        loop {
+            let Ok(_place) = self.calls.acquire().await else { return Answer::Unknown };
+            let asked_us = wall_us();
+            let answer = self.call(timer, ask, method.clone(), body).await;
+            self.book.call(Call { timer, ask, asked_us, answered_us: wall_us(), answer });
+            drop(_place);
+            if answer != Answer::Unknown || self.give_up.is_cancelled() {
+                return answer;
+            }
+            tokio::select! {
+                () = tokio::time::sleep(AGAIN) => {}
+                () = self.give_up.cancelled() => {}
+            }
+        }
+    }
+
+    async fn call(&self, timer: u32, ask: Ask, method: Method, body: Option<&Value>) -> Answer {
+        let mut request = self.http.request(method, format!("{}/v1/timers/{}", self.node(), id(timer)));
+        if let Some(body) = body {
+            request = request.json(body);
+        }
+        let Ok(response) = request.send().await else { return Answer::Unknown };
+        let status = response.status();
+        let Ok(text) = response.bytes().await else { return Answer::Unknown };
+        judge(ask, status, &serde_json::from_slice(&text).unwrap_or(Value::Null))
+    }
+
+    /// The node whose turn it is.
+    fn node(&self) -> &str {
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        &self.nodes[usize::try_from(turn).unwrap_or(0) % self.nodes.len()]
+    }
+
+    /// Registers timers that only fill the window: numbers from `first` on, at these moments.
+    pub async fn fill(self: &Arc<Self>, first: u32, dues_ms: Vec<i64>) {
+        let tasks = TaskTracker::new();
+        let places = Arc::new(Semaphore::new(BATCHES));
+        let mut number = first;
+        for dues in dues_ms.chunks(BATCH) {
+            let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+            let (this, dues, from) = (Arc::clone(self), dues.to_vec(), number);
+            number += dues.len() as u32;
+            tasks.spawn(async move {
+                this.batch(from, &dues).await;
+                drop(place);
+            });
+        }
+        tasks.close();
+        tasks.wait().await;
+    }
+
+    async fn batch(&self, first: u32, dues_ms: &[i64]) {
+        let fine = Planned { asked_at: 0, due_at: 0, mood: Mood::Fine, expires: false, wish: None };
+        let numbers = || (first..).zip(dues_ms);
+        let timers: Vec<Value> = numbers()
+            .map(|(number, due_ms)| {
+                let mut one = timer(&self.receivers.url(number, Mood::Fine), *due_ms, &fine);
+                one["id"] = id(number).into();
+                one
+            })
+            .collect();
+        let body = json!({ "timers": timers });
+        loop {
+            let asked_us = wall_us();
+            let answers = self.call_batch(&body).await;
+            let answered_us = wall_us();
+            for (number, due_ms) in numbers() {
+                let answer = answers.as_ref().map_or(Answer::Unknown, |answers| {
+                    match answers.get(&id(number)).copied() {
+                        Some(200 | 201) => Answer::Done { generation: 1 },
+                        status => Answer::Nonsense(status.unwrap_or_default()),
+                    }
+                });
+                let ask = Ask::Register { due_ms: *due_ms };
+                self.book.call(Call { timer: number, ask, asked_us, answered_us, answer });
+            }
+            if answers.is_some() || self.give_up.is_cancelled() {
+                return;
+            }
+            tokio::time::sleep(AGAIN).await;
+        }
+    }
+
+    async fn call_batch(&self, body: &Value) -> Option<HashMap<String, u16>> {
+        let request = self.http.post(format!("{}/v1/timers/batch", self.node())).json(body);
+        let response = request.send().await.ok().filter(|response| response.status() == StatusCode::OK)?;
+        let answer: Value = serde_json::from_slice(&response.bytes().await.ok()?).ok()?;
+        let one = |item: &Value| {
+            Some((item["id"].as_str()?.to_owned(), u16::try_from(item["status"].as_u64()?).ok()?))
+        };
+        Some(answer["results"].as_array()?.iter().filter_map(one).collect())
+    }
+
+    /// The ledger as some node tells it: (balanced, registered, pending). `None` when nobody answers.
+    pub async fn ledger(&self) -> Option<Value> {
+        let response = self.http.get(format!("{}/v1/ledger", self.node())).send().await.ok()?;
+        serde_json::from_slice(&response.error_for_status().ok()?.bytes().await.ok()?).ok()
+    }
+}
+
+/// What a timer of a drill is called.
+fn id(number: u32) -> String {
+    format!("drill-{number}")
+}
+
+fn timer(url: &str, due_ms: i64, planned: &Planned) -> Value {
+    let attempts = planned.terms().attempts.unwrap_or(20);
+    let mut timer = json!({
+        "fire_at": UnixMs::new(due_ms).rfc3339(),
+        "target": { "webhook": { "url": url } },
+        "retry": { "attempts": attempts, "first": "PT0.2S", "cap": "PT2S" },
+        "data": { "drill": true },
+    });
+    if planned.expires {
+        let grace = format!("PT{}S", GRACE_MS as f64 / 1000.0);
+        timer["late"] = json!({ "grace": grace, "then": "expire" });
+    }
+    timer
+}
+
+fn judge(ask: Ask, status: StatusCode, body: &Value) -> Answer {
+    match (ask, status.as_u16()) {
+        (Ask::Register { .. }, 200 | 201) | (Ask::Move { .. }, 200) => match body["generation"].as_i64() {
+            Some(generation) => Answer::Done { generation: i32::try_from(generation).unwrap_or(0) },
+            None => Answer::Nonsense(status.as_u16()),
+        },
+        (Ask::Cancel, 200) => match body["outcome"].as_str() {
+            Some("cancelled") => Answer::Cancelled,
+            Some("stopped") => Answer::Stopped,
+            _ => Answer::Nonsense(200),
+        },
+        (Ask::Cancel | Ask::Move { .. }, 404) => Answer::NotFound,
+        (Ask::Cancel | Ask::Move { .. }, 409) => match body["code"].as_str() {
+            Some("in_flight") => Answer::InFlight,
+            Some("already_fired") => Answer::AlreadyFired,
+            Some("already_cancelled") => Answer::AlreadyCancelled,
+            _ => Answer::Nonsense(409),
+        },
+        (_, 429 | 500..) => Answer::Unknown,
+        (_, status) => Answer::Nonsense(status),
+    }
+}
+
+async fn wait_until(at_us: Us) {
+    let wait = at_us - wall_us();
+    if wait > 0 {
+        tokio::time::sleep(Duration::from_micros(wait.unsigned_abs())).await;
+    }
+}
