@@ -20,8 +20,8 @@ pub enum Commits {
     /// Those that a client asked for with `COMMIT`.
     Explicit,
     /// Those, and the writes that commit by themselves, outside of a transaction. A write is what PostgreSQL
-    /// calls `INSERT`, `UPDATE`, `DELETE` or `MERGE` in its answer; a `SELECT` over writes in its `WITH` is
-    /// none.
+    /// calls `INSERT`, `UPDATE`, `DELETE` or `MERGE` in its answer, of at least one row; a `SELECT` over writes
+    /// in its `WITH` is none. The answer to a write is kept back until the one to its `Sync` has come.
     AndWrites,
 }
 
@@ -167,8 +167,10 @@ impl Answers {
     }
 }
 
+/// A verb and how many rows it wrote; none is no write.
 fn is_write(tag: &[u8]) -> bool {
-    ["INSERT ", "UPDATE ", "DELETE ", "MERGE "].iter().any(|verb| tag.starts_with(verb.as_bytes()))
+    !tag.ends_with(b" 0\0")
+        && ["INSERT ", "UPDATE ", "DELETE ", "MERGE "].iter().any(|verb| tag.starts_with(verb.as_bytes()))
 }
 
 #[cfg(test)]
@@ -248,13 +250,15 @@ mod tests {
     #[test]
     fn a_write_is_a_commit_only_outside_of_a_transaction() {
         let select = [greeting(), tag("SELECT 1"), ready(b'I')].concat();
-        for write in ["INSERT 0 1", "UPDATE 2", "DELETE 0"] {
+        for write in ["INSERT 0 1", "UPDATE 10", "DELETE 2", "MERGE 1"] {
             let alone = [select.clone(), tag(write), ready(b'I')].concat();
             assert_eq!(run(&alone, Some(Commits::AndWrites), 0), (select.clone(), true), "{write}");
             assert_eq!(run(&alone, Some(Commits::Explicit), 0), (alone.clone(), false), "{write}");
             let within = [select.clone(), tag(write), ready(b'T'), tag("ROLLBACK"), ready(b'I')].concat();
             assert_eq!(run(&within, Some(Commits::AndWrites), 0), (within.clone(), false), "{write}");
         }
+        let nothing = [select.clone(), tag("UPDATE 0"), ready(b'I')].concat();
+        assert_eq!(run(&nothing, Some(Commits::AndWrites), 0), (nothing.clone(), false));
         let failed = [select.clone(), tag("INSERT 0 1"), frame(b'E', b"no\0"), ready(b'E')].concat();
         assert_eq!(run(&failed, Some(Commits::AndWrites), 0), (failed.clone(), false));
     }

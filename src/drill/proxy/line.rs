@@ -12,7 +12,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{ReadHalf, WriteHalf};
 
 use super::answers::Answers;
-use super::{End, Mode, Shared};
+use super::{End, Mode, Shared, count};
 use crate::clock::Monotonic;
 
 /// As many bytes may wait, each way.
@@ -56,14 +56,14 @@ impl<'a> Line<'a> {
     /// Passes on what comes until there is no more; the other end is told so. An error is how the whole
     /// connection ends. Whoever cuts drops this.
     pub(super) async fn run(mut self, from: &mut ReadHalf<'_>, to: &mut WriteHalf<'_>) -> Result<(), End> {
-        let mut modes = self.way.shared.mode.subscribe();
+        let mut states = self.way.shared.state.subscribe();
         let mut buffer = vec![0; READ_MAX];
         loop {
-            let mode = *modes.borrow_and_update();
+            let mode = states.borrow_and_update().mode;
             let flows = mode != Mode::Freeze;
             if self.pieces.is_empty() && flows {
                 if self.cut {
-                    return Err(End::CommitCut);
+                    return Err(End::Cut);
                 }
                 if self.ended {
                     return to.shutdown().await.map_err(|_| End::Broken);
@@ -73,7 +73,7 @@ impl<'a> Line<'a> {
             let reads = flows && room && !self.ended && !self.cut;
             let first = self.pieces.front().filter(|_| flows);
             tokio::select! {
-                _ = modes.changed() => {}
+                _ = states.changed() => {}
                 read = from.read(&mut buffer), if reads => match read {
                     Ok(length) => self.take_in(&buffer[..length], mode),
                     Err(_) => return Err(End::Broken),
@@ -95,11 +95,15 @@ impl<'a> Line<'a> {
             Some(answers) if self.ended => answers.end(&mut out),
             Some(answers) => {
                 let knew = answers.unreadable();
-                let (count, which) = *shared.wanted.borrow();
-                let wanted = (count > 0).then_some(which);
+                let (left, which) = *shared.wanted.borrow();
+                let wanted = (left > 0).then_some(which);
                 self.cut = answers.read(bytes, wanted, &mut out, || shared.take_commit());
                 if answers.unreadable() && !knew {
-                    super::count(&shared.counters.unreadable);
+                    count(&shared.counters.unreadable);
+                }
+                if self.cut {
+                    // By now, nobody can learn of it any more.
+                    count(&shared.counters.commits_cut);
                 }
             }
         }

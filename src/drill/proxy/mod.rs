@@ -17,6 +17,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
+use futures::FutureExt;
+use tokio::io::Interest;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
@@ -42,6 +44,14 @@ enum Mode {
     Delay(Duration),
 }
 
+/// The mode, and how often it was to cut: a connection ends when that is no longer what it was at its
+/// beginning, however soon another mode followed.
+#[derive(Debug, Clone, Copy)]
+struct State {
+    mode: Mode,
+    cuts: u64,
+}
+
 /// What a proxy has done so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
@@ -57,7 +67,7 @@ pub struct Counts {
     pub to_server: u64,
     /// Bytes passed on to clients.
     pub to_client: u64,
-    /// Commits whose answer was cut off; each is one of the connections cut.
+    /// Commits whose answer was dropped; with each goes a connection.
     pub commits_cut: u64,
     /// Connections on which no commit can be seen, because they are encrypted or not PostgreSQL's.
     pub unreadable: u64,
@@ -78,7 +88,7 @@ struct Counters {
 /// What all connections share.
 struct Shared {
     upstream: SocketAddr,
-    mode: watch::Sender<Mode>,
+    state: watch::Sender<State>,
     /// How many commits are still to be cut, and which.
     wanted: watch::Sender<(u64, Commits)>,
     counters: Counters,
@@ -99,7 +109,7 @@ impl Proxy {
         let address = listener.local_addr().context("the fault proxy cannot listen")?;
         let shared = Arc::new(Shared {
             upstream,
-            mode: watch::Sender::new(Mode::Pass),
+            state: watch::Sender::new(State { mode: Mode::Pass, cuts: 0 }),
             wanted: watch::Sender::new((0, Commits::Explicit)),
             counters: Counters::default(),
         });
@@ -117,7 +127,8 @@ impl Proxy {
         self.set(Mode::Pass);
     }
 
-    /// Open connections are reset on both sides, and new ones as soon as they are made.
+    /// Open connections are reset on both sides, also when another mode follows at once, and new ones as soon
+    /// as they are made.
     pub fn cut(&self) {
         self.set(Mode::Cut);
     }
@@ -157,7 +168,10 @@ impl Proxy {
     }
 
     fn set(&self, mode: Mode) {
-        self.shared.mode.send_replace(mode);
+        self.shared.state.send_modify(|state| {
+            state.mode = mode;
+            state.cuts += u64::from(mode == Mode::Cut);
+        });
     }
 }
 
@@ -181,7 +195,8 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
                 Ok((client, _)) => {
                     count(&shared.counters.accepted);
                     if connections.len() < CONNECTIONS_MAX {
-                        connections.spawn(carry(client, Arc::clone(&shared)));
+                        let cuts = shared.state.borrow().cuts;
+                        connections.spawn(carry(client, cuts, Arc::clone(&shared)));
                     } else {
                         reset(&[&client]);
                         count(&shared.counters.cut);
@@ -209,14 +224,21 @@ impl Drop for Open<'_> {
     }
 }
 
-/// Carries one connection to its end.
-async fn carry(mut client: TcpStream, shared: Arc<Shared>) {
+/// Carries one connection, which began after so many cuts, to its end.
+async fn carry(mut client: TcpStream, cuts: u64, shared: Arc<Shared>) {
     let _open = Open::new(&shared.counters);
-    let mut modes = shared.mode.subscribe();
-    let Ok(mode) = modes.wait_for(|mode| *mode != Mode::Freeze).await.map(|mode| *mode) else { return };
-    if mode == Mode::Cut {
+    let mut states = shared.state.subscribe();
+    let is_cut = |state: &State| state.mode == Mode::Cut || state.cuts != cuts;
+    let moved = states.wait_for(|state| state.mode != Mode::Freeze || is_cut(state)).await;
+    let Ok(state) = moved.map(|state| *state) else { return };
+    if is_cut(&state) {
         reset(&[&client]);
         count(&shared.counters.cut);
+        return;
+    }
+    // Who gave up while it was held shall not crowd the server.
+    let ready = client.ready(Interest::READABLE).now_or_never();
+    if ready.is_some_and(|ready| ready.is_ok_and(|ready| ready.is_read_closed())) {
         return;
     }
     let connected = tokio::time::timeout(CONNECT, TcpStream::connect(shared.upstream)).await;
@@ -234,7 +256,7 @@ async fn carry(mut client: TcpStream, shared: Arc<Shared>) {
         let back = Way { shared: &shared, passed: &shared.counters.to_client, answers: Some(Answers::new()) };
         tokio::select! {
             biased;
-            _ = modes.wait_for(|mode| *mode == Mode::Cut) => End::Cut,
+            _ = states.wait_for(is_cut) => End::Cut,
             end = async {
                 tokio::try_join!(
                     Line::new(there).run(&mut from_client, &mut to_server),
@@ -250,11 +272,6 @@ async fn carry(mut client: TcpStream, shared: Arc<Shared>) {
             reset(&[&client, &server]);
             count(&shared.counters.cut);
         }
-        End::CommitCut => {
-            reset(&[&client, &server]);
-            count(&shared.counters.cut);
-            count(&shared.counters.commits_cut);
-        }
     }
 }
 
@@ -265,10 +282,8 @@ enum End {
     Closed,
     /// One side reset it, or went away.
     Broken,
-    /// The mode cut it.
+    /// The proxy cut it.
     Cut,
-    /// A commit was cut off from its answer.
-    CommitCut,
 }
 
 /// As these are dropped, their other ends hear that they are gone for good, and nothing after.
