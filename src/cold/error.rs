@@ -142,6 +142,8 @@ impl From<sqlx::Error> for Error {
             (sqlx::Error::ColumnDecode { .. } | sqlx::Error::Decode(_), _) => Self::Corrupt(why.to_string()),
             // PostgreSQL, five letters: connection lost, shutting down, no resources, cancelled, read-only.
             (_, Some("53100")) => Self::Full,
+            // The transaction stood still for so long that its locks were taken away.
+            (_, Some("25P03")) => Self::Unavailable(why),
             (_, Some("25006")) => Self::ReadOnly(why),
             (_, Some(code)) if code.len() == 5 => match &code[..2] {
                 "08" | "57" | "53" | "28" | "3D" => Self::Unavailable(why),

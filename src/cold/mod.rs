@@ -378,7 +378,7 @@ fn postgres_pool(config: &Config, connections: u32) -> Result<sea_orm::sqlx::PgP
         .application_name("mainspring")
         .options([
             ("statement_timeout", STATEMENT_TIMEOUT.as_millis().to_string().as_str()),
-            ("idle_in_transaction_session_timeout", "15000"),
+            ("idle_in_transaction_session_timeout", idle_ms(config.lease.get()).as_str()),
             ("client_min_messages", "warning"),
             // The first plans of a statement are made for its values; those of `due` then read and sort a
             // shard's whole backlog (1.4 s a probe at 1 M overdue, against 0.15 s).
@@ -394,6 +394,13 @@ fn postgres_pool(config: &Config, connections: u32) -> Result<sea_orm::sqlx::PgP
         .idle_timeout(Duration::from_secs(600))
         .max_lifetime(Duration::from_secs(3600))
         .connect_lazy_with(options))
+}
+
+/// How long, in milliseconds, a transaction may stand still before the database ends it: its node is paused or
+/// cut off, and holds locks for which those who take its shards over would have to wait. Less than a lease, so
+/// that nobody who waits loses his own.
+fn idle_ms(lease: Duration) -> String {
+    (lease / 2).clamp(Duration::from_millis(250), Duration::from_secs(5)).as_millis().to_string()
 }
 
 fn sqlite_path(url: &str) -> Result<PathBuf, Error> {

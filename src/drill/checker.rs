@@ -31,7 +31,7 @@ const NEAR_MS: i64 = 250;
 /// How long after its end a fault may still excuse an unrecorded result: connections are made anew.
 const RECONNECT_US: Us = 2_000_000;
 /// An attempt may be paused between its last look at the lease and its first byte; so many a fault are chance.
-const UNFENCED_A_FAULT: u64 = 2;
+const UNFENCED_A_FAULT: u64 = 1;
 /// So many stragglers are chance: a row locked by another transaction is left to the sweep.
 const STRAGGLERS: u64 = 3;
 /// How many findings of a kind are told in words.
@@ -167,6 +167,8 @@ struct Check<'a> {
     found: Findings,
     told: HashMap<&'static str, usize>,
     firsts: Vec<First>,
+    /// Timers that may have expired, if others of their time were late too: number, due time, grace.
+    late_or_lost: Vec<(u32, Us, Us)>,
 }
 
 /// Judges a history.
@@ -175,8 +177,14 @@ pub fn check(history: &History, patience: Patience) -> Findings {
     calls.sort_by_key(|call| (call.timer, call.asked_us));
     let mut arrivals: Vec<&Arrival> = history.arrivals.iter().collect();
     arrivals.sort_by_key(|arrival| (arrival.timer, arrival.at_us));
-    let mut check =
-        Check { history, patience, found: Findings::default(), told: HashMap::new(), firsts: Vec::new() };
+    let mut check = Check {
+        history,
+        patience,
+        found: Findings::default(),
+        told: HashMap::new(),
+        firsts: Vec::new(),
+        late_or_lost: Vec::new(),
+    };
     let mut arrived = arrivals.chunk_by(|a, b| a.timer == b.timer).peekable();
     for calls in calls.chunk_by(|a, b| a.timer == b.timer) {
         let number = calls[0].timer;
@@ -232,6 +240,11 @@ impl Check<'_> {
             End::Dead => self.found.dead += 1,
             End::Pending => self.found.pending += 1,
             End::Open => self.found.open += 1,
+            End::Lost if terms.grace_ms.is_some() => {
+                let due_us = dues.values().flatten().max().copied().unwrap_or_default() * 1000;
+                let grace_us = terms.grace_ms.unwrap_or_default() * 1000;
+                self.late_or_lost.push((number, due_us, grace_us));
+            }
             End::Lost => {
                 self.found.lost += 1;
                 self.tell("lost", number, || story(calls, arrivals));
@@ -464,11 +477,24 @@ impl Check<'_> {
         }
     }
 
+    /// What was to expire when found too late, and did not come: others of its time tell whether all were late.
+    fn expired(&mut self, firsts: &[First]) {
+        for (timer, due_us, grace_us) in std::mem::take(&mut self.late_or_lost) {
+            if others_were_late(firsts, due_us, grace_us) {
+                self.found.expired += 1;
+            } else {
+                self.found.lost += 1;
+                self.tell("lost", timer, || "it was to expire when late, and nothing was late".into());
+            }
+        }
+    }
+
     /// Lateness by what was wrong when a timer was due, and who straggled.
     fn lateness(&mut self) {
         let mut firsts = std::mem::take(&mut self.firsts);
         firsts.sort_by_key(|first| first.due_ms);
-        let lasting = |fault: &&Fault| fault.struck != Struck::Receivers;
+        self.expired(&firsts);
+        let lasting = |fault: &&Fault| !matches!(fault.struck, Struck::Receivers | Struck::Slow(_));
         let faults: Vec<&Fault> = self.history.faults.iter().filter(lasting).collect();
         let recovery = self.patience.recovery_us;
         let mut late: [Vec<f64>; 3] = Default::default();
@@ -502,6 +528,12 @@ impl Check<'_> {
         (self.found.healthy, self.found.faulted, self.found.recovering) = (healthy, faulted, recovering);
         self.found.recovered_ms = recovered.map(|us| us as f64 / 1000.0);
     }
+}
+
+/// Whether others that were due at about the same time came late by more than half of a grace.
+fn others_were_late(firsts: &[First], due_us: Us, grace_us: Us) -> bool {
+    let about = |first: &&First| (first.due_ms * 1000 - due_us).abs() <= 1_000_000;
+    firsts.iter().filter(about).any(|first| first.at_us - first.from_us > grace_us / 2)
 }
 
 /// Whether a tenth of those due at about the same time came in time: then the machine did not stall.

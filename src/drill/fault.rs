@@ -13,6 +13,9 @@ use crate::clock::wall_us;
 /// Deliveries of this long before a fault show that its node was at work.
 const AT_WORK_US: Us = 2_000_000;
 
+/// What a slow way takes longer, in each direction.
+const SLOW: Duration = Duration::from_millis(8);
+
 /// One kind of fault, and whom it strikes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Strike {
@@ -42,6 +45,8 @@ pub enum Strike {
     FrozenFromCold(u8),
     /// A node is cut off from the wheels.
     CutFromHot(u8),
+    /// All nodes' ways to the cold store are slow.
+    SlowCold,
     /// All nodes are killed.
     Outage,
 }
@@ -63,6 +68,7 @@ impl Strike {
             Self::CutFromCold(_) => "cut from PostgreSQL",
             Self::FrozenFromCold(_) => "frozen from PostgreSQL",
             Self::CutFromHot(_) => "cut from Redis",
+            Self::SlowCold => "slow to PostgreSQL",
             Self::Outage => "outage",
         }
     }
@@ -79,7 +85,7 @@ impl Strike {
             | Self::CutFromHot(node) => Hold::Node(node),
             Self::RedisFlush | Self::RedisKill | Self::RedisRollback | Self::RedisStop => Hold::Redis,
             Self::PostgresKill | Self::PostgresStop => Hold::Postgres,
-            Self::Outage => Hold::All,
+            Self::Outage | Self::SlowCold => Hold::All,
         }
     }
 
@@ -102,6 +108,7 @@ impl Strike {
             | Self::RedisRollback
             | Self::RedisStop => Struck::Hot,
             Self::PostgresKill | Self::PostgresStop => Struck::Cold,
+            Self::SlowCold => Struck::Slow(field.nodes.iter().map(|node| node.number).collect()),
             Self::Outage => Struck::Nodes(field.nodes.iter().map(|node| node.number).collect()),
         }
     }
@@ -203,6 +210,11 @@ pub async fn inject(field: &mut Field, book: &Book, strike: Strike) -> anyhow::R
             proxy.cut();
         }
         Strike::FrozenFromCold(number) => way(node(field, number)?, strike)?.freeze(),
+        Strike::SlowCold => {
+            for node in &field.nodes {
+                way(node, strike)?.delay(SLOW);
+            }
+        }
     }
     Ok(open)
 }
@@ -243,6 +255,12 @@ pub async fn heal(field: &mut Field, open: Open) -> anyhow::Result<Fault> {
             proxy.pass();
             let cut = proxy.counts().cut - before;
             landed = (cut > 0).then(|| format!("{cut} connections were cut"));
+        }
+        Strike::SlowCold => {
+            for node in &field.nodes {
+                way(node, strike)?.pass();
+            }
+            landed = Some(format!("{} ms more, each way", SLOW.as_millis()));
         }
         Strike::FrozenFromCold(number) => {
             let proxy = way(node(field, number)?, strike)?;

@@ -111,6 +111,8 @@ pub enum Struck {
     Hot,
     /// Nobody of ours: the receivers.
     Receivers,
+    /// These nodes, whose way to the cold store is slow: no excuse for anything.
+    Slow(Vec<u8>),
 }
 
 /// One fault.
@@ -137,7 +139,7 @@ impl Fault {
             && match &self.struck {
                 Struck::Nodes(nodes) => node.is_none_or(|node| nodes.contains(&node)),
                 Struck::Cold => true,
-                Struck::Orderly(_) | Struck::Hot | Struck::Receivers => false,
+                Struck::Orderly(_) | Struck::Hot | Struck::Receivers | Struck::Slow(_) => false,
             }
     }
 }

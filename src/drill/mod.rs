@@ -153,10 +153,6 @@ async fn rehearse(
     for node in &field.nodes {
         node.ready().await?;
     }
-    if let Some(bad) = bad_receivers(drill, &book, began_us) {
-        faults.push(bad);
-    }
-
     let mut terms: Vec<Terms> = plan.iter().map(plan::Planned::terms).collect();
     terms.resize(terms.len() + options.window_timers as usize, Terms::default());
     let patience = Patience {
@@ -187,6 +183,7 @@ async fn rehearse(
         }
     };
     load.await.context("the callers broke down")?;
+    faults.extend(bad_receivers(drill, &book, began_us));
     let ledger = ledger(&callers).await;
     let mut verdict = judge(drill, seed, options, findings, faults, ledger);
     verdict.nodes = nodes;

@@ -155,7 +155,7 @@ fn one(dice: &mut SmallRng, asked_at: i64, shape: Shape) -> Planned {
         // Into slots by whoever writes them.
         20..55 => dice.random_range(1500..WINDOW_MS - 1500),
         // At the very edge of the window, where writer and loader may each think the other will.
-        55..85 => WINDOW_MS + dice.random_range(-500..2000),
+        55..85 => WINDOW_MS + dice.random_range(-100..1400),
         // Cold, until the loader comes.
         _ => dice.random_range(WINDOW_MS + 2000..AHEAD_MS),
     };

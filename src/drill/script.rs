@@ -32,6 +32,8 @@ pub enum Drill {
     CommitCut,
     /// A node is cut off from one store
     Partition,
+    /// The way to the cold store is slow, which makes every race wider
+    SlowStore,
     /// Everything is down while timers come due
     Outage,
     /// Receivers hang, drip, fail, redirect, answer too much
@@ -53,7 +55,7 @@ pub struct Scene {
 
 impl Drill {
     /// All of them, in the order in which `all` runs them.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Restart,
         Self::Kill,
         Self::Pause,
@@ -65,6 +67,7 @@ impl Drill {
         Self::PostgresStop,
         Self::CommitCut,
         Self::Partition,
+        Self::SlowStore,
         Self::Outage,
         Self::SlowHook,
         Self::Compound,
@@ -85,7 +88,8 @@ impl Drill {
 
     /// Whether it can be done on servers that the drill has not started.
     pub const fn is_for_given(self) -> bool {
-        self.is_embedded() || matches!(self, Self::RedisFlush | Self::CommitCut | Self::Partition)
+        self.is_embedded()
+            || matches!(self, Self::RedisFlush | Self::CommitCut | Self::Partition | Self::SlowStore)
     }
 
     /// The load.
@@ -123,9 +127,11 @@ impl Drill {
                 };
                 (down, Strike::Kill(node(round)))
             }),
-            Self::Pause => rounds(dice, first, last, 3, |round, dice| {
+            // One long enough for a take-over whose second attempts are under way when the node wakes; one of
+            // any length.
+            Self::Pause => rounds(dice, first, last, 2, |round, dice| {
                 let leases =
-                    if round == 0 { dice.random_range(1.6..3.0) } else { dice.random_range(0.5..3.0) };
+                    if round == 0 { dice.random_range(1.6..2.1) } else { dice.random_range(0.5..3.0) };
                 ((lease_ms as f64 * leases) as i64, Strike::Pause(node(round)))
             }),
             Self::RedisFlush => rounds(dice, first, last, 3, |_, _| (100, Strike::RedisFlush)),
@@ -146,6 +152,7 @@ impl Drill {
                 let ways = [Strike::CutFromCold, Strike::FrozenFromCold, Strike::CutFromHot];
                 (down, ways[round % ways.len()](node(round)))
             }),
+            Self::SlowStore => vec![scene(first, last - first, Strike::SlowCold)],
             Self::Outage => {
                 rounds(dice, first, last, 1, |_, dice| (dice.random_range(6000..9000), Strike::Outage))
             }

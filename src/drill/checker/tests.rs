@@ -230,7 +230,7 @@ fn more_than_chance_attempts_after_a_later_one_are_unfenced() {
         let other = Arrival { delivery, node: Some(1), ..attempt_at(2, DUE + 2000) };
         let late = Arrival { delivery, ..attempt_at(1, DUE + 3000) };
         told = told.register(DUE).arrival(other).arrival(late);
-        let expected = if timer < 2 { vec![] } else { vec![("unfenced", u64::from(timer) - 1)] };
+        let expected = if timer < 1 { vec![] } else { vec![("unfenced", u64::from(timer))] };
         assert_eq!(told.violations(), expected);
         told = told.next();
     }
