@@ -11,6 +11,8 @@ mod crash;
 mod paths;
 mod races;
 mod rest;
+#[cfg(feature = "planted")]
+mod sim;
 mod store;
 mod support;
 mod wheels;
