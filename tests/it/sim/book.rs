@@ -35,6 +35,7 @@ struct Sent {
     attempt: i32,
     at: i64,
     process: usize,
+    epoch: i64,
     how: Behaviour,
     /// The node knows how it came out.
     known: bool,
@@ -92,8 +93,14 @@ impl Book {
         Self { world, timers: BTreeMap::new(), epochs: BTreeMap::new(), calm, arrivals: 0 }
     }
 
-    pub fn set_epochs(&mut self, epochs: impl IntoIterator<Item = (i32, i64)>) {
-        self.epochs.extend(epochs);
+    /// By the store's account these are the shards' epochs. While all is well none of them moves.
+    pub fn set_epochs(&mut self, epochs: impl IntoIterator<Item = (i32, i64)>, settled: bool) {
+        for (shard, epoch) in epochs {
+            let before = self.epochs.insert(shard, epoch);
+            if settled && before.is_some_and(|before| before != epoch) {
+                self.world.wrong(format!("shard {shard} has changed hands, and nothing explains it"));
+            }
+        }
     }
 
     /// From `until` to `again` faults explain what the sweep fires.
@@ -221,14 +228,24 @@ impl Book {
             let unknown = matches!(before.how, Behaviour::Hangs | Behaviour::Lost);
             let explained =
                 before.known && (unknown || matches!(before.how, Behaviour::Fails | Behaviour::Refuses));
-            if token || !(explained || self.world.disturbed_at(before.process) >= before.at) {
+            let taken_over = before.epoch != row.epoch.0;
+            let explained = explained || taken_over || self.world.disturbed_at(before.process) >= before.at;
+            if token || !explained {
                 wrong(format!("sent again, and nothing explains it: {before:?}"));
             }
         }
         if row.via == Some(Via::Sweep) && attempt == 1 && self.calm.covers(known, now) {
             wrong(format!("left to the sweep, {} ms late, and nothing explains it", now - known.due_at));
         }
-        known.sent.push(Sent { generation, attempt, at: now, process, how, known: false });
+        known.sent.push(Sent {
+            generation,
+            attempt,
+            at: now,
+            process,
+            epoch: row.epoch.0,
+            how,
+            known: false,
+        });
     }
 
     /// The node learns how an attempt came out.
@@ -236,6 +253,14 @@ impl Book {
         let sent = self.timers.get_mut(&uid).into_iter().flat_map(|known| &mut known.sent);
         sent.filter(|sent| (sent.generation, sent.attempt) == (generation, attempt))
             .for_each(|sent| sent.known = true);
+    }
+
+    /// Timers of which something has arrived, the latest arrival last.
+    pub fn fired(&self) -> Vec<Uid> {
+        let mut fired: Vec<(i64, Uid)> =
+            self.timers.iter().filter_map(|(uid, known)| Some((known.sent.last()?.at, *uid))).collect();
+        fired.sort_unstable();
+        fired.into_iter().map(|(_, uid)| uid).collect()
     }
 
     /// The timers that were acknowledged.

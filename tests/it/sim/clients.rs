@@ -55,20 +55,31 @@ pub struct Desk {
 
 impl Desk {
     /// Something new to ask, if there is anything; `window` is how far the wheels reach.
-    pub fn think(&mut self, world: &World, window: i64) -> Option<Ask> {
+    /// `fired`: timers of which something has arrived, the latest last.
+    pub fn think(&mut self, world: &World, window: i64, far: bool, fired: &[Uid]) -> Option<Ask> {
+        let due_at = |world, window| due_at(world, window, far);
         if let Some(ask) = self.again.pop() {
             return Some(ask);
         }
         let idle: Vec<Uid> = self.timers.keys().copied().filter(|uid| !self.busy.contains(uid)).collect();
         let ask = match world.pick(0..100) {
-            n if n < 55 || idle.is_empty() => Ask::Register(Box::new(self.make(world, window))),
+            n if n < 50 || idle.is_empty() => {
+                Ask::Register(Box::new(self.make(world, due_at(world, window))))
+            }
             n => {
                 let uid = idle[usize::try_from(world.pick(0..idle.len() as i64)).expect("small")];
                 match n {
-                    55..70 => Ask::Cancel(uid),
-                    70..86 => Ask::Move(uid, due_at(world, window)),
-                    86..92 => Ask::Fire(uid),
+                    50..64 => Ask::Cancel(uid),
+                    64..78 => Ask::Move(uid, due_at(world, window)),
+                    78..84 => Ask::Fire(uid),
                     _ => {
+                        // What has just fired is asked for once more.
+                        let again = fired.iter().rev().filter(|uid| idle.contains(uid)).take(4);
+                        let again: Vec<Uid> = again.copied().collect();
+                        let uid = match again.len() {
+                            0 => uid,
+                            n => again[usize::try_from(world.pick(0..n as i64)).expect("small")],
+                        };
                         let mut timer = self.timers[&uid].clone();
                         timer.again = true;
                         timer.due_at = due_at(world, window);
@@ -102,10 +113,9 @@ impl Desk {
         }
     }
 
-    fn make(&mut self, world: &World, window: i64) -> NewTimer {
+    fn make(&mut self, world: &World, due_at: UnixMs) -> NewTimer {
         self.made += 1;
         let id = TimerId::parse(&format!("t{}", self.made)).expect("an id");
-        let due_at = due_at(world, window);
         let retry = Retry {
             attempts: 100,
             first: Span::from_duration(Duration::from_millis(300)),
@@ -139,11 +149,12 @@ fn hash(due_at: UnixMs) -> [u8; 16] {
 }
 
 /// Often just where the window ends, else soon or far.
-fn due_at(world: &World, window: i64) -> UnixMs {
+fn due_at(world: &World, window: i64, far: bool) -> UnixMs {
     let by = match world.pick(0..10) {
-        0..4 => world.pick(window - 1500..window + 1500),
-        4..6 => world.pick(0..window - 1500),
-        _ => world.pick(window..2 * window),
+        0..4 => world.pick(window - 300..window + 900),
+        4..6 => world.pick(0..window),
+        _ if far => world.pick(window..2 * window + 2000),
+        _ => world.pick(0..window),
     };
     UnixMs::new(world.now() + by)
 }
@@ -164,7 +175,7 @@ impl Clients {
         let (store, promotion, process) = (node.store.clone(), node.promotion.clone(), node.process);
         let now = self.world.now();
         self.world.tell(process, format!("{} {}", ask.name(), ask.uid().0.simple()));
-        Task::new(ask.name(), now, async move {
+        Task::new(ask.name(), &self.world.clone(), async move {
             let answered = match &ask {
                 Ask::Register(timer) => {
                     this.book.lock().expect("plain").registering(timer.uid);

@@ -71,7 +71,7 @@ pub fn plan(kind: Kind, world: &World, seats: usize) -> Vec<(i64, Fault)> {
         match world.pick(0..4) {
             0 => plan.push((at(3000), Fault::RollBack)),
             1 => plan.push((at(0), Fault::Replace)),
-            _ => plan.push((at(0), Fault::Flush)),
+            _ => plan.push((at(1500), Fault::Flush)),
         }
         if world.one_in(3) {
             let away = at(0);
@@ -79,7 +79,8 @@ pub fn plan(kind: Kind, world: &World, seats: usize) -> Vec<(i64, Fault)> {
         }
     }
     if matches!(kind, Kind::Nodes | Kind::All) {
-        plan.push((at(0), Fault::Pause(seat(), world.pick(200..5000))));
+        let early = now + world.pick(0..2500);
+        plan.push((early, Fault::Pause(seat(), world.pick(2500..8000))));
         if world.one_in(2) {
             plan.push((at(0), Fault::Pause(seat(), world.pick(200..5000))));
         }

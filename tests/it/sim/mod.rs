@@ -125,6 +125,11 @@ fn a_claim_without_epoch_is_found() {
 }
 
 #[test]
+fn a_result_without_token_is_found() {
+    is_found(Defect::ResultWithoutToken, 200);
+}
+
+#[test]
 fn a_blind_cancel_is_found() {
     is_found(Defect::BlindCancel, 200);
 }

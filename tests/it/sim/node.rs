@@ -34,6 +34,8 @@ pub struct Task {
     /// Not to be turned before.
     pub held_until: i64,
     pub since: i64,
+    /// Of those that can go on, mostly the highest does: so some stand still while others do much.
+    pub rank: i64,
 }
 
 /// Whether a task has something to do, and who waits for it meanwhile.
@@ -53,9 +55,10 @@ impl Wake for Woken {
 }
 
 impl Task {
-    pub fn new(name: &'static str, now: i64, work: impl Future<Output = i64> + 'static) -> Self {
+    pub fn new(name: &'static str, world: &World, work: impl Future<Output = i64> + 'static) -> Self {
+        let (now, rank) = (world.now(), world.rank());
         let woken = Arc::new(Woken { ready: AtomicBool::new(true), root: Mutex::default() });
-        Self { name, work: Box::pin(work), woken, held_until: 0, since: now }
+        Self { name, work: Box::pin(work), woken, held_until: 0, since: now, rank }
     }
 
     /// Whether it can go on.
@@ -166,19 +169,19 @@ impl Node {
         });
         let now = world.now();
         let never = CancellationToken::new();
-        let mut loops = vec![Task::new("record", now, async {
+        let mut loops = vec![Task::new("record", world, async {
             recorder.await;
             0
         })];
         for _ in 0..2 {
             let dispatcher = Arc::clone(&dispatcher);
-            loops.push(Task::new("claim", now, async {
+            loops.push(Task::new("claim", world, async {
                 dispatcher.run().await;
                 0
             }));
         }
         let promoting = Arc::clone(&promoter);
-        loops.push(Task::new("promote", now, async move {
+        loops.push(Task::new("promote", world, async move {
             promoting.run(inbox, never).await;
             0
         }));
@@ -221,12 +224,11 @@ impl Node {
 
     /// Begins one round of a duty.
     pub fn begin(&self, duty: Duty) -> Task {
-        let now = self.world.now();
         match duty {
-            Duty::Own => Task::new("own", now, self.own()),
-            Duty::Load => Task::new("load", now, self.load()),
-            Duty::Tick => Task::new("tick", now, self.tick()),
-            Duty::Sweep => Task::new("sweep", now, self.sweep()),
+            Duty::Own => Task::new("own", &self.world, self.own()),
+            Duty::Load => Task::new("load", &self.world, self.load()),
+            Duty::Tick => Task::new("tick", &self.world, self.tick()),
+            Duty::Sweep => Task::new("sweep", &self.world, self.sweep()),
         }
     }
 

@@ -49,8 +49,8 @@ impl StandIn for Receivers {
         let how = self.choose();
         self.book.lock().expect("plain").sends(self.process, row, how);
         let (result, ms) = match how {
-            Behaviour::Ok => (AttemptResult::Ok, self.world.pick(1..60)),
-            Behaviour::Fails => (AttemptResult::Failed, self.world.pick(1..60)),
+            Behaviour::Ok => (AttemptResult::Ok, self.world.pick(1..500)),
+            Behaviour::Fails => (AttemptResult::Failed, self.world.pick(1..500)),
             Behaviour::Hangs => (AttemptResult::Timeout, TIMEOUT_MS as i64),
             Behaviour::Lost => (AttemptResult::Unknown, self.world.pick(1..500)),
             Behaviour::Refuses => (AttemptResult::Refused, 1),

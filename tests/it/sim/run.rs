@@ -25,7 +25,7 @@ use super::wheels::Server;
 use super::world::World;
 
 pub const SHARDS: u16 = 4;
-pub const WINDOW_MS: i64 = 8000;
+pub const WINDOW_MS: i64 = 6000;
 
 /// How long the first time lasts, and the second.
 pub const WELL_MS: i64 = 5000;
@@ -47,13 +47,14 @@ pub struct Verdict {
 }
 
 /// The settings of a run.
-fn config(file: &str, planted: Option<Defect>) -> Config {
+fn config(file: &str, long_lead: bool, planted: Option<Defect>) -> Config {
     let sets = [
         format!("cold.url=sqlite://{file}"),
         format!("shards={SHARDS}"),
-        "lease=PT2S".into(),
+        "lease=PT3S".into(),
         format!("wheel.window=PT{}S", WINDOW_MS / 1000),
         "wheel.near=PT2S".into(),
+        format!("wheel.lead=PT{}S", if long_lead { 0.5 } else { 0.05 }),
         "webhook.timeout=PT1S".into(),
     ];
     let mut config = Config::load(Some(std::path::Path::new("/dev/null")), [], &sets).expect("settings");
@@ -78,7 +79,7 @@ fn ground() -> &'static Ground {
         let place = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
         let place = place.expect("a folder");
         let empty = place.path().join("empty.db");
-        let config = Arc::new(config(empty.to_str().expect("a plain path"), None));
+        let config = Arc::new(config(empty.to_str().expect("a plain path"), false, None));
         let clock = ManualClock::new(UnixMs::new(0));
         let store = ColdStore::open(&config, clock, true, false).expect("opens");
         let sender = Sender::new(&config, store.clock().clone()).expect("a client");
@@ -103,7 +104,7 @@ pub fn run(seed: u64, planted: Option<Defect>) -> Verdict {
     std::fs::copy(&ground.empty, &file).expect("copies");
     let runtime = runtime();
     let verdict = runtime.block_on(tokio::task::unconstrained(async {
-        let config = Arc::new(config(file.to_str().expect("a plain path"), planted));
+        let config = Arc::new(config(file.to_str().expect("a plain path"), seed % 2 == 0, planted));
         let mut run = Run::new(seed, config, ground);
         run.go().await;
         run.close().await
@@ -152,6 +153,10 @@ struct Run {
     steps: usize,
     /// A roll-back that may have gone unnoticed explains what the sweep fires afterwards.
     unnoticed: bool,
+    /// Timers may be due far beyond the window.
+    far: bool,
+    /// The wheels turn, and nothing has gone wrong yet.
+    settled: bool,
 }
 
 impl Run {
@@ -192,6 +197,8 @@ impl Run {
             asks_left: 0,
             steps: 0,
             unnoticed: false,
+            far: true,
+            settled: false,
             world,
         }
     }
@@ -211,8 +218,10 @@ impl Run {
             return self.world.wrong("the wheels never turn".into());
         }
         let well = self.world.now();
-        self.ask(40);
+        self.settled = true;
+        self.ask(if self.kind == Kind::Calm { 50 } else { 35 });
         self.until(well + WELL_MS, |_| false).await;
+        self.far = false;
         if self.kind != Kind::Calm {
             self.next_ask = i64::MAX;
             // What was written while all was well has come to rest.
@@ -228,7 +237,7 @@ impl Run {
             let again = self.world.now() + 2000;
             self.clients.book.lock().expect("plain").set_calm(Calm { until, again });
         }
-        self.ask(8);
+        self.ask(self.asks_left.max(6));
         let patience = self.world.now() + PATIENCE_MS;
         while self.world.is_wrong().is_none() {
             let next = self.world.now() + 1000;
@@ -254,10 +263,12 @@ impl Run {
 
     async fn make_ill(&mut self) {
         let now = self.world.now();
+        self.settled = false;
         self.clients.book.lock().expect("plain").set_calm(Calm { until: now, again: i64::MAX });
         self.world.set_odds(odds(Some(self.kind)));
         self.faults = plan(self.kind, &self.world, self.seats.len());
-        self.ask(12);
+        *self.mood.lock().expect("plain") = Mood { fails: 8, hangs: 15, lost: 5, refuses: 3 };
+        self.ask(24);
         self.until(now + ILL_MS, |_| false).await;
         self.world.set_odds(odds(None));
         self.world.set_wheels_away(false);
@@ -320,9 +331,14 @@ impl Run {
             }
             return self.settle().await;
         }
-        let choice = &choices[usize::try_from(self.world.pick(0..choices.len() as i64)).expect("small")];
+        let chance = usize::try_from(self.world.pick(0..choices.len() as i64)).expect("small");
+        let ranked = (0..choices.len()).max_by_key(|one| self.rank(&choices[*one])).unwrap_or(chance);
+        let choice = &choices[if self.world.one_in(4) { chance } else { ranked }];
         self.take(choice).await;
-        self.settle().await;
+        // Only these start attempts, or tell them something.
+        if matches!(choice, Choice::Loop(..)) {
+            self.settle().await;
+        }
         if let Some(process) = self.world.crashed() {
             let back = now + self.world.pick(100..5000);
             let seat = self
@@ -336,7 +352,17 @@ impl Run {
         if self.world.epochs_moved() {
             let rows = self.common.store.shard_rows(&[]).await.expect("reads");
             let epochs = rows.into_iter().map(|row| (row.shard, row.epoch.0));
-            self.clients.book.lock().expect("plain").set_epochs(epochs);
+            self.clients.book.lock().expect("plain").set_epochs(epochs, self.settled);
+        }
+    }
+
+    fn rank(&self, choice: &Choice) -> i64 {
+        let node = |seat: usize| self.seats[seat].node.as_ref().expect("offered");
+        match *choice {
+            Choice::Begin(..) => i64::MAX,
+            Choice::Duty(seat, duty) => node(seat).duties[duty].task.as_ref().map_or(0, |task| task.rank),
+            Choice::Loop(seat, one) => node(seat).loops[one].rank,
+            Choice::Call(call) => self.calls[call].task.rank,
         }
     }
 
@@ -367,6 +393,9 @@ impl Run {
             Choice::Loop(seat, one) => {
                 let node = self.seats[seat].node.as_mut().expect("chosen");
                 let task = &mut node.loops[one];
+                if self.world.one_in(8) {
+                    task.rank = self.world.rank();
+                }
                 if task.turn(&self.world).await.is_some() {
                     self.world.wrong(format!("the {} loop ended", task.name));
                 } else if task.is_ready(now) {
@@ -452,14 +481,19 @@ impl Run {
                 Some(node) => {
                     self.world.pauses(node.process, false);
                     node.mile();
+                    self.settle().await;
                 }
                 None => self.start(place),
             }
         }
-        if self.asks_left > 0 && self.next_ask <= now {
+        // By steps, not by time: so that others are in the middle of something.
+        if self.asks_left > 0 && (self.next_ask <= now || self.world.one_in(16)) {
             self.asks_left -= 1;
-            self.next_ask = now + self.world.pick(10..240);
-            let ask = self.clients.desk.lock().expect("plain").think(&self.world, WINDOW_MS);
+            self.next_ask = now + 400;
+            let fired = self.clients.book.lock().expect("plain").fired();
+            let mut desk = self.clients.desk.lock().expect("plain");
+            let ask = desk.think(&self.world, WINDOW_MS, self.far, &fired);
+            drop(desk);
             ask.into_iter().for_each(|ask| self.call(ask));
         } else if self.asks_left == 0 && self.world.one_in(20) {
             let ask = self.clients.desk.lock().expect("plain").next_again();

@@ -18,7 +18,7 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
 /// Steps that are told when a run fails.
-const TAIL: usize = 160;
+const TAIL: usize = 1000;
 
 /// How often something happens at the gate, in ten thousand passages.
 #[derive(Debug, Clone, Copy, Default)]
@@ -127,6 +127,11 @@ impl World {
 
     pub fn pick(&self, from: std::ops::Range<i64>) -> i64 {
         self.lock().rng.random_range(from)
+    }
+
+    /// A new rank for a task.
+    pub fn rank(&self) -> i64 {
+        self.pick(0..1_000_000)
     }
 
     pub fn one_in(&self, n: u32) -> bool {
