@@ -33,6 +33,8 @@ pub struct Redis {
     dir: TempDir,
     port: u16,
     keeps: Keeps,
+    /// Options beyond the usual ones.
+    options: Vec<String>,
 }
 
 impl Redis {
@@ -43,9 +45,15 @@ impl Redis {
 
     /// Starts an empty server that keeps no more than this, and returns when it answers.
     pub async fn private_keeping(keeps: Keeps) -> Self {
+        Self::private_with(keeps, Vec::new()).await
+    }
+
+    /// The same with further options for redis-server, at this start and later ones.
+    pub(super) async fn private_with(keeps: Keeps, options: Vec<String>) -> Self {
         let dir = tempfile::Builder::new().prefix("redis").tempdir().expect("a temporary directory");
         let port = free_port();
-        let server = Self { process: launch(dir.path(), port, keeps), dir, port, keeps };
+        let process = launch(dir.path(), port, keeps, &options);
+        let server = Self { process, dir, port, keeps, options };
         server.wait_ready().await;
         server
     }
@@ -78,7 +86,7 @@ impl Redis {
     /// Starts it with what it kept and returns when it answers. It must have been killed.
     pub async fn start_again(&mut self) {
         assert!(self.process.ended().is_some(), "kill the server before you start it again");
-        self.process = launch(self.dir.path(), self.port, self.keeps);
+        self.process = launch(self.dir.path(), self.port, self.keeps, &self.options);
         self.wait_ready().await;
     }
 
@@ -182,7 +190,7 @@ fn data(dir: &Path) -> PathBuf {
     dir.join("data")
 }
 
-fn launch(dir: &Path, port: u16, keeps: Keeps) -> Process {
+fn launch(dir: &Path, port: u16, keeps: Keeps, options: &[String]) -> Process {
     let log = File::options().create(true).append(true).open(dir.join("log")).expect("a log file");
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/private-redis");
     let mut command = Command::new(script);
@@ -190,7 +198,7 @@ fn launch(dir: &Path, port: u16, keeps: Keeps) -> Process {
     if keeps == Keeps::Snapshots {
         command.args(["--appendonly", "no"]);
     }
-    command.stdin(Stdio::null());
+    command.args(options).stdin(Stdio::null());
     command.stdout(log.try_clone().expect("the log file can be shared")).stderr(log);
     Process::spawn(&mut command)
 }
