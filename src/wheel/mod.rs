@@ -152,11 +152,10 @@ impl Error {
     /// Where the node of a cluster that was asked says that a slot is.
     fn moved_to(&self) -> Option<(String, u16)> {
         match self {
-            Self::Redis(why) => why.clone().into_server_errors()?.iter().find_map(|(_, one)| {
-                let at = one.details().filter(|_| one.code() == "MOVED")?.split_ascii_whitespace().nth(1)?;
-                let (host, port) = at.rsplit_once(':')?;
+            Self::Redis(why) if why.code() == Some("MOVED") => {
+                let (host, port) = why.redirect_node()?.0.rsplit_once(':')?;
                 Some((host.to_owned(), port.parse().ok()?))
-            }),
+            }
             Self::Master { source, .. } => source.moved_to(),
             Self::Shared(why) => why.moved_to(),
             _ => None,

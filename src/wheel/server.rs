@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use deadpool_redis::redis::{AsyncConnectionConfig, Cmd, ConnectionInfo, FromRedisValue, Pipeline, cmd};
+use deadpool_redis::redis::{
+    AsyncConnectionConfig, Cmd, ConnectionInfo, FromRedisValue, Pipeline, RedisResult, cmd,
+};
 use deadpool_redis::{Connection, Manager, Pool, Runtime};
 
 use super::topology::Topology;
@@ -61,24 +63,31 @@ impl Server {
         &self.address
     }
 
-    /// Runs commands in pipelines on one connection; answers in order. Scripts that the server does not know
-    /// are loaded and the pipeline is sent again: every command may be repeated.
+    /// Runs commands in pipelines on one connection; answers in order. It fails if one of them does.
     pub async fn run<T: FromRedisValue>(&self, commands: &[&Cmd]) -> Result<Vec<T>, Error> {
+        Ok(self.run_each(commands).await?.into_iter().collect::<Result<_, _>>()?)
+    }
+
+    /// The same, each answer by itself. Scripts that the server does not know are loaded, and those commands
+    /// are sent again.
+    pub(super) async fn run_each<T: FromRedisValue>(
+        &self,
+        commands: &[&Cmd],
+    ) -> Result<Vec<RedisResult<T>>, Error> {
         let mut connection = self.connections.get().await?;
         let mut answers = Vec::with_capacity(commands.len());
         for chunk in commands.chunks(PIPELINE) {
-            let mut pipeline = Pipeline::with_capacity(chunk.len());
-            for command in chunk {
-                pipeline.add_command((*command).clone());
+            let mut answered = send(&mut connection, chunk.iter()).await?;
+            let unknown =
+                |answer: &RedisResult<T>| matches!(answer, Err(why) if why.code() == Some("NOSCRIPT"));
+            if answered.iter().any(unknown) {
+                load_scripts(&mut connection).await?;
+                let again: Vec<usize> =
+                    answered.iter().enumerate().filter(|(_, one)| unknown(one)).map(|(n, _)| n).collect();
+                let anew = send(&mut connection, again.iter().map(|n| &chunk[*n])).await?;
+                again.into_iter().zip(anew).for_each(|(n, answer)| answered[n] = answer);
             }
-            let answered: Result<Vec<T>, _> = pipeline.query_async(&mut connection).await;
-            answers.extend(match answered {
-                Err(why) if why.code() == Some("NOSCRIPT") => {
-                    load_scripts(&mut connection).await?;
-                    pipeline.query_async(&mut connection).await?
-                }
-                answered => answered?,
-            });
+            answers.extend(answered);
         }
         Ok(answers)
     }
@@ -112,19 +121,32 @@ impl Server {
         self.away.load(Ordering::Relaxed)
     }
 
-    /// Asks who it is, and notes whether it says so soon.
+    /// Asks a master who it is, and notes whether it says so soon. One that does not take commands, for it has
+    /// lost the others or just found them again, is as good as away.
     pub(super) async fn identity_soon(&self) -> Result<String, Error> {
-        let answered = tokio::time::timeout(IDENTITY, self.identity()).await;
+        let asked = async {
+            let state: String = self.ask(cmd("CLUSTER").arg("INFO")).await?;
+            match state.contains("cluster_state:ok") {
+                true => self.identity(true).await,
+                false => Err(Error::Answer("cluster_state fail: it takes no commands now".into())),
+            }
+        };
+        let answered = tokio::time::timeout(IDENTITY, asked).await;
         let answered = answered.unwrap_or(Err(Error::Away)).map_err(|why| self.told(why));
         self.away.store(answered.is_err(), Ordering::Relaxed);
         answered
     }
 
-    /// Its `run_id`: another one means another server, or this one started again.
-    pub(super) async fn identity(&self) -> Result<String, Error> {
+    /// Its `run_id`: another one means another server, or this one started again. `clustered` is what it is
+    /// expected to be: a node of a cluster would send us away from most keys.
+    pub(super) async fn identity(&self, clustered: bool) -> Result<String, Error> {
         let text: String = self.ask(cmd("INFO").arg("server")).await?;
-        let id = text.lines().find_map(|line| line.strip_prefix("run_id:"));
-        id.map(|id| id.trim().to_owned()).ok_or_else(|| Error::Answer("INFO without run_id".into()))
+        let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+        if !clustered && field("redis_mode:") == Some("cluster") {
+            return Err(Error::IsCluster(self.address.clone()));
+        }
+        let id = field("run_id:").ok_or_else(|| Error::Answer("INFO without run_id".into()))?;
+        Ok(id.to_owned())
     }
 
     /// Where this node of a cluster says that the slots are.
@@ -150,6 +172,17 @@ impl Server {
             why => Error::Master { address: self.address.clone(), source: Box::new(why) },
         }
     }
+}
+
+async fn send<'a, T: FromRedisValue>(
+    connection: &mut Connection,
+    commands: impl ExactSizeIterator<Item = &'a &'a Cmd>,
+) -> RedisResult<Vec<RedisResult<T>>> {
+    let mut pipeline = Pipeline::with_capacity(commands.len());
+    for command in commands {
+        pipeline.add_command((*command).clone());
+    }
+    pipeline.ignore_errors().query_async(connection).await
 }
 
 async fn load_scripts(connection: &mut Connection) -> Result<(), Error> {

@@ -127,60 +127,78 @@ impl Servers {
         parts.into_iter().collect::<Result<_, _>>().map_err(Error::Shared)
     }
 
-    /// Runs a batch; answers in order, each by itself. It fails only if all of it does.
+    /// Runs a batch; answers in order, each by itself. A single server fails as a whole, a cluster only if
+    /// nobody tells where its slots are.
     pub(super) async fn run_parts<T: FromRedisValue>(
         &self,
         calls: Vec<Call>,
     ) -> Result<Vec<Result<T, Arc<Error>>>, Error> {
         let mut answers: Vec<Option<Result<T, Arc<Error>>>> = calls.iter().map(|_| None).collect();
         let mut open: Vec<usize> = (0..calls.len()).collect();
-        let mut round = 0;
-        while !open.is_empty() {
-            round += 1;
+        for round in 1..=ROUNDS {
+            if open.is_empty() {
+                break;
+            }
             let map = self.known().await?;
-            let parts = map.part(&calls, open).into_iter().map(|(server, members)| async {
-                let commands: Vec<&Cmd> = members.iter().map(|one| &calls[*one].command).collect();
-                let answered = match &server {
-                    None => Err(Error::Uncovered(calls[members[0]].slot)),
-                    Some(server) if server.is_away() => Err(server.told(Error::Away)),
-                    Some(server) => server.run(&commands).await.map_err(|why| self.told(server, why)),
-                };
+            let parts = map.part(&calls, std::mem::take(&mut open)).into_iter();
+            let asked = parts.map(|(server, members)| async {
+                let answered = self.ask_part(server.as_ref(), &members, &calls).await;
                 (server, members, answered)
             });
-            let mut failed = Vec::new();
-            for (server, members, answered) in join_all(parts).await {
-                match answered {
-                    Ok(got) => {
-                        for (one, answer) in members.into_iter().zip(got) {
-                            answers[one] = Some(Ok(answer));
-                        }
+            for (server, members, answered) in join_all(asked).await {
+                let mut failed = Vec::new();
+                for (one, answer) in members.into_iter().zip(answered) {
+                    match answer {
+                        Err(why) if self.cluster.is_some() => failed.push((one, why)),
+                        answer => answers[one] = Some(answer),
                     }
-                    Err(why) => failed.push((server, members, why)),
                 }
-            }
-            open = Vec::new();
-            for (server, members, why) in failed {
-                // Whoever served it, another may by now; the same one is asked again only if it sent us on.
-                let now = self.learn(&map, &why).await;
-                let moved = why.moved_to().is_some();
-                let why = Arc::new(why);
-                for one in members {
-                    let other = match (now.of(calls[one].slot), &server) {
-                        (Some(now), Some(then)) => moved || !Arc::ptr_eq(now, then),
+                let Some((_, first)) = failed.first() else { continue };
+                let moved = failed.iter().map(|(_, why)| why).find(|why| why.moved_to().is_some());
+                let now = self.learn(&map, moved.unwrap_or(first)).await;
+                for (one, why) in failed {
+                    // Who served it before is asked again only if it sent us on.
+                    let again = match (now.of(calls[one].slot), &server) {
+                        (Some(now), Some(then)) => why.moved_to().is_some() || !Arc::ptr_eq(now, then),
                         (now, then) => now.is_some() && then.is_none(),
                     };
-                    if other && round < ROUNDS && self.cluster.is_some() {
+                    if again && round < ROUNDS {
                         open.push(one);
                     } else {
-                        answers[one] = Some(Err(Arc::clone(&why)));
+                        answers[one] = Some(Err(why));
                     }
                 }
             }
         }
         let answers: Vec<_> = answers.into_iter().flatten().collect();
-        match answers.first() {
-            Some(Err(why)) if answers.iter().all(Result::is_err) => Err(Error::Shared(Arc::clone(why))),
+        match answers.iter().find_map(|answer| answer.as_ref().err()) {
+            Some(why) if self.cluster.is_none() => Err(Error::Shared(Arc::clone(why))),
             _ => Ok(answers),
+        }
+    }
+
+    /// Asks one server for its part of a batch.
+    async fn ask_part<T: FromRedisValue>(
+        &self,
+        server: Option<&Arc<Server>>,
+        members: &[usize],
+        calls: &[Call],
+    ) -> Vec<Result<T, Arc<Error>>> {
+        let all = |why: Error| {
+            let why = Arc::new(why);
+            members.iter().map(|_| Err(Arc::clone(&why))).collect()
+        };
+        let Some(server) = server else {
+            return all(Error::Uncovered(members.first().map_or(0, |one| calls[*one].slot)));
+        };
+        if server.is_away() {
+            return all(server.told(Error::Away));
+        }
+        let commands: Vec<&Cmd> = members.iter().map(|one| &calls[*one].command).collect();
+        let told = |why| Arc::new(self.told(server, why));
+        match server.run_each(&commands).await {
+            Ok(answers) => answers.into_iter().map(|one| one.map_err(|why| told(why.into()))).collect(),
+            Err(why) => all(self.told(server, why)),
         }
     }
 
@@ -189,7 +207,7 @@ impl Servers {
     pub(super) async fn identities(&self, slots: &[u16]) -> Result<Vec<Result<String, Arc<Error>>>, Error> {
         let map = self.known().await?;
         let Some(_) = &self.cluster else {
-            let name = map.servers[0].identity().await?;
+            let name = map.servers[0].identity(false).await?;
             return Ok(slots.iter().map(|_| Ok(name.clone())).collect());
         };
         let asked = map.servers.iter().map(|server| async { server.identity_soon().await.map_err(Arc::new) });
@@ -224,8 +242,6 @@ impl Servers {
     fn told(&self, server: &Server, why: Error) -> Error {
         match &self.cluster {
             Some(_) => server.told(why),
-            // Only a node of a cluster sends us on.
-            None if why.moved_to().is_some() => Error::IsCluster(server.address().to_owned()),
             None => why,
         }
     }
@@ -311,6 +327,8 @@ async fn ask_around(cluster: &Cluster, map: &Map) -> Result<Topology, Error> {
                 best = Some(topology);
             }
             Ok(_) => {}
+            // Says more than that another is away.
+            Err(_) if matches!(failed, Some(Error::NotCluster(_))) => {}
             Err(why) => failed = Some(why),
         }
     }

@@ -78,6 +78,10 @@ impl Redis {
         self.process.pid()
     }
 
+    pub fn is_running(&self) -> bool {
+        self.process.ended().is_none()
+    }
+
     /// SIGKILL; returns when it is gone. Its port stays free for it.
     pub async fn kill(&self) {
         self.process.end_with(Signal::KILL, STOP).await;
