@@ -163,3 +163,43 @@ async fn a_master_that_is_lost_and_comes_back_empty_costs_its_shards_lateness_an
         assert!(log.contains("part of the wheels does not answer") && !log.contains("panicked"), "{log}");
     }
 }
+
+/// What `mainspring doctor` says of the wheels: the result, and all of it.
+async fn doctor(hot: &str) -> (String, String) {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_mainspring"));
+    command.args(["doctor", "--json"]).current_dir(dir.path()).env_clear();
+    command.env("MAINSPRING__HOT__URL", hot).stdin(std::process::Stdio::null());
+    let output = tokio::task::spawn_blocking(move || command.output()).await.expect("runs").expect("runs");
+    let text = String::from_utf8(output.stdout).expect("text");
+    assert!(output.status.success(), "the wheels are never fatal: {text}");
+    let mut checks = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("a check a line"));
+    let wheels = checks.find(|check| check["check"] == "wheels").expect("the wheels are looked at");
+    (wheels["result"].as_str().expect("a word").to_owned(), wheels.to_string())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn doctor_tells_how_a_cluster_stands_and_keeps_its_password() {
+    let cluster = Cluster::start().await;
+    let says = async |hot: &str, result: &str, told: &[&str]| {
+        let (seen, all) = doctor(hot).await;
+        assert!(seen == result && told.iter().all(|part| all.contains(part)), "{told:?}: {all}");
+        assert!(!all.contains("open-sesame") && !all.contains("close-sesame"), "{all}");
+    };
+    let url = cluster.url();
+    says(&url, "ok", &["3 masters", "cluster_state ok", "all 16384 hash slots", "noeviction"]).await;
+    says(&cluster.nodes()[0], "warn", &["is a node of a Redis Cluster; give redis+cluster://"]).await;
+    cluster.masters[0].cli(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]).await;
+    let evicting = format!("allkeys-lru at 127.0.0.1:{}", cluster.masters[0].port());
+    says(&url, "warn", &[&evicting, "set `maxmemory-policy noeviction`"]).await;
+    cluster.masters[0].cli(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]).await;
+    cluster.masters[2].kill().await;
+    says(&url, "warn", &[&format!("no answer from 127.0.0.1:{}", cluster.masters[2].port())]).await;
+    for master in &cluster.masters[..2] {
+        master.cli(&["CONFIG", "SET", "requirepass", "open-sesame"]).await;
+    }
+    says(&url, "warn", &["hot.url"]).await;
+    let with = |password: &str| url.replace("://", &format!("://:{password}@"));
+    says(&with("close-sesame"), "warn", &["hidden", "Password authentication failed"]).await;
+    says(&with("open-sesame"), "warn", &["hidden", "no answer from"]).await;
+}

@@ -23,7 +23,7 @@ pub struct Space {
 
 /// A way in beside the wheel; to a cluster, redis-rs's own.
 enum Raw {
-    One(Client, MultiplexedConnection),
+    One(Box<(Client, MultiplexedConnection)>),
     /// Holds the cluster, so that it stays.
     Cluster(Box<ClusterConnection>, #[expect(dead_code, reason = "held only")] Arc<Cluster>),
 }
@@ -49,7 +49,7 @@ impl Space {
     pub async fn at(url: &str) -> Self {
         let client = Client::open(url).expect("a Redis URL");
         let raw = client.get_multiplexed_async_connection().await.expect("Redis answers");
-        Self { namespace: namespace(), url: url.to_owned(), raw: Raw::One(client, raw) }
+        Self { namespace: namespace(), url: url.to_owned(), raw: Raw::One(Box::new((client, raw))) }
     }
 
     /// In the cluster that tests share.
@@ -89,7 +89,7 @@ impl Space {
 
     async fn query<T: FromRedisValue>(&self, command: &Cmd) -> T {
         let done = match &self.raw {
-            Raw::One(_, raw) => command.query_async(&mut raw.clone()).await,
+            Raw::One(one) => command.query_async(&mut one.1.clone()).await,
             Raw::Cluster(raw, _) => command.query_async(&mut ClusterConnection::clone(raw)).await,
         };
         done.expect("Redis does it")
@@ -131,8 +131,8 @@ impl Space {
 impl Drop for Space {
     fn drop(&mut self) {
         // What is left would stay until its slots are forgotten, which is far ahead.
-        let Raw::One(client, _) = &self.raw else { return };
-        let Ok(mut connection) = client.get_connection() else { return };
+        let Raw::One(one) = &self.raw else { return };
+        let Ok(mut connection) = one.0.get_connection() else { return };
         let pattern = format!("mainspring:{{{}:*", self.namespace);
         let keys: redis::RedisResult<Vec<String>> = cmd("KEYS").arg(pattern).query(&mut connection);
         if let Ok(keys) = keys
