@@ -43,6 +43,9 @@ pub async fn run_once(promoter: &Promoter, window: Duration) -> Result<(), Error
     let servers = hot.servers(&shards).await?;
     let (waiting, servers): (Vec<_>, Vec<String>) =
         waiting.into_iter().zip(servers).filter_map(|(one, server)| Some((one, server.ok()?))).unzip();
+    if waiting.is_empty() {
+        return Ok(());
+    }
     let shards: Vec<i32> = waiting.iter().map(|(shard, ..)| *shard).collect();
     let epochs: Vec<(i32, Epoch)> = waiting.iter().map(|(shard, epoch, _)| (*shard, *epoch)).collect();
     // From here on the owner before takes nothing more, so the marks stand still.

@@ -8,7 +8,7 @@ use deadpool_redis::redis::{Cmd, cmd};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, SqliteConnection};
 
 use crate::config::{HotUrl, shown_url};
-use crate::wheel::{Error, Server, Servers};
+use crate::wheel::{Error, Server, Servers, field};
 
 /// How long a store may take to answer a connection.
 const REACH: Duration = Duration::from_secs(10);
@@ -235,10 +235,7 @@ async fn forget(server: &Server, pattern: &str) -> Result<(), Error> {
 }
 
 fn read_info(text: &str) -> RedisInfo {
-    let value = |name: &str| {
-        let of = |line: &str| line.trim().strip_prefix(name)?.strip_prefix(':')?.parse::<f64>().ok();
-        text.lines().find_map(of)
-    };
+    let value = |name: &str| field(text, name)?.parse::<f64>().ok();
     let cpu_s = value("used_cpu_user").zip(value("used_cpu_sys")).map(|(user, system)| user + system);
     RedisInfo { cpu_s, memory: value("used_memory") }
 }

@@ -66,7 +66,7 @@ use std::sync::Arc;
 
 pub use memory::{MemoryWheel, Snapshot};
 pub use redis::RedisWheel;
-pub use server::Server;
+pub use server::{Server, field};
 pub use servers::Servers;
 pub use slot::{Level, Marks, Place, Slot, Tick};
 pub use topology::{SLOTS, Topology};

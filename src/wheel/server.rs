@@ -121,32 +121,31 @@ impl Server {
         self.away.load(Ordering::Relaxed)
     }
 
-    /// Asks a master who it is, and notes whether it says so soon. One that does not take commands, for it has
-    /// lost the others or just found them again, is as good as away.
-    pub(super) async fn identity_soon(&self) -> Result<String, Error> {
-        let asked = async {
-            let state: String = self.ask(cmd("CLUSTER").arg("INFO")).await?;
-            match state.contains("cluster_state:ok") {
-                true => self.identity(true).await,
-                false => Err(Error::Answer("cluster_state fail: it takes no commands now".into())),
-            }
-        };
-        let answered = tokio::time::timeout(IDENTITY, asked).await;
-        let answered = answered.unwrap_or(Err(Error::Away)).map_err(|why| self.told(why));
-        self.away.store(answered.is_err(), Ordering::Relaxed);
-        answered
+    /// Its `run_id`: another one means another server, or this one started again. A node of a cluster would
+    /// send us away from most keys.
+    pub(super) async fn identity(&self) -> Result<String, Error> {
+        let text: String = self.ask(cmd("INFO").arg("server")).await?;
+        match field(&text, "redis_mode") {
+            Some("cluster") => Err(Error::IsCluster(self.address.clone())),
+            _ => run_id(&text),
+        }
     }
 
-    /// Its `run_id`: another one means another server, or this one started again. `clustered` is what it is
-    /// expected to be: a node of a cluster would send us away from most keys.
-    pub(super) async fn identity(&self, clustered: bool) -> Result<String, Error> {
-        let text: String = self.ask(cmd("INFO").arg("server")).await?;
-        let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
-        if !clustered && field("redis_mode:") == Some("cluster") {
-            return Err(Error::IsCluster(self.address.clone()));
-        }
-        let id = field("run_id:").ok_or_else(|| Error::Answer("INFO without run_id".into()))?;
-        Ok(id.to_owned())
+    /// The same of a master in a cluster, which shall say so soon; whether it does is noted. One that takes no
+    /// commands, for it has lost the others or just found them again, is as good as away.
+    pub(super) async fn identity_soon(&self) -> Result<String, Error> {
+        let (mut info, mut cluster) = (cmd("INFO"), cmd("CLUSTER"));
+        let asked = [&*info.arg("server"), &*cluster.arg("INFO")];
+        let answered = match tokio::time::timeout(IDENTITY, self.run::<String>(&asked)).await {
+            Err(_) => Err(Error::Away),
+            Ok(Err(why)) => Err(why),
+            Ok(Ok(texts)) => match &texts[..] {
+                [server, cluster] if field(cluster, "cluster_state") == Some("ok") => run_id(server),
+                _ => Err(Error::Answer("that it takes no commands now (cluster_state is not ok)".into())),
+            },
+        };
+        self.away.store(answered.is_err(), Ordering::Relaxed);
+        answered.map_err(|why| self.told(why))
     }
 
     /// Where this node of a cluster says that the slots are.
@@ -172,6 +171,16 @@ impl Server {
             why => Error::Master { address: self.address.clone(), source: Box::new(why) },
         }
     }
+}
+
+fn run_id(info: &str) -> Result<String, Error> {
+    let id = field(info, "run_id").ok_or_else(|| Error::Answer("INFO without run_id".into()))?;
+    Ok(id.to_owned())
+}
+
+/// A line `name:value` of what Redis tells about itself.
+pub fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
 }
 
 async fn send<'a, T: FromRedisValue>(

@@ -62,10 +62,14 @@ struct Map {
 }
 
 impl Map {
-    fn of(&self, slot: u16) -> Option<&Arc<Server>> {
+    fn place(&self, slot: u16) -> Option<usize> {
         let after = self.ranges.partition_point(|(first, ..)| *first <= slot);
         let (_, last, server) = self.ranges.get(after.checked_sub(1)?)?;
-        if slot <= *last { self.servers.get(*server) } else { None }
+        (slot <= *last).then_some(*server)
+    }
+
+    fn of(&self, slot: u16) -> Option<&Arc<Server>> {
+        self.servers.get(self.place(slot)?)
     }
 
     /// These calls by server; those whose slot nobody serves have none.
@@ -74,10 +78,7 @@ impl Map {
             self.servers.iter().map(|server| (Some(Arc::clone(server)), Vec::new())).collect();
         parts.push((None, Vec::new()));
         for one in open {
-            let server = self.of(calls[one].slot);
-            let place =
-                server.and_then(|server| self.servers.iter().position(|has| Arc::ptr_eq(has, server)));
-            parts[place.unwrap_or(self.servers.len())].1.push(one);
+            parts[self.place(calls[one].slot).unwrap_or(self.servers.len())].1.push(one);
         }
         parts.retain(|(_, members)| !members.is_empty());
         parts
@@ -207,7 +208,7 @@ impl Servers {
     pub(super) async fn identities(&self, slots: &[u16]) -> Result<Vec<Result<String, Arc<Error>>>, Error> {
         let map = self.known().await?;
         let Some(_) = &self.cluster else {
-            let name = map.servers[0].identity(false).await?;
+            let name = map.servers[0].identity().await?;
             return Ok(slots.iter().map(|_| Ok(name.clone())).collect());
         };
         let asked = map.servers.iter().map(|server| async { server.identity_soon().await.map_err(Arc::new) });
@@ -216,11 +217,8 @@ impl Servers {
             self.learn(&map, why).await;
         }
         let uncovered = |slot: u16| Err(Arc::new(Error::Uncovered(slot)));
-        let of = |slot: &u16| {
-            let server = map.of(*slot)?;
-            Some(names[map.servers.iter().position(|has| Arc::ptr_eq(has, server))?].clone())
-        };
-        let told: Vec<_> = slots.iter().map(|slot| of(slot).unwrap_or_else(|| uncovered(*slot))).collect();
+        let of = |slot: &u16| map.place(*slot).map_or_else(|| uncovered(*slot), |place| names[place].clone());
+        let told: Vec<_> = slots.iter().map(of).collect();
         match names.first() {
             Some(Err(why)) if names.iter().all(Result::is_err) => Err(Error::Shared(Arc::clone(why))),
             None => Err(Error::Uncovered(0)),

@@ -5,6 +5,7 @@
 use deadpool_redis::redis::{Value, from_redis_value_ref};
 
 use super::Error;
+use super::server::field;
 
 /// Hash slots of every Redis Cluster.
 pub const SLOTS: u16 = 16_384;
@@ -24,10 +25,7 @@ impl Topology {
     /// Reads the replies to `CLUSTER INFO` and `CLUSTER SLOTS` of the node at `asked`; a host that it leaves
     /// out is its own.
     pub(super) fn read(asked: &str, info: &str, slots: Vec<Vec<Value>>) -> Result<Self, Error> {
-        let field = |name: &str| {
-            info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':').map(str::trim))
-        };
-        let epoch = field("cluster_current_epoch").and_then(|epoch| epoch.parse().ok()).unwrap_or(0);
+        let epoch = field(info, "cluster_current_epoch").and_then(|epoch| epoch.parse().ok()).unwrap_or(0);
         let range = |entry: Vec<Value>| {
             let [first, last, master, ..] = &entry[..] else { return None };
             let (first, last): (u16, u16) = (number(first)?, number(last)?);
@@ -43,7 +41,7 @@ impl Topology {
         let ranges: Option<Vec<_>> = slots.into_iter().map(range).collect();
         let mut ranges = ranges.ok_or_else(|| Error::Answer("CLUSTER SLOTS as nobody knows it".into()))?;
         ranges.sort_unstable();
-        Ok(Self { works: field("cluster_state") == Some("ok"), epoch, ranges })
+        Ok(Self { works: field(info, "cluster_state") == Some("ok"), epoch, ranges })
     }
 
     /// How many slots a master serves, of [`SLOTS`].

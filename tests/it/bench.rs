@@ -103,7 +103,7 @@ async fn runs_on_postgres_have_a_median_and_leave_no_database() {
 }
 
 #[tokio::test]
-async fn a_run_on_a_redis_cluster_weighs_all_masters_and_leaves_no_key() {
+async fn a_run_on_a_redis_cluster_leaves_no_key_on_any_master() {
     let cluster = Cluster::shared().await;
     let rows = rows(&["burst", "--count", "200", "--ahead", "3s", "--hot-url", &cluster.url()]).await;
     delivered(&rows[0], 200);

@@ -5,7 +5,7 @@ use deadpool_redis::redis::cmd;
 
 use super::{Check, PATIENCE, Result};
 use crate::config::{Config, HotUrl, shown_url};
-use crate::wheel::{Error, SLOTS, Server, Servers};
+use crate::wheel::{Error, SLOTS, Server, Servers, field};
 
 /// What to do when nothing is known but that it does not work.
 const UNREACHED: &str =
@@ -77,9 +77,6 @@ async fn looked(hot: &HotUrl, servers: &Servers) -> std::result::Result<(String,
 /// Its mode (`standalone`, `cluster`, …) and what it does when its memory is full.
 async fn facts(server: &Server) -> std::result::Result<(String, String), Error> {
     let text: String = server.ask(&cmd("INFO")).await?;
-    let field = |name: &str| {
-        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-        value.map_or_else(|| "unknown".to_owned(), |value| value.trim().to_owned())
-    };
-    Ok((field("redis_mode"), field("maxmemory_policy")))
+    let told = |name: &str| field(&text, name).unwrap_or("unknown").to_owned();
+    Ok((told("redis_mode"), told("maxmemory_policy")))
 }

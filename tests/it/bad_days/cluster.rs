@@ -110,6 +110,11 @@ async fn a_master_that_is_lost_and_comes_back_empty_costs_its_shards_lateness_an
         let wheels = ready["checks"]["wheels"].as_str().expect("text");
         assert!(status == 200 && wheels.contains(&told), "{ready}");
         assert_eq!(api.metric("mainspring_wheels_up").await, 0.0);
+        let shown = api.wheels().await;
+        let shards = shown["shards"].as_array().expect("shards").iter();
+        let dark: BTreeSet<i64> =
+            shards.filter(|one| one["cursor"].is_null()).filter_map(|one| one["shard"].as_i64()).collect();
+        assert_eq!(dark, its, "the others are shown");
     }
     fires_for(&receiver, Duration::from_secs(5)).await;
     let back = wall_ms();
