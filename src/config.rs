@@ -7,13 +7,16 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use deadpool_redis::redis::IntoConnectionInfo;
 use figment::Figment;
 use figment::providers::{Format, Serialized, Toml};
 use figment::value::{Dict, Value};
 use ipnet::IpNet;
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Deserializer, Serialize};
+
+mod hot;
+
+pub use hot::HotUrl;
 
 use crate::model::time::Span;
 use crate::planted::Planted;
@@ -116,9 +119,9 @@ pub struct Cold {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Hot {
-    /// `memory://` or `redis://…`.
+    /// `memory://`, `redis://…` or `redis+cluster://…`.
     pub url: String,
-    /// Connections to Redis.
+    /// Connections to Redis, or to each master of a Redis Cluster.
     pub connections: usize,
 }
 
@@ -238,15 +241,6 @@ impl Default for Config {
     }
 }
 
-/// Where the wheels live.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum HotKind {
-    /// In this process.
-    Memory,
-    /// In a Redis server.
-    Redis,
-}
-
 /// Which database the cold store is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ColdKind {
@@ -340,7 +334,7 @@ impl Config {
         if !(2..=500).contains(&self.cold.connections) && kind == ColdKind::Postgres {
             return wrong("cold.connections", "from 2 to 500");
         }
-        self.hot_kind()?;
+        self.hot_url()?;
         if !(2..=500).contains(&self.hot.connections) {
             return wrong("hot.connections", "from 2 to 500");
         }
@@ -403,28 +397,8 @@ impl Config {
     }
 
     /// Where `hot.url` puts the wheels.
-    pub fn hot_kind(&self) -> Result<HotKind, Error> {
-        let wrong = |detail: &str| Err(Error::Check { key: "hot.url", detail: detail.into() });
-        match self.hot.url.split_once("://") {
-            Some(("memory", "")) => Ok(HotKind::Memory),
-            Some(("redis", rest)) if !rest.is_empty() => {
-                let parsed = url::Url::parse(&self.hot.url).map_err(|why| why.to_string());
-                let read = parsed.and_then(|_| {
-                    self.hot.url.as_str().into_connection_info().map_err(|why| why.to_string())
-                });
-                match read {
-                    Ok(_) => Ok(HotKind::Redis),
-                    Err(why) => wrong(&format!("{why}; give redis://HOST:PORT or …/DATABASE-NUMBER")),
-                }
-            }
-            Some(("redis+cluster", _)) => {
-                wrong("a Redis Cluster is not served by this version; give redis://HOST:PORT")
-            }
-            Some(("rediss", _)) => {
-                wrong("TLS to Redis is not served by this version; give redis://HOST:PORT")
-            }
-            _ => wrong("give memory:// or redis://USER:PASSWORD@HOST:PORT/DATABASE"),
-        }
+    pub fn hot_url(&self) -> Result<HotUrl, Error> {
+        HotUrl::parse(&self.hot.url).map_err(|detail| Error::Check { key: "hot.url", detail })
     }
 
     /// Whether webhooks to this address are allowed although it is not public.
@@ -526,7 +500,7 @@ fn hidden<S: serde::Serializer>(keys: &[SecretString], serializer: S) -> Result<
 
 /// A database URL with its password replaced, for logs and `config show`.
 pub fn shown_url(text: &str) -> String {
-    let Ok(mut url) = url::Url::parse(text) else { return text.to_owned() };
+    let Ok(mut url) = url::Url::parse(text) else { return without_password(text) };
     if url.password().is_some() {
         // Fails only for URLs that cannot have a password, and this one has.
         let _ = url.set_password(Some("hidden"));
@@ -537,6 +511,16 @@ pub fn shown_url(text: &str) -> String {
         url.query_pairs_mut().clear().extend_pairs(kept).append_pair("password", "hidden");
     }
     url.to_string()
+}
+
+/// The same for what is no URL as the standard has it: several hosts with ports, or a mistake.
+fn without_password(text: &str) -> String {
+    let Some((before, hosts)) = text.rsplit_once('@') else { return text.to_owned() };
+    let (scheme, user) = before.split_once("://").map_or(("", before), |(scheme, user)| (scheme, user));
+    match user.split_once(':') {
+        Some((name, _)) => format!("{scheme}://{name}:hidden@{hosts}"),
+        None => text.to_owned(),
+    }
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ use crate::planted::Defect;
 use crate::positions::{Goes, Replay};
 use crate::promote::Promoter;
 use crate::replay;
-use crate::ticker::take_all;
+use crate::ticker::{Missing, take_all};
 use crate::wheel::{self, Level, Slot, Take};
 
 /// Rows of one scan, all shards together.
@@ -207,18 +207,22 @@ impl Loader {
     /// Takes minutes that have come near and puts their pointers into second slots.
     pub async fn cascade(&self) -> Result<(), Error> {
         let Promoter { store, positions, hot, .. } = &*self.promoter;
+        // What the ticker tells as well.
+        let mut missing = Missing::new();
         loop {
-            let takes = positions.takes(Level::Minute, store.clock().now().plus(self.promoter.near));
+            let mut takes = positions.takes(Level::Minute, store.clock().now().plus(self.promoter.near));
+            takes.retain(|take| !missing.contains_key(&take.shard));
             if takes.is_empty() {
                 return Ok(());
             }
             let mut taken: Vec<Take> = Vec::new();
             let mut pointers: Vec<Pointer> = Vec::new();
-            take_all(hot, positions, takes, |take, page| {
+            let away = take_all(hot, positions, takes, |take, page| {
                 pointers.extend(page);
                 taken.extend(take.cloned());
             })
             .await?;
+            missing.extend(away);
             let placed = positions.place(&pointers);
             let keep = pointers.iter().zip(placed).filter_map(|(pointer, (goes, _))| match goes {
                 // The minute is taken, whatever its mark says here, which moves only below.

@@ -5,7 +5,7 @@
 //! when nothing of theirs is in flight. [`Ownership::valid`] is asked before every claim and once more just
 //! before every send; the store asks the epoch again in the claim itself.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::RwLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -32,7 +32,7 @@ pub struct Ownership {
     /// Nobody else can open the store, so a lease that could not be renewed in time is nobody's loss.
     alone: bool,
     shards: usize,
-    held: RwLock<HashMap<i32, Held>>,
+    held: RwLock<BTreeMap<i32, Held>>,
     in_flight: Vec<AtomicUsize>,
     entered: AtomicBool,
     /// Nodes that beat, this one included, as of the last round.
@@ -115,7 +115,7 @@ impl Ownership {
         let beat = store.beat(&self.me, lease_ms).await?;
         self.alive.store(beat.alive, Ordering::SeqCst);
         if beat.usurped {
-            self.lock_write(HashMap::clear);
+            self.lock_write(BTreeMap::clear);
             return Ok(Round { usurped: true, ..round });
         }
         let asked_at = Monotonic::now();
@@ -148,12 +148,8 @@ impl Ownership {
     /// Marks what is over the fair share as draining, and gives up what has drained.
     async fn hand_over(&self, store: &ColdStore, fair: usize) -> Result<Vec<i32>, Error> {
         let idle: Vec<(i32, Epoch)> = self.lock_write(|held| {
-            let mut shards: Vec<i32> = held.keys().copied().collect();
-            shards.sort_unstable();
-            for (place, shard) in shards.iter().enumerate() {
-                if let Some(one) = held.get_mut(shard) {
-                    one.draining = place >= fair;
-                }
+            for (place, one) in held.values_mut().enumerate() {
+                one.draining = place >= fair;
             }
             let drained = |shard: i32| self.counter(shard).is_none_or(|n| n.load(Ordering::SeqCst) == 0);
             held.iter()
@@ -205,14 +201,12 @@ impl Ownership {
     /// Shards that may be swept and claimed now.
     pub fn claimable(&self) -> Vec<(i32, Epoch)> {
         let now = Monotonic::now();
-        let mut shards: Vec<_> = self.lock_read(|held| {
+        self.lock_read(|held| {
             held.iter()
                 .filter(|(_, one)| !one.draining && now < one.valid_until)
                 .map(|(shard, one)| (*shard, one.epoch))
                 .collect()
-        });
-        shards.sort_unstable();
-        shards
+        })
     }
 
     /// Shards that are this node's and not being handed over, whether or not the lease could be renewed.
@@ -256,7 +250,7 @@ impl Ownership {
     /// The last step of a stop: gives all shards up and takes the node off the list.
     pub async fn leave(&self, store: &ColdStore) -> Result<(), Error> {
         let all = self.all();
-        self.lock_write(HashMap::clear);
+        self.lock_write(BTreeMap::clear);
         store.give_up(&self.me, &all).await?;
         store.leave(&self.me).await
     }
@@ -268,7 +262,7 @@ impl Ownership {
 
     /// How many shards this node owns.
     pub fn count(&self) -> usize {
-        self.lock_read(HashMap::len)
+        self.lock_read(BTreeMap::len)
     }
 
     /// Whether this node owns shard 0, whose owner does what one node should do.
@@ -284,12 +278,12 @@ impl Ownership {
         self.in_flight.get(usize::try_from(shard).ok()?)
     }
 
-    fn lock_read<T>(&self, read: impl FnOnce(&HashMap<i32, Held>) -> T) -> T {
+    fn lock_read<T>(&self, read: impl FnOnce(&BTreeMap<i32, Held>) -> T) -> T {
         // A panic while holding the lock leaves plain data; go on with it.
         read(&self.held.read().unwrap_or_else(std::sync::PoisonError::into_inner))
     }
 
-    fn lock_write<T>(&self, write: impl FnOnce(&mut HashMap<i32, Held>) -> T) -> T {
+    fn lock_write<T>(&self, write: impl FnOnce(&mut BTreeMap<i32, Held>) -> T) -> T {
         write(&mut self.held.write().unwrap_or_else(std::sync::PoisonError::into_inner))
     }
 }

@@ -3,8 +3,8 @@
 //! A plain structure behind one lock; it never waits and never reads a clock. It is memory only: the
 //! watermark is also in SQL, the marks are also in the wheel, and after a restart both are read back.
 
-use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::cold::Range;
@@ -73,7 +73,8 @@ pub struct Positions {
     own: Mutex<HashMap<i32, Position>>,
     /// The last known watermark of every shard of the store, for `tier`.
     watermarks: Vec<AtomicI64>,
-    up: AtomicBool,
+    /// The shards of the store whose wheels did not answer last time.
+    away: Mutex<BTreeSet<i32>>,
 }
 
 impl Positions {
@@ -82,7 +83,7 @@ impl Positions {
         Self {
             own: Mutex::default(),
             watermarks: (0..shards).map(|_| AtomicI64::new(0)).collect(),
-            up: AtomicBool::new(false),
+            away: Mutex::new((0..i32::from(shards)).collect()),
         }
     }
 
@@ -149,12 +150,6 @@ impl Positions {
                 position.ranges.clear();
             }
         });
-    }
-
-    /// All wheels that turn are lost.
-    pub fn lose_all(&self, cause: &str) {
-        let all: Vec<i32> = self.with(|own| own.keys().copied().collect());
-        self.lose(&all, cause);
     }
 
     /// Where these pointers go, in order.
@@ -357,14 +352,23 @@ impl Positions {
         }
     }
 
-    /// Whether the place where the wheels live answered last time.
-    pub fn is_up(&self) -> bool {
-        self.up.load(Ordering::SeqCst)
+    /// Every shard of the store, whoever owns it.
+    pub fn shards(&self) -> Vec<i32> {
+        self.watermarks.iter().zip(0..).map(|(_, shard)| shard).collect()
     }
 
-    /// Notes whether it answered; tells whether that is news.
-    pub fn set_up(&self, up: bool) -> bool {
-        self.up.swap(up, Ordering::SeqCst) != up
+    /// Which shards' wheels did not answer last time, of all of the store.
+    pub fn away(&self) -> BTreeSet<i32> {
+        self.away.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Notes which did not answer; tells whether it is news that all do, or none, or some.
+    pub fn set_away(&self, away: BTreeSet<i32>) -> bool {
+        let kind = |away: &BTreeSet<i32>| (away.is_empty(), away.len() < self.watermarks.len());
+        let mut known = self.away.lock().unwrap_or_else(PoisonError::into_inner);
+        let news = kind(&known) != kind(&away);
+        *known = away;
+        news
     }
 
     fn with<T>(&self, run: impl FnOnce(&mut HashMap<i32, Position>) -> T) -> T {

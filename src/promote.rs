@@ -33,6 +33,9 @@ const BATCH: usize = 4000;
 /// How far beyond the window a watermark can lie, at most, as seen by another node.
 const SLACK: Duration = Duration::from_secs(120);
 
+/// Why a wheel is lost: what should be in it is not.
+const NOT_ADDED: &str = "pointers could not be added to it";
+
 /// The door for those who write timers.
 #[derive(Clone)]
 pub struct Promotion {
@@ -156,6 +159,11 @@ impl Promoter {
                             left += Box::pin(self.keep(in_seconds(&append.pointers))).await;
                         }
                         Appended::Taken => self.last_mile.push(&append.pointers),
+                        Appended::Away(why) => {
+                            tracing::debug!(%why, append.shard, "pointers not promoted");
+                            self.positions.lose(&[append.shard], NOT_ADDED);
+                            left += append.pointers.len();
+                        }
                         Appended::NoWheel => {
                             self.positions.lose(&[append.shard], "it was emptied");
                             left += append.pointers.len();
@@ -165,7 +173,7 @@ impl Promoter {
             }
             Err(why) => {
                 tracing::debug!(%why, "pointers not promoted");
-                self.positions.lose(&shards, "pointers could not be added to it");
+                self.positions.lose(&shards, NOT_ADDED);
                 left += appends.iter().map(|append| append.pointers.len()).sum::<usize>();
             }
         }

@@ -8,7 +8,7 @@
 //! lies before it has fired; live rows tell. One that lies before the cursor kept in SQL is that of a wheel
 //! that was rolled back.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use crate::cold::{Range, ReplayNote, ScanPlace, ShardRow};
@@ -25,13 +25,15 @@ use crate::wheel::{Level, Marks, Slot, Standing, Tick};
 struct Found {
     shard: i32,
     epoch: Epoch,
+    /// Where its wheel is now.
+    server: String,
     row: ShardRow,
     /// The wheel, if it is the one that was filled last.
     intact: Option<Standing>,
     cause: String,
 }
 
-/// Looks at every waiting shard, and lets its wheel turn.
+/// Looks at every waiting shard, and lets its wheel turn. A shard whose server does not answer waits on.
 pub async fn run_once(promoter: &Promoter, window: Duration) -> Result<(), Error> {
     let Promoter { store, positions, hot, near, .. } = promoter;
     let waiting = positions.waiting();
@@ -39,18 +41,24 @@ pub async fn run_once(promoter: &Promoter, window: Duration) -> Result<(), Error
         return Ok(());
     }
     let shards: Vec<i32> = waiting.iter().map(|(shard, ..)| *shard).collect();
+    let servers = hot.servers(&shards).await?;
+    let (waiting, servers): (Vec<_>, Vec<String>) =
+        waiting.into_iter().zip(servers).filter_map(|(one, server)| Some((one, server.ok()?))).unzip();
+    if waiting.is_empty() {
+        return Ok(());
+    }
+    let shards: Vec<i32> = waiting.iter().map(|(shard, ..)| *shard).collect();
     let epochs: Vec<(i32, Epoch)> = waiting.iter().map(|(shard, epoch, _)| (*shard, *epoch)).collect();
-    let server = hot.server().await?;
     // From here on the owner before takes nothing more, so the marks stand still.
     hot.adopt(&epochs).await?;
     let standings = hot.look(&shards).await?;
     let mut rows: HashMap<i32, ShardRow> =
         store.shard_rows(&shards).await?.into_iter().map(|row| (row.shard, row)).collect();
     let mut found: Vec<Found> = Vec::new();
-    for ((shard, epoch, cause), standing) in waiting.into_iter().zip(standings) {
+    for (((shard, epoch, cause), server), standing) in waiting.into_iter().zip(servers).zip(standings) {
         // A row of another epoch: the shard is lost, and this round is not the one to find out.
         let Some(row) = rows.remove(&shard).filter(|row| row.epoch == epoch) else { continue };
-        let mut one = judge(shard, epoch, row, standing.clone(), cause, &server, hot.is_shared());
+        let mut one = judge((shard, epoch), server, row, standing.clone(), cause, hot.is_shared());
         if store.planted().is(Defect::CursorTrusted) {
             one.intact = standing;
         }
@@ -73,7 +81,13 @@ pub async fn run_once(promoter: &Promoter, window: Duration) -> Result<(), Error
         let wheels: Vec<(i32, Standing)> =
             build.iter().map(|(shard, epoch)| (*shard, fresh(*epoch))).collect();
         hot.build(&wheels, target.get()).await?;
-        store.keep_wheel(&build, &name(&server, &incarnation)).await?;
+        let mut built: BTreeMap<&str, Vec<(i32, Epoch)>> = BTreeMap::new();
+        for one in found.iter().filter(|one| one.intact.is_none()) {
+            built.entry(&one.server).or_default().push((one.shard, one.epoch));
+        }
+        for (server, shards) in built {
+            store.keep_wheel(&shards, &name(server, &incarnation)).await?;
+        }
     }
     // Committed before any scan: whoever writes a timer from here on promotes it himself.
     let below: Vec<(i32, Epoch)> = found
@@ -108,21 +122,20 @@ pub async fn run_once(promoter: &Promoter, window: Duration) -> Result<(), Error
 }
 
 fn judge(
-    shard: i32,
-    epoch: Epoch,
+    (shard, epoch): (i32, Epoch),
+    server: String,
     row: ShardRow,
     standing: Option<Standing>,
     lost: Option<String>,
-    server: &str,
     shared: bool,
 ) -> Found {
-    let same_server = row.wheel.split(' ').next() == Some(server);
+    let same_server = row.wheel.split(' ').next() == Some(&server);
     let (intact, cause) = match (standing, lost) {
         (_, Some(lost)) => (None, lost),
         _ if !shared && !same_server => (None, "this process started, and its wheels with it".to_owned()),
         // What was written while the shard was another's went past these wheels.
         _ if !shared => (None, "another node had it meanwhile, whose wheels are its own".to_owned()),
-        (Some(standing), None) if row.wheel == name(server, &standing.incarnation) => {
+        (Some(standing), None) if row.wheel == name(&server, &standing.incarnation) => {
             let taken = Slot { level: Level::Second, tick: standing.marks.second }.ends_at();
             if taken < row.cursor_at {
                 // Its owner had taken more, so it has forgotten takes, and appends with them.
@@ -135,7 +148,7 @@ fn judge(
         (None, None) => (None, "it was emptied".to_owned()),
         (Some(_), None) => (None, "it is not the one that was filled last".to_owned()),
     };
-    Found { shard, epoch, row, intact, cause }
+    Found { shard, epoch, server, row, intact, cause }
 }
 
 /// Goes on with a wheel as it is: what was taken is read from SQL again, so is what was not loaded to the

@@ -4,6 +4,7 @@
 //! always the one after the last that was taken, never derived from now: a ticker that was held up goes
 //! through every slot it missed, at once. The mark moves only after the hand-over.
 
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +16,10 @@ use crate::metrics::Metrics;
 use crate::model::pointer::Pointer;
 use crate::model::time::UnixMs;
 use crate::positions::Positions;
-use crate::wheel::{Error, HotWheel, Level, PAGE, Slot, Take, Taken};
+use crate::wheel::{Away, Error, HotWheel, Level, PAGE, Slot, Take, Taken};
+
+/// Shards whose wheels were out of reach while others turned, and why.
+pub type Missing = BTreeMap<i32, Away>;
 
 /// How long before it begins a slot is taken, in milliseconds.
 pub const AHEAD_MS: i64 = 500;
@@ -49,21 +53,30 @@ impl Ticker {
 
     /// Ticks until stopped.
     pub async fn run(self, stop: CancellationToken) {
-        let mut server: Option<String> = None;
+        let mut servers = HashMap::new();
         while !stop.is_cancelled() {
-            let outcome = self.check_server(&mut server).await;
-            let outcome = match outcome {
-                Ok(()) => self.run_once(self.clock.now()).await,
+            let outcome = match self.check_servers(&mut servers).await {
+                Ok(mut missing) => self.run_once(self.clock.now()).await.map(|more| {
+                    missing.extend(more);
+                    missing
+                }),
                 failed => failed,
             };
             self.metrics.cursor_lag.set(self.positions.behind(self.clock.now()).as_secs_f64());
             let wait = match outcome {
-                Ok(()) => {
-                    self.note_up(true, None);
-                    self.until_next_slot()
-                }
+                Ok(missing) => match missing.first_key_value() {
+                    None => {
+                        self.note(&[], None);
+                        self.until_next_slot()
+                    }
+                    Some((_, why)) => {
+                        let why = Error::Part { shards: missing.len(), why: why.clone() };
+                        self.note(&missing.keys().copied().collect::<Vec<_>>(), Some(&why));
+                        RETRY
+                    }
+                },
                 Err(why) => {
-                    self.note_up(false, Some(&why));
+                    self.note(&self.positions.shards(), Some(&why));
                     RETRY
                 }
             };
@@ -74,21 +87,30 @@ impl Ticker {
         }
     }
 
-    /// Another server, or the same one started again, may hold other contents, or older ones.
-    pub async fn check_server(&self, known: &mut Option<String>) -> Result<(), Error> {
-        let server = self.hot.server().await?;
-        if known.as_ref().is_some_and(|known| *known != server) {
-            self.positions.lose_all("Redis was restarted or replaced by another");
+    /// Another server, or the same one started again, may hold other contents, or older ones. Tells which
+    /// shards' servers do not answer.
+    pub async fn check_servers(&self, known: &mut HashMap<i32, String>) -> Result<Missing, Error> {
+        let shards = self.positions.shards();
+        let (mut changed, mut missing) = (Vec::new(), Missing::new());
+        for (shard, server) in shards.iter().zip(self.hot.servers(&shards).await?) {
+            match server {
+                Ok(server) if known.get(shard) == Some(&server) => {}
+                Ok(server) => changed.extend(known.insert(*shard, server).map(|_| *shard)),
+                Err(why) => drop(missing.insert(*shard, why)),
+            }
         }
-        *known = Some(server);
-        Ok(())
+        self.positions.lose(&changed, "Redis was restarted or replaced by another");
+        Ok(missing)
     }
 
-    fn note_up(&self, up: bool, why: Option<&Error>) {
-        self.metrics.hot_up.set(i64::from(up));
-        if self.positions.set_up(up) {
+    fn note(&self, away: &[i32], why: Option<&Error>) {
+        self.metrics.hot_up.set(i64::from(away.is_empty()));
+        if self.positions.set_away(away.iter().copied().collect()) {
             match why {
                 None => tracing::info!("the wheels turn"),
+                Some(why @ Error::Part { .. }) => {
+                    tracing::warn!(%why, "part of the wheels does not answer; its timers fire from SQL, up to a second late");
+                }
                 Some(why) => {
                     tracing::warn!(%why, "the wheels do not answer; timers fire from SQL, up to a second late");
                 }
@@ -102,12 +124,15 @@ impl Ticker {
         self.clock.until(next).clamp(Duration::from_millis(5), Duration::from_secs(1))
     }
 
-    /// Takes every slot that begins within the time ahead, oldest first, and hands it over.
-    pub async fn run_once(&self, now: UnixMs) -> Result<(), Error> {
+    /// Takes every slot that begins within the time ahead, oldest first, and hands it over. Tells which
+    /// shards' slots are out of reach; those of the others are taken.
+    pub async fn run_once(&self, now: UnixMs) -> Result<Missing, Error> {
+        let mut missing = Missing::new();
         let target = UnixMs::new(now.get() + AHEAD_MS);
         for level in [Level::Second, Level::WholeMinute] {
             loop {
-                let takes = self.positions.takes(level, target);
+                let mut takes = self.positions.takes(level, target);
+                takes.retain(|take| !missing.contains_key(&take.shard));
                 if takes.is_empty() {
                     break;
                 }
@@ -115,7 +140,7 @@ impl Ticker {
                     tokio::time::sleep(FULL).await;
                 }
                 let mut done: Vec<(i32, Slot)> = Vec::new();
-                take_all(&self.hot, &self.positions, takes, |take, page| {
+                let away = take_all(&self.hot, &self.positions, takes, |take, page| {
                     self.last_mile.push(&page);
                     if let Some(take) = take {
                         self.positions.handed_over(take.shard, &take.incarnation, take.slot);
@@ -123,21 +148,23 @@ impl Ticker {
                     }
                 })
                 .await?;
+                missing.extend(away);
                 self.hot.hand_over(&done).await?;
             }
         }
-        Ok(())
+        Ok(missing)
     }
 }
 
 /// Takes slots, page by page. `page` gets every page, and with the last page of a slot also its take. A wheel
-/// that is not the one it should be is lost.
+/// that is not the one it should be is lost. Tells which were out of reach.
 pub(crate) async fn take_all(
     hot: &Arc<dyn HotWheel>,
     positions: &Positions,
     mut takes: Vec<Take>,
     mut page: impl FnMut(Option<&Take>, Vec<Pointer>),
-) -> Result<(), Error> {
+) -> Result<Missing, Error> {
+    let mut missing = Missing::new();
     while !takes.is_empty() {
         let answers = hot.take(&takes).await?;
         let mut next = Vec::new();
@@ -156,9 +183,10 @@ pub(crate) async fn take_all(
                 }
                 Taken::NotMine => positions.lose(&[take.shard], "another node took it over meanwhile"),
                 Taken::Lost(why) => positions.lose(&[take.shard], why),
+                Taken::Away(why) => drop(missing.insert(take.shard, why)),
             }
         }
         takes = next;
     }
-    Ok(())
+    Ok(missing)
 }

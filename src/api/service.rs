@@ -34,11 +34,17 @@ pub async fn readyz(State(state): State<Arc<ApiState>>) -> Response {
             _ => "unavailable",
         },
     };
+    let shards = usize::from(state.app.config.shards);
     let wheels = match state.app.service() {
         None => "not reached yet",
         Some(_) if !state.app.config.wheel.enabled => "off: timers fire from SQL, up to a second late",
-        Some(service) if service.positions.is_up() => "ok",
-        Some(_) => "unavailable: timers fire from SQL, up to a second late",
+        Some(service) => match service.positions.away().len() {
+            0 => "ok",
+            away if away < shards => &format!(
+                "unavailable for {away} of {shards} shards: their timers fire from SQL, up to a second late"
+            ),
+            _ => "unavailable: timers fire from SQL, up to a second late",
+        },
     };
     let stopping = state.app.is_stopping();
     let ready = store == "ok" && !stopping;

@@ -1,6 +1,6 @@
 //! `GET /v1/wheels`: how the wheels stand, and how many pointers lie in each slot.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use axum::Json;
@@ -62,7 +62,7 @@ pub struct ShardView {
     /// What wakes before this is in the wheels.
     #[schema(value_type = String)]
     watermark: UnixMs,
-    /// The wheels were handed over up to here; null when there is no wheel.
+    /// The wheels were handed over up to here; null when there is no wheel, or it does not answer.
     #[schema(value_type = Option<String>)]
     cursor: Option<UnixMs>,
 }
@@ -79,7 +79,15 @@ pub async fn wheels(State(state): State<Arc<ApiState>>) -> Result<Response, Prob
         let detail = "the wheels do not answer; timers fire from SQL, up to a second late";
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, "wheels_unavailable", detail).retry_after(1)
     };
-    let standings = service.hot.look(&shards).await.map_err(away)?;
+    // Where others answer, those that do not are left out.
+    let missing = service.positions.away();
+    let asked: Vec<i32> = match missing.len() < shards.len() {
+        true => shards.iter().copied().filter(|shard| !missing.contains(shard)).collect(),
+        false => shards.clone(),
+    };
+    let found = service.hot.look(&asked).await.map_err(away)?;
+    let mut found: HashMap<i32, Option<Standing>> = asked.into_iter().zip(found).collect();
+    let standings: Vec<Option<Standing>> = shards.iter().map(|shard| found.remove(shard).flatten()).collect();
     let mut slots: Vec<(i32, Slot)> = Vec::new();
     for (row, standing) in rows.iter().zip(&standings) {
         let Some(standing) = standing else { continue };

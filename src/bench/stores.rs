@@ -4,10 +4,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use deadpool_redis::redis;
+use deadpool_redis::redis::{Cmd, cmd};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, SqliteConnection};
 
-use crate::config::shown_url;
+use crate::config::{HotUrl, shown_url};
+use crate::wheel::{Error, Server, Servers, field};
 
 /// How long a store may take to answer a connection.
 const REACH: Duration = Duration::from_secs(10);
@@ -36,7 +37,7 @@ pub struct Stores {
     /// A database that was made for this run: its name, and the URL of the one beside which it is.
     made: Option<(String, String)>,
     postgres: Option<PgConnection>,
-    redis: Option<redis::aio::MultiplexedConnection>,
+    redis: Option<Servers>,
 }
 
 /// What Redis tells about itself.
@@ -161,11 +162,18 @@ impl Stores {
         super::usage::postmaster_of(u32::try_from(backend).ok()?)
     }
 
-    /// CPU and memory of Redis; empty without one.
+    /// CPU and memory of Redis, of all masters of a cluster together; empty without one.
     pub async fn redis_info(&mut self) -> RedisInfo {
-        let Some(redis) = &mut self.redis else { return RedisInfo::default() };
-        let text: Option<String> = redis::cmd("INFO").query_async(redis).await.ok();
-        read_info(&text.unwrap_or_default())
+        let Some(redis) = &self.redis else { return RedisInfo::default() };
+        let mut sum = RedisInfo { cpu_s: Some(0.0), memory: Some(0.0) };
+        let Ok(servers) = redis.masters().await else { return RedisInfo::default() };
+        for server in servers {
+            let text: String = server.ask(&cmd("INFO")).await.unwrap_or_default();
+            let one = read_info(&text);
+            let add = |sum: Option<f64>, one: Option<f64>| Some(sum? + one?);
+            sum = RedisInfo { cpu_s: add(sum.cpu_s, one.cpu_s), memory: add(sum.memory, one.memory) };
+        }
+        sum
     }
 
     /// Removes what was made for this run.
@@ -174,8 +182,10 @@ impl Stores {
             let _ = db.close().await;
         }
         let own = self.own_namespace.then(|| format!("*{}*", self.namespace));
-        if let (Some(mut redis), Some(pattern)) = (self.redis.take(), own) {
-            forget(&mut redis, &pattern).await.context("the keys of this run stay in Redis")?;
+        if let (Some(redis), Some(pattern)) = (self.redis.take(), own) {
+            for server in redis.masters().await.context("the keys of this run stay in Redis")? {
+                forget(&server, &pattern).await.context("keys of this run stay in Redis")?;
+            }
         }
         if let Some((name, server)) = self.made.take() {
             let mut db = connect(&server).await.with_context(|| format!("database {name} stays"))?;
@@ -191,26 +201,32 @@ async fn connect(url: &str) -> anyhow::Result<PgConnection> {
     tokio::time::timeout(REACH, PgConnection::connect(url)).await.with_context(told)?.with_context(told)
 }
 
-async fn connect_redis(url: &str) -> anyhow::Result<Option<redis::aio::MultiplexedConnection>> {
-    if !url.starts_with("redis://") && !url.starts_with("rediss://") {
-        return Ok(None);
-    }
+/// The servers of `hot.url`, each of which answers; `None` for wheels in memory.
+async fn connect_redis(url: &str) -> anyhow::Result<Option<Servers>> {
     let told = || format!("Redis at {} cannot be reached", shown_url(url));
-    let client = redis::Client::open(url).with_context(told)?;
-    let connection = tokio::time::timeout(REACH, client.get_multiplexed_async_connection());
-    Ok(Some(connection.await.with_context(told)?.with_context(told)?))
+    let hot = HotUrl::parse(url).map_err(|why| anyhow::anyhow!("--hot-url: {why}"))?;
+    let Some(servers) = Servers::open(&hot, 2, REACH)? else { return Ok(None) };
+    for server in servers.masters().await.with_context(told)? {
+        let _: String = server.ask(&cmd("PING")).await.with_context(told)?;
+    }
+    Ok(Some(servers))
 }
 
-/// Removes all keys of a pattern; nobody else has keys with this run's namespace.
-async fn forget(redis: &mut redis::aio::MultiplexedConnection, pattern: &str) -> redis::RedisResult<()> {
+/// Removes all keys of a pattern from a server; nobody else has keys with this run's namespace.
+async fn forget(server: &Server, pattern: &str) -> Result<(), Error> {
     let mut cursor = 0_u64;
     loop {
-        let mut scan = redis::cmd("SCAN");
+        let mut scan = cmd("SCAN");
         scan.arg(cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(1000);
-        let (next, keys): (u64, Vec<Vec<u8>>) = scan.query_async(redis).await?;
-        if !keys.is_empty() {
-            let () = redis::cmd("UNLINK").arg(keys).query_async(redis).await?;
-        }
+        let (next, keys): (u64, Vec<Vec<u8>>) = server.ask(&scan).await?;
+        let unlink = |key: &Vec<u8>| {
+            let mut unlink = cmd("UNLINK");
+            unlink.arg(key);
+            unlink
+        };
+        // One key each: those of a cluster lie in many hash slots.
+        let unlinks: Vec<Cmd> = keys.iter().map(unlink).collect();
+        let _: Vec<i64> = server.run(&unlinks.iter().collect::<Vec<_>>()).await?;
         if next == 0 {
             return Ok(());
         }
@@ -219,10 +235,7 @@ async fn forget(redis: &mut redis::aio::MultiplexedConnection, pattern: &str) ->
 }
 
 fn read_info(text: &str) -> RedisInfo {
-    let value = |name: &str| {
-        let of = |line: &str| line.trim().strip_prefix(name)?.strip_prefix(':')?.parse::<f64>().ok();
-        text.lines().find_map(of)
-    };
+    let value = |name: &str| field(text, name)?.parse::<f64>().ok();
     let cpu_s = value("used_cpu_user").zip(value("used_cpu_sys")).map(|(user, system)| user + system);
     RedisInfo { cpu_s, memory: value("used_memory") }
 }

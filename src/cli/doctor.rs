@@ -9,8 +9,9 @@ use super::config::Settings;
 use super::exit::{self, Exit};
 use super::{client, out, store};
 use crate::cold::{ColdStore, Error};
-use crate::config::{Config, HotKind, shown_url};
-use crate::wheel;
+use crate::config::{Config, shown_url};
+
+mod wheels;
 
 /// How long the database and the server may take for a sign of life.
 const PATIENCE: Duration = Duration::from_secs(6);
@@ -100,7 +101,7 @@ pub async fn run(settings: &Settings, json: bool) -> anyhow::Result<Exit> {
         }
         None => of_store(&config, &mut report).await?,
     }
-    report.add(&of_wheels(&config).await)?;
+    report.add(&wheels::of_wheels(&config).await)?;
     report.add(&of_server(config.server.listen).await)?;
     Ok(if report.failed { Exit::Failed } else { Exit::Ok })
 }
@@ -241,24 +242,6 @@ async fn of_ledger(store: &ColdStore) -> Check {
 #[derive(Deserialize)]
 struct Ready {
     status: String,
-}
-
-async fn of_wheels(config: &Config) -> Check {
-    if config.hot_kind().is_ok_and(|kind| kind == HotKind::Memory) {
-        return Check::new("wheels", Result::Ok, "in the server's own process");
-    }
-    let url = shown_url(&config.hot.url);
-    let answer = match wheel::open(config, "doctor") {
-        Ok(hot) => hot.server().await,
-        Err(why) => Err(why),
-    };
-    match answer {
-        Ok(_) => Check::new("wheels", Result::Ok, format!("{url} answers")),
-        // Not fatal: without Redis everything fires from SQL.
-        Err(why) => Check::new("wheels", Result::Warn, format!("{url}: {why}")).cure(
-            "is Redis running, and is `hot.url` right? Meanwhile timers fire from SQL, up to a second late",
-        ),
-    }
 }
 
 async fn of_server(listen: SocketAddr) -> Check {

@@ -87,7 +87,7 @@ struct Serve {
     /// The database, sqlite://FILE or postgres://…; the same as --set cold.url=URL
     #[arg(long, value_name = "URL")]
     cold_url: Option<String>,
-    /// The wheels, memory:// or redis://…; the same as --set hot.url=URL
+    /// The wheels, memory://, redis://… or redis+cluster://…; the same as --set hot.url=URL
     #[arg(long, value_name = "URL")]
     hot_url: Option<String>,
     /// This node's name among several; the same as --set node.name=NAME

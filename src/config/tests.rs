@@ -48,7 +48,8 @@ fn what_does_not_fit_is_refused_by_name() {
         ("server.listen=0.0.0.0:7600", "server.listen"),
         ("server.api_keys=short", "server.api_keys"),
         ("cold.url=mysql://x", "cold.url"),
-        ("hot.url=redis+cluster://x", "hot.url"),
+        ("hot.url=redis+cluster://", "hot.url"),
+        ("hot.url=redis+cluster://a,b:port", "hot.url"),
         ("hot.url=redis://", "hot.url"),
         ("hot.url=memcached://x", "hot.url"),
         ("hot.connections=1", "hot.connections"),
@@ -81,4 +82,17 @@ fn a_password_is_never_shown() {
     assert!(!config.shown().contains("s3cret"));
     assert!(!shown_url("postgres://localhost/x?user=me&password=s3cret").contains("s3cret"));
     assert_eq!(shown_url("sqlite://mainspring.db"), "sqlite://mainspring.db");
+    for (url, shown) in [
+        ("redis+cluster://me:s3cret@a:1,b:2", "redis+cluster://me:hidden@a:1,b:2"),
+        ("redis+cluster://:s3:c@ret@a:1,b:2", "redis+cluster://:hidden@a:1,b:2"),
+        ("redis+cluster://a:1,b:2", "redis+cluster://a:1,b:2"),
+        ("redis://:s3cret@a:port", "redis://:hidden@a:port"),
+    ] {
+        assert_eq!(shown_url(url), shown);
+        assert!(
+            !load(&[&format!("hot.url={url}")])
+                .map_or_else(|why| why.to_string(), |c| c.shown())
+                .contains("s3")
+        );
+    }
 }

@@ -8,12 +8,12 @@
 //! never take more than a quarter of the node; what an outage left overdue has lanes of its own too, and
 //! never takes more than half, so that what falls due now is not delayed by it.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 
 use tokio::sync::oneshot;
 
 use crate::model::id::{Generation, Uid};
-use crate::model::pointer::Pointer;
+use crate::model::pointer::{Pointer, Via};
 
 /// Attempts at once that a receiver nobody has heard of gets.
 const START: usize = 16;
@@ -77,7 +77,8 @@ impl LaneKey {
 pub enum Offer {
     /// It waits for its turn.
     Held,
-    /// It waits already, or is in hand: taken, and its outcome not recorded yet.
+    /// It waits already, or a newer one of its timer does, or that is in hand: taken, and its outcome not
+    /// recorded yet.
     Known,
     /// Its lane is full but moves; leave the row as it is.
     Full,
@@ -113,6 +114,15 @@ struct Lane {
     answered_at_ms: i64,
 }
 
+/// What was taken, and what has come of its timer since.
+#[derive(Debug)]
+struct InHand {
+    version: (Generation, i32),
+    /// No older than what was taken: the timer was changed, or its attempt is to be made again. Offered when
+    /// the hand is free, for nobody else brings it but the sweep, a second later.
+    next: Option<Pointer>,
+}
+
 /// All lanes of a node.
 #[derive(Debug)]
 pub struct Lanes {
@@ -123,7 +133,7 @@ pub struct Lanes {
     waiting: HashMap<Uid, (Generation, i32)>,
     /// What was taken and is not recorded yet. Nobody else may touch these: a claim whose answer was lost may
     /// have happened, and a result that is not written yet is a result all the same.
-    in_hand: HashSet<Uid>,
+    in_hand: HashMap<Uid, InHand>,
     queued: usize,
     in_flight: usize,
     in_flight_retries: usize,
@@ -139,7 +149,7 @@ impl Lanes {
             lanes: HashMap::new(),
             turn: VecDeque::new(),
             waiting: HashMap::new(),
-            in_hand: HashSet::new(),
+            in_hand: HashMap::new(),
             queued: 0,
             in_flight: 0,
             in_flight_retries: 0,
@@ -152,7 +162,15 @@ impl Lanes {
     /// Offers a pointer to what is due.
     pub fn offer(&mut self, pointer: Pointer, now_ms: i64) -> Offer {
         let version = (pointer.generation, pointer.attempt);
-        if self.in_hand.contains(&pointer.uid) || self.waiting.get(&pointer.uid) == Some(&version) {
+        if let Some(hand) = self.in_hand.get_mut(&pointer.uid) {
+            // What the sweep brings it brings again.
+            if version >= hand.version && pointer.via != Via::Sweep {
+                hand.next = Some(pointer);
+            }
+            return Offer::Known;
+        }
+        // An older one must not take its place: it would be claimed instead, in vain.
+        if self.waiting.get(&pointer.uid).is_some_and(|waiting| *waiting >= version) {
             return Offer::Known;
         }
         let key = LaneKey::of(&pointer);
@@ -218,7 +236,7 @@ impl Lanes {
                 // A pointer that a newer one has replaced is dropped here.
                 if self.waiting.get(&pointer.uid) == Some(&version) {
                     self.waiting.remove(&pointer.uid);
-                    self.in_hand.insert(pointer.uid);
+                    self.in_hand.insert(pointer.uid, InHand { version, next: None });
                     taken.push(pointer);
                 }
             }
@@ -239,9 +257,14 @@ impl Lanes {
     }
 
     /// The claim of a pointer that was taken surely got nothing: its place is free and it is in no hand.
-    pub fn dropped(&mut self, pointer: &Pointer) {
-        self.in_hand.remove(&pointer.uid);
+    pub fn dropped(&mut self, pointer: &Pointer, now_ms: i64) {
         self.gave_up(LaneKey::of(pointer));
+        let hand = self.in_hand.remove(&pointer.uid);
+        // The same again would get nothing either.
+        let newer = |hand: InHand| hand.next.filter(|next| (next.generation, next.attempt) > hand.version);
+        if let Some(next) = hand.and_then(newer) {
+            self.offer(next, now_ms);
+        }
     }
 
     /// Asks for a place to send what was claimed: none when it may go at once, else what tells when it may.
@@ -261,14 +284,15 @@ impl Lanes {
         self.free(key, false, |_| {});
     }
 
-    /// What became of it is recorded: it is in no hand any more.
-    pub fn recorded(&mut self, uid: &Uid) {
-        self.in_hand.remove(uid);
+    /// What became of it is recorded: it is in no hand any more. Tells whether something waits in its place.
+    pub fn recorded(&mut self, uid: &Uid, now_ms: i64) -> bool {
+        let next = self.in_hand.remove(uid).and_then(|hand| hand.next);
+        next.is_some_and(|next| self.offer(next, now_ms) == Offer::Held)
     }
 
     /// Whether it was taken and is not recorded yet.
     pub fn has_in_hand(&self, uid: &Uid) -> bool {
-        self.in_hand.contains(uid)
+        self.in_hand.contains_key(uid)
     }
 
     /// An attempt that was let through the gate is over: its place is free.

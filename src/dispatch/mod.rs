@@ -55,7 +55,7 @@ pub struct Dispatcher {
     sender: Sender,
     lanes: Arc<Mutex<Lanes>>,
     /// Somebody waits, or a place became free.
-    work: Notify,
+    work: Arc<Notify>,
     /// There is room for more pointers, after the sweep was turned away.
     room: Notify,
     turned_away: AtomicBool,
@@ -91,11 +91,12 @@ impl Dispatcher {
         sender: Sender,
     ) -> (Arc<Self>, impl Future<Output = ()> + Send + 'static) {
         let (reports, inbox) = mpsc::channel(config.dispatch.concurrency.max(16));
+        let work = Arc::new(Notify::new());
         let lanes = Arc::new(Mutex::new(Lanes::new(config.dispatch.concurrency, config.webhook.concurrency)));
         let this = Arc::new(Self {
             sender,
             lanes: Arc::clone(&lanes),
-            work: Notify::new(),
+            work: Arc::clone(&work),
             room: Notify::new(),
             turned_away: AtomicBool::new(false),
             reports,
@@ -107,7 +108,7 @@ impl Dispatcher {
             ownership: Arc::clone(&ownership),
             metrics: metrics.clone(),
         });
-        (this, record::run(store, ownership, metrics, promotion, lanes, inbox))
+        (this, record::run(store, ownership, metrics, promotion, (lanes, work), inbox))
     }
 
     /// Offers what is due; tells for each what became of it.
@@ -180,7 +181,7 @@ impl Dispatcher {
         for pointer in taken {
             match self.ownership.begin(pointer.shard) {
                 Some(epoch) => owned.push((pointer, epoch)),
-                None => self.with(|lanes| lanes.dropped(&pointer)),
+                None => self.with(|lanes| lanes.dropped(&pointer, Monotonic::now().as_ms())),
             }
         }
         if !owned.is_empty() {
@@ -230,7 +231,7 @@ impl Dispatcher {
                 }
                 None => {
                     self.metrics.claims_dropped.inc();
-                    self.with(|lanes| lanes.dropped(&pointer));
+                    self.with(|lanes| lanes.dropped(&pointer, Monotonic::now().as_ms()));
                     self.ownership.end(pointer.shard);
                 }
             }

@@ -6,9 +6,10 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 
 use super::lanes::Lanes;
+use crate::clock::Monotonic;
 use crate::cold::{Applied, AttemptRecord, Change, ChangeEvent, ColdStore, Error, MAX_APPLY_BATCH};
 use crate::metrics::Metrics;
 use crate::model::id::{Epoch, Uid};
@@ -51,7 +52,7 @@ pub(super) async fn run(
     ownership: Arc<Ownership>,
     metrics: Metrics,
     promotion: Promotion,
-    lanes: Arc<Mutex<Lanes>>,
+    (lanes, work): (Arc<Mutex<Lanes>>, Arc<Notify>),
     mut inbox: mpsc::Receiver<Report>,
 ) {
     let mut batch = Vec::new();
@@ -79,7 +80,9 @@ pub(super) async fn run(
         }
         let mut lanes = lanes.lock().unwrap_or_else(PoisonError::into_inner);
         for report in &reports {
-            lanes.recorded(&report.uid);
+            if lanes.recorded(&report.uid, Monotonic::now().as_ms()) {
+                work.notify_one();
+            }
             ownership.end(report.shard);
         }
     }

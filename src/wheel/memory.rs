@@ -7,7 +7,7 @@ use tokio::sync::Notify;
 use uuid::Uuid;
 
 use super::slot::Slot;
-use super::{Append, Appended, EXPRESS, Error, GONE, HotWheel, PAGE, Standing, Take, Taken, WENT_BACK};
+use super::{Append, Appended, Away, EXPRESS, Error, GONE, HotWheel, PAGE, Standing, Take, Taken, WENT_BACK};
 use crate::model::id::Epoch;
 use crate::model::pointer::Pointer;
 
@@ -64,8 +64,8 @@ impl MemoryWheel {
 
 #[async_trait::async_trait]
 impl HotWheel for MemoryWheel {
-    async fn server(&self) -> Result<String, Error> {
-        Ok(self.server.clone())
+    async fn servers(&self, shards: &[i32]) -> Result<Vec<Result<String, Away>>, Error> {
+        Ok(shards.iter().map(|_| Ok(self.server.clone())).collect())
     }
 
     async fn look(&self, shards: &[i32]) -> Result<Vec<Option<Standing>>, Error> {

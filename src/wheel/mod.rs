@@ -41,6 +41,15 @@
 //! take, the *epoch* is that of the shard's owner. A wheel that answers with another incarnation, or with an
 //! older beat, is not the one that was filled: it is built anew from SQL ([`crate::replay`]).
 //!
+//! # Servers, and a Redis Cluster
+//!
+//! A wheel also belongs to a *server*, the run of one Redis process. In a Redis Cluster that is the master
+//! that serves the hash slot of the shard's keys, so shards have different ones. A failover there may lose
+//! the last writes, for replication is asynchronous: appends, takes, or a whole building of the wheel. The
+//! replica that was promoted is another server, and so is a master that was started again and one to which a
+//! slot was moved; the wheels of its shards, and only those, are built anew from SQL. A beat that went back
+//! and a foreign incarnation tell the same if a take meets them first.
+//!
 //! This room never reads a clock, never speaks SQL and never decides what fires: SQL does, in the claim. So
 //! whatever is lost, repeated or resurrected here costs lateness only.
 
@@ -48,15 +57,21 @@ mod keys;
 mod memory;
 mod redis;
 mod scripts;
+mod server;
+mod servers;
 pub mod slot;
+mod topology;
 
 use std::sync::Arc;
 
 pub use memory::{MemoryWheel, Snapshot};
 pub use redis::RedisWheel;
+pub use server::{Server, field};
+pub use servers::Servers;
 pub use slot::{Level, Marks, Place, Slot, Tick};
+pub use topology::{SLOTS, Topology};
 
-use crate::config::{Config, HotKind};
+use crate::config::{Config, HotUrl};
 use crate::model::id::Epoch;
 use crate::model::pointer::Pointer;
 
@@ -84,6 +99,68 @@ pub enum Error {
     /// Redis answered what this version does not understand.
     #[error("Redis answered {0}")]
     Answer(String),
+    /// Nothing was asked: it did not even say who it is.
+    #[error("Redis (`hot.url`): it does not answer")]
+    Away,
+    /// One of several went wrong.
+    #[error("master {address}: {source}")]
+    Master {
+        /// Host and port.
+        address: String,
+        /// What went wrong.
+        source: Box<Error>,
+    },
+    /// Nobody serves this hash slot.
+    #[error("Redis Cluster (`hot.url`): no master serves hash slot {0}")]
+    Uncovered(u16),
+    /// A cluster was named, and this is none.
+    #[error("`hot.url`: {0} is a single Redis and no Redis Cluster; give redis://{0}")]
+    NotCluster(String),
+    /// One server was named, and it is one of a cluster.
+    #[error("`hot.url`: {0} is a node of a Redis Cluster; give redis+cluster://{0}")]
+    IsCluster(String),
+    /// What several parts of a batch met.
+    #[error(transparent)]
+    Shared(Arc<Error>),
+    /// Others turn, but not the wheels of so many shards.
+    #[error("the wheels of {shards} shards: {why}")]
+    Part {
+        /// How many.
+        shards: usize,
+        /// Why not, for one of them.
+        why: Away,
+    },
+}
+
+/// Why a part of the wheels was out of reach while others answered, in words.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Away(Arc<str>);
+
+impl std::fmt::Display for Away {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl From<Arc<Error>> for Away {
+    fn from(why: Arc<Error>) -> Self {
+        Self(why.to_string().into())
+    }
+}
+
+impl Error {
+    /// Where the node of a cluster that was asked says that a slot is.
+    fn moved_to(&self) -> Option<(String, u16)> {
+        match self {
+            Self::Redis(why) if why.code() == Some("MOVED") => {
+                let (host, port) = why.redirect_node()?.0.rsplit_once(':')?;
+                Some((host.to_owned(), port.parse().ok()?))
+            }
+            Self::Master { source, .. } => source.moved_to(),
+            Self::Shared(why) => why.moved_to(),
+            _ => None,
+        }
+    }
 }
 
 /// Why a wheel is lost: there is none of the incarnation that was filled.
@@ -129,7 +206,7 @@ pub struct Append {
 }
 
 /// What became of an append.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Appended {
     /// It is in its slot, which has not been taken yet.
     Kept,
@@ -137,6 +214,8 @@ pub enum Appended {
     Taken,
     /// There is no wheel of this shard.
     NoWheel,
+    /// The shard's part of the wheels did not answer, or refused, while others took theirs.
+    Away(Away),
 }
 
 /// A take of one slot.
@@ -172,16 +251,21 @@ pub enum Taken {
     NotMine,
     /// The wheel is not the one that was filled: why, in words.
     Lost(&'static str),
+    /// The shard's part of the wheels did not answer while others did.
+    Away(Away),
 }
 
 /// A place that keeps wheels. Two exist: Redis, and this process.
 ///
 /// Every call is a batch; what belongs to one shard happens atomically, what belongs to several does not.
-/// An error leaves open what of the batch happened, and repeating it does no harm.
+/// An error leaves open what of the batch happened, and repeating it does no harm. Where wheels are spread
+/// over several servers, those of some shards may be away while others turn; what a loop needs to go on with
+/// the others is told by shard.
 #[async_trait::async_trait]
 pub trait HotWheel: Send + Sync {
-    /// Names the server: another name means other contents, or older ones.
-    async fn server(&self) -> Result<String, Error>;
+    /// Names the server that each of these shards' wheels is in, in order: another name than before means
+    /// other contents, or older ones. Fails if none answers.
+    async fn servers(&self, shards: &[i32]) -> Result<Vec<Result<String, Away>>, Error>;
 
     /// How the wheels of these shards stand, in order; `None` where there is none.
     async fn look(&self, shards: &[i32]) -> Result<Vec<Option<Standing>>, Error>;
@@ -223,8 +307,8 @@ pub trait HotWheel: Send + Sync {
 
 /// The wheels that `hot.url` names, under the store's own name. Redis is not reached yet.
 pub fn open(config: &Config, name: &str) -> Result<Arc<dyn HotWheel>, Error> {
-    match config.hot_kind().map_err(|why| Error::Url(why.to_string()))? {
-        HotKind::Memory => Ok(Arc::new(MemoryWheel::default())),
-        HotKind::Redis => Ok(Arc::new(RedisWheel::open(config, name)?)),
+    match config.hot_url().map_err(|why| Error::Url(why.to_string()))? {
+        HotUrl::Memory => Ok(Arc::new(MemoryWheel::default())),
+        url => Ok(Arc::new(RedisWheel::open(&url, config.hot.connections, name)?)),
     }
 }

@@ -1,33 +1,29 @@
 //! Wheels in Redis: shared by all nodes, rebuilt whenever in doubt.
 //!
-//! Every call takes one connection and sends one pipeline (in chunks), so that its cost is one round trip
-//! and not one for each slot. Scripts are sent by hash and loaded when Redis does not know them.
+//! Every call is one batch of commands, so that its cost is one round trip and not one for each slot; on a
+//! Redis Cluster, one to each master, all at once ([`Servers`]). The keys of a shard lie together, whatever
+//! master that is. Scripts are sent by hash and loaded where they are not known.
+//!
+//! A failover of a Redis Cluster may lose the last writes. Nothing here prevents it: the promoted replica is
+//! another server, or shows an older beat or another incarnation, and the wheel is built anew from SQL.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use deadpool_redis::redis::{self, AsyncConnectionConfig, Cmd, FromRedisValue, Pipeline, cmd};
-use deadpool_redis::{Connection, Manager, Pool, Runtime};
+use deadpool_redis::redis::{self, Cmd, FromRedisValue, cmd};
 
 use super::keys::{Keys, mark};
+use super::servers::{Call, Servers};
 use super::slot::{Level, Marks, Slot, Tick};
 use super::{
-    Append, Appended, EXPRESS, Error, GONE, HotWheel, PAGE, Standing, Take, Taken, WENT_BACK, scripts,
+    Append, Appended, Away, EXPRESS, Error, GONE, HotWheel, PAGE, Standing, Take, Taken, WENT_BACK, scripts,
 };
-use crate::config::Config;
+use crate::config::HotUrl;
 use crate::model::id::Epoch;
 use crate::model::pointer::{PACKED, Pointer};
 
-/// How long one pipeline may take.
-const ANSWER: Duration = Duration::from_secs(2);
-
-/// How long connecting, or waiting for a free connection, may take.
-const CONNECT: Duration = Duration::from_secs(1);
-
 /// How long a reader of express lists waits for something to come.
 const EXPRESS_WAIT: Duration = Duration::from_secs(5);
-
-/// Commands of one pipeline.
-const PIPELINE: usize = 100;
 
 /// How long after its end a slot that nobody took is forgotten, seconds.
 const FORGET_S: i64 = 3600;
@@ -38,11 +34,9 @@ const FORGET_EXPRESS_S: i64 = 60;
 /// The most pointers read from an express list at once.
 const EXPRESS_PAGE: usize = 5000;
 
-/// Wheels in a Redis server.
+/// Wheels in a Redis server, or in a Redis Cluster.
 pub struct RedisWheel {
-    pool: Pool,
-    /// For reads that wait.
-    waiting: Pool,
+    servers: Servers,
     keys: Keys,
     append: redis::Script,
     take: redis::Script,
@@ -51,25 +45,12 @@ pub struct RedisWheel {
 }
 
 impl RedisWheel {
-    /// The wheels of this name in the server that `hot.url` names; it is reached when it is first needed.
-    pub fn open(config: &Config, name: &str) -> Result<Self, Error> {
-        let pool = |size: usize, answer: Duration| {
-            let settings = AsyncConnectionConfig::new()
-                .set_connection_timeout(Some(CONNECT))
-                .set_response_timeout(Some(answer));
-            let manager = Manager::new_with_config(config.hot.url.as_str(), settings)?;
-            Pool::builder(manager)
-                .max_size(size)
-                .runtime(Runtime::Tokio1)
-                .wait_timeout(Some(CONNECT))
-                .create_timeout(Some(CONNECT))
-                .recycle_timeout(Some(CONNECT))
-                .build()
-                .map_err(|why| Error::Url(why.to_string()))
-        };
+    /// The wheels of this name in the servers of this setting, with so many connections to each; they are
+    /// reached when they are first needed.
+    pub fn open(url: &HotUrl, connections: usize, name: &str) -> Result<Self, Error> {
+        let servers = Servers::open(url, connections, EXPRESS_WAIT)?;
         Ok(Self {
-            pool: pool(config.hot.connections, ANSWER)?,
-            waiting: pool(1, EXPRESS_WAIT + ANSWER)?,
+            servers: servers.ok_or_else(|| Error::Url("memory:// is no Redis".into()))?,
             keys: Keys::new(name),
             append: redis::Script::new(scripts::APPEND),
             take: redis::Script::new(scripts::TAKE),
@@ -78,43 +59,23 @@ impl RedisWheel {
         })
     }
 
-    /// Runs commands in pipelines; answers in order. Scripts that Redis has forgotten are loaded and the
-    /// pipeline is sent again: every command may be repeated.
-    async fn run<T: FromRedisValue>(&self, commands: Vec<Cmd>) -> Result<Vec<T>, Error> {
-        if commands.is_empty() {
-            return Ok(Vec::new());
-        }
-        let mut connection = self.pool.get().await?;
-        let mut answers = Vec::with_capacity(commands.len());
-        for chunk in commands.chunks(PIPELINE) {
-            let mut pipeline = Pipeline::with_capacity(chunk.len());
-            for command in chunk {
-                pipeline.add_command(command.clone());
-            }
-            let answered: Result<Vec<T>, _> = pipeline.query_async(&mut connection).await;
-            answers.extend(match answered {
-                Err(why) if why.code() == Some("NOSCRIPT") => {
-                    self.load_scripts(&mut connection).await?;
-                    pipeline.query_async(&mut connection).await?
-                }
-                answered => answered?,
-            });
-        }
-        Ok(answers)
+    /// The command of this name on a key.
+    fn on(&self, name: &str, key: &str) -> Call {
+        let mut command = cmd(name);
+        command.arg(key);
+        Call { slot: self.servers.slot_of(key), command }
     }
 
-    async fn load_scripts(&self, connection: &mut Connection) -> Result<(), Error> {
-        for script in [&self.append, &self.take, &self.adopt, &self.express] {
-            script.load_async(connection).await?;
-        }
-        Ok(())
+    /// A script on keys that lie together.
+    fn call(&self, script: &redis::Script, keys: &[String]) -> Call {
+        let mut command = cmd("EVALSHA");
+        command.arg(script.get_hash()).arg(keys.len()).arg(keys);
+        Call { slot: self.servers.slot_of(&keys[0]), command }
     }
-}
 
-fn call(script: &redis::Script, keys: &[String]) -> Cmd {
-    let mut command = cmd("EVALSHA");
-    command.arg(script.get_hash()).arg(keys.len()).arg(keys);
-    command
+    async fn run<T: FromRedisValue>(&self, calls: Vec<Call>) -> Result<Vec<T>, Error> {
+        self.servers.run(calls).await
+    }
 }
 
 type Fields = (Option<String>, Option<i64>, Option<i64>, Option<i64>, Option<i64>, Option<i64>, Option<i64>);
@@ -131,19 +92,18 @@ fn standing((incarnation, epoch, beat, loaded, second, minute, whole): Fields) -
 
 #[async_trait::async_trait]
 impl HotWheel for RedisWheel {
-    async fn server(&self) -> Result<String, Error> {
-        let mut info = cmd("INFO");
-        info.arg("server");
-        let text: String = self.run(vec![info]).await?.pop().unwrap_or_default();
-        let id = text.lines().find_map(|line| line.strip_prefix("run_id:"));
-        id.map(|id| id.trim().to_owned()).ok_or_else(|| Error::Answer("INFO without run_id".into()))
+    async fn servers(&self, shards: &[i32]) -> Result<Vec<Result<String, Away>>, Error> {
+        let slots: Vec<u16> =
+            shards.iter().map(|shard| self.servers.slot_of(&self.keys.standing(*shard))).collect();
+        let names = self.servers.identities(&slots).await?;
+        Ok(names.into_iter().map(|name| name.map_err(Away::from)).collect())
     }
 
     async fn look(&self, shards: &[i32]) -> Result<Vec<Option<Standing>>, Error> {
         let one = |shard: &i32| {
-            let mut command = cmd("HMGET");
-            command.arg(self.keys.standing(*shard)).arg(&["i", "e", "b", "l", "s", "m", "w"]);
-            command
+            let mut call = self.on("HMGET", &self.keys.standing(*shard));
+            call.command.arg(&["i", "e", "b", "l", "s", "m", "w"]);
+            call
         };
         let found: Vec<Fields> = self.run(shards.iter().map(one).collect()).await?;
         Ok(found.into_iter().map(standing).collect())
@@ -152,13 +112,14 @@ impl HotWheel for RedisWheel {
     async fn build(&self, wheels: &[(i32, Standing)], until: i64) -> Result<(), Error> {
         for (shard, standing) in wheels {
             let marks = standing.marks;
-            let mut start = cmd("HSET");
-            start.arg(self.keys.standing(*shard));
+            let mut call = self.on("HSET", &self.keys.standing(*shard));
+            let start: &mut Cmd = &mut call.command;
             start.arg("i").arg(&standing.incarnation).arg("e").arg(standing.epoch.0);
             start.arg("b").arg(standing.beat).arg("l").arg(standing.loaded);
             start.arg("s").arg(marks.second.0).arg("m").arg(marks.minute.0).arg("w").arg(marks.whole.0);
             // The new incarnation first: from here on nobody takes from the old one's slots.
-            let mut commands = vec![start];
+            let slot = call.slot;
+            let mut calls = vec![call];
             for level in Level::ALL {
                 // Seconds reach as far as the minutes that were cascaded, and a minute of slack.
                 let last = match level {
@@ -171,28 +132,28 @@ impl HotWheel for RedisWheel {
                 for chunk in slots.chunks(500) {
                     let mut unlink = cmd("UNLINK");
                     unlink.arg(chunk);
-                    commands.push(unlink);
+                    calls.push(Call { slot, command: unlink });
                 }
             }
-            self.run::<i64>(commands).await?;
+            self.run::<i64>(calls).await?;
         }
         Ok(())
     }
 
     async fn adopt(&self, shards: &[(i32, Epoch)]) -> Result<(), Error> {
         let one = |(shard, epoch): &(i32, Epoch)| {
-            let mut command = call(&self.adopt, &[self.keys.standing(*shard)]);
-            command.arg(epoch.0);
-            command
+            let mut call = self.call(&self.adopt, &[self.keys.standing(*shard)]);
+            call.command.arg(epoch.0);
+            call
         };
         self.run::<i64>(shards.iter().map(one).collect()).await.map(drop)
     }
 
     async fn set_loaded(&self, shards: &[(i32, i64)]) -> Result<(), Error> {
         let one = |(shard, loaded): &(i32, i64)| {
-            let mut command = cmd("HSET");
-            command.arg(self.keys.standing(*shard)).arg("l").arg(*loaded);
-            command
+            let mut call = self.on("HSET", &self.keys.standing(*shard));
+            call.command.arg("l").arg(*loaded);
+            call
         };
         self.run::<i64>(shards.iter().map(one).collect()).await.map(drop)
     }
@@ -201,20 +162,22 @@ impl HotWheel for RedisWheel {
         let one = |append: &Append| {
             let slot = append.slot;
             let keys = [self.keys.standing(append.shard), self.keys.slot(append.shard, slot)];
-            let mut command = call(&self.append, &keys);
+            let mut call = self.call(&self.append, &keys);
+            let command = &mut call.command;
             command.arg(mark(slot.level)).arg(slot.tick.0).arg(slot.ends_at().get() / 1000 + FORGET_S);
             for pointer in &append.pointers {
                 command.arg(&pointer.pack()[..]);
             }
-            command
+            call
         };
-        let answers: Vec<i64> = self.run(appends.iter().map(one).collect()).await?;
+        let answers = self.servers.run_parts::<i64>(appends.iter().map(one).collect()).await?;
         Ok(answers
             .into_iter()
             .map(|kept| match kept {
-                -1 => Appended::NoWheel,
-                0 => Appended::Taken,
-                _ => Appended::Kept,
+                Ok(-1) => Appended::NoWheel,
+                Ok(0) => Appended::Taken,
+                Ok(_) => Appended::Kept,
+                Err(why) => Appended::Away(why.into()),
             })
             .collect())
     }
@@ -222,74 +185,62 @@ impl HotWheel for RedisWheel {
     async fn take(&self, takes: &[Take]) -> Result<Vec<Taken>, Error> {
         let one = |take: &Take| {
             let keys = [self.keys.standing(take.shard), self.keys.slot(take.shard, take.slot)];
-            let mut command = call(&self.take, &keys);
+            let mut call = self.call(&self.take, &keys);
+            let command = &mut call.command;
             command.arg(&take.incarnation).arg(take.epoch.0).arg(take.beat);
             command.arg(mark(take.slot.level)).arg(take.slot.tick.0);
             command.arg(take.skip).arg(take.skip + PAGE - 1);
-            command
+            call
         };
-        let answers: Vec<(i64, i64, Vec<Vec<u8>>)> = self.run(takes.iter().map(one).collect()).await?;
-        let read = |(take, (code, beat, packed)): (&Take, (i64, i64, Vec<Vec<u8>>))| match code {
-            1 => {
+        type Answer = (i64, i64, Vec<Vec<u8>>);
+        let answers = self.servers.run_parts::<Answer>(takes.iter().map(one).collect()).await?;
+        let read = |(take, answer): (&Take, Result<Answer, Arc<Error>>)| match answer {
+            Err(why) => Taken::Away(why.into()),
+            Ok((1, beat, packed)) => {
                 // What cannot be read was written by another version; the sweep finds its timer.
                 let pointers = packed.iter().filter_map(|one| Pointer::unpack(take.shard, one)).collect();
                 Taken::Page { pointers, beat, more: packed.len() == PAGE }
             }
-            0 => Taken::NotMine,
-            -2 => Taken::Lost(WENT_BACK),
-            _ => Taken::Lost(GONE),
+            Ok((0, ..)) => Taken::NotMine,
+            Ok((-2, ..)) => Taken::Lost(WENT_BACK),
+            Ok(_) => Taken::Lost(GONE),
         };
         Ok(takes.iter().zip(answers).map(read).collect())
     }
 
     async fn hand_over(&self, slots: &[(i32, Slot)]) -> Result<(), Error> {
-        let one = |(shard, slot): &(i32, Slot)| {
-            let mut command = cmd("UNLINK");
-            command.arg(self.keys.slot(*shard, *slot));
-            command
-        };
+        let one = |(shard, slot): &(i32, Slot)| self.on("UNLINK", &self.keys.slot(*shard, *slot));
         self.run::<i64>(slots.iter().map(one).collect()).await.map(drop)
     }
 
     async fn counts(&self, slots: &[(i32, Slot)]) -> Result<Vec<usize>, Error> {
-        let one = |(shard, slot): &(i32, Slot)| {
-            let mut command = cmd("LLEN");
-            command.arg(self.keys.slot(*shard, *slot));
-            command
-        };
+        let one = |(shard, slot): &(i32, Slot)| self.on("LLEN", &self.keys.slot(*shard, *slot));
         self.run(slots.iter().map(one).collect()).await
     }
 
     async fn send_express(&self, node: &str, pointers: &[Pointer]) -> Result<bool, Error> {
-        let mut commands = Vec::new();
+        let mut calls = Vec::new();
         for chunk in pointers.chunks(super::APPEND) {
-            let mut command = call(&self.express, &[self.keys.express(node)]);
+            let mut call = self.call(&self.express, &[self.keys.express(node)]);
+            let command = &mut call.command;
             command.arg(EXPRESS).arg(FORGET_EXPRESS_S);
             for pointer in chunk {
                 let mut item = pointer.shard.to_be_bytes().to_vec();
                 item.extend(pointer.pack());
                 command.arg(item);
             }
-            commands.push(command);
+            calls.push(call);
         }
-        Ok(self.run::<i64>(commands).await?.into_iter().all(|kept| kept == 1))
+        Ok(self.run::<i64>(calls).await?.into_iter().all(|kept| kept == 1))
     }
 
     async fn receive_express(&self, node: &str) -> Result<Vec<Pointer>, Error> {
-        let list = self.keys.express(node);
-        let mut connection = self.waiting.get().await?;
-        let mut wait = cmd("BLPOP");
-        wait.arg(&list).arg(EXPRESS_WAIT.as_secs());
-        let first: Option<(String, Vec<u8>)> = wait.query_async(&mut connection).await?;
-        let Some((_, first)) = first else { return Ok(Vec::new()) };
-        let mut rest = cmd("LPOP");
-        rest.arg(&list).arg(EXPRESS_PAGE);
-        let rest: Option<Vec<Vec<u8>>> = rest.query_async(&mut connection).await?;
+        let items = self.servers.take_list(&self.keys.express(node), EXPRESS_PAGE).await?;
         let read = |item: Vec<u8>| {
             let (shard, packed) = item.split_at_checked(item.len().checked_sub(PACKED)?)?;
             Pointer::unpack(i32::from_be_bytes(shard.try_into().ok()?), packed)
         };
-        Ok(std::iter::once(first).chain(rest.unwrap_or_default()).filter_map(read).collect())
+        Ok(items.into_iter().filter_map(read).collect())
     }
 
     fn is_shared(&self) -> bool {

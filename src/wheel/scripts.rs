@@ -1,5 +1,8 @@
 //! The scripts that Redis runs. Each is atomic and touches keys of one shard (or one node) only.
 
+/// All of them, to be loaded where they are not known.
+pub(super) const ALL: [&str; 4] = [APPEND, TAKE, ADOPT, EXPRESS];
+
 /// Appends pointers to a slot unless it was taken.
 ///
 /// KEYS: standing, slot. ARGV: field of the level's mark, tick, when the slot may be forgotten (Unix

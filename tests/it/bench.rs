@@ -8,7 +8,7 @@ use mainspring::drill::process::descendants;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::support::{Node, Postgres, Process, fresh_database, psql};
+use crate::support::{Cluster, Node, Postgres, Process, fresh_database, psql};
 
 /// A whole quick run takes a quarter of this when nothing else runs.
 const PATIENCE: Duration = Duration::from_secs(240);
@@ -101,6 +101,17 @@ async fn runs_on_postgres_have_a_median_and_leave_no_database() {
     }
     let tables = psql(&server, "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'").await;
     assert_eq!(tables, "0", "the database given is left alone");
+}
+
+#[tokio::test]
+async fn a_run_on_a_redis_cluster_leaves_no_key_on_any_master() {
+    let cluster = Cluster::shared().await;
+    let rows = rows(&["burst", "--count", "200", "--ahead", "3s", "--hot-url", &cluster.url()]).await;
+    delivered(&rows[0], 200);
+    assert!(number(&rows[0], "cpu_redis_s") > 0.0, "{}", rows[0]);
+    for master in &cluster.masters {
+        assert_eq!(master.cli(&["KEYS", "*bench-*"]).await, "");
+    }
 }
 
 #[tokio::test]

@@ -12,6 +12,8 @@ mod drill;
 mod paths;
 mod races;
 mod rest;
+#[cfg(feature = "planted")]
+mod sim;
 mod store;
 mod support;
 mod wheels;

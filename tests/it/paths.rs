@@ -6,8 +6,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::support::{
-    Api, Node, NodeBuilder, Received, Receiver, Traffic, Verdict, eventually, fresh_database, register,
-    rfc3339, to, wall_ms,
+    Api, Cluster, Node, NodeBuilder, Received, Receiver, Traffic, Verdict, eventually, fresh_database,
+    register, rfc3339, to, wall_ms,
 };
 
 /// Long enough for a busy machine; nothing takes it unless it is broken.
@@ -141,6 +141,12 @@ async fn a_healthy_node_leaves_nothing_to_the_sweep() {
 #[tokio::test(flavor = "multi_thread")]
 async fn healthy_nodes_leave_nothing_to_the_sweep() {
     the_wheels_bring_everything(two_nodes(|node| node).await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn healthy_nodes_on_a_redis_cluster_leave_nothing_to_the_sweep() {
+    let cluster = Cluster::shared().await;
+    the_wheels_bring_everything(two_nodes(|node| node.hot(cluster.url())).await).await;
 }
 
 /// A window of three seconds: what is due later comes through the loader, what is due sooner at once.

@@ -68,7 +68,7 @@ pub async fn explain(State(state): State<Arc<ApiState>>, Path(id): Path<String>)
     let scene = Scene { row: &row, config: &state.app.config, tier: tiers.of(&row), now };
     let explanation = Explanation {
         events: scene.events(&attempts, replays),
-        waiting_for: scene.waiting_for(service.positions.is_up()),
+        waiting_for: scene.waiting_for(!service.positions.away().contains(&row.shard)),
         timer: TimerView::new(&row, tiers),
     };
     Ok(Json(explanation).into_response())

@@ -103,7 +103,7 @@ fn a_pointer_is_in_one_hand_until_it_is_recorded() {
     assert_eq!(lanes.offer(pointer(1, 1, 0), 0), Offer::Known);
     let taken = lanes.take(10);
     assert_eq!(lanes.offer(pointer(1, 1, 0), 0), Offer::Known, "it is being claimed");
-    lanes.dropped(&taken[0]);
+    lanes.dropped(&taken[0], 0);
     assert_eq!((lanes.held(), lanes.in_flight()), (0, 0));
     assert_eq!(lanes.offer(pointer(1, 1, 0), 0), Offer::Held);
     let taken = lanes.take(10);
@@ -112,8 +112,31 @@ fn a_pointer_is_in_one_hand_until_it_is_recorded() {
     lanes.left(LaneKey::of(&taken[0]), Left::Answered, 0);
     assert_eq!(lanes.in_flight(), 0);
     assert_eq!(lanes.offer(pointer(1, 1, 1), 0), Offer::Known, "its result is not recorded yet");
-    lanes.recorded(&taken[0].uid);
-    assert_eq!(lanes.offer(pointer(1, 1, 1), 0), Offer::Held);
+    assert!(lanes.recorded(&taken[0].uid, 0), "it waits now");
+    assert_eq!(lanes.take(10), [pointer(1, 1, 1)]);
+}
+
+#[test]
+fn what_comes_of_a_timer_in_hand_is_offered_when_the_hand_is_free() {
+    let moved = Pointer { generation: Generation(2), ..pointer(1, 1, 0) };
+    let swept = Pointer { via: Via::Sweep, ..moved };
+    let mut lanes = Lanes::new(10, 10);
+    // The claim of the old generation is under way when the new one comes, due at once.
+    lanes.offer(pointer(1, 1, 0), 0);
+    let taken = lanes.take(10);
+    assert_eq!(lanes.offer(moved, 0), Offer::Known);
+    assert_eq!(lanes.offer(swept, 0), Offer::Known, "the sweep comes again by itself");
+    assert_eq!(lanes.offer(pointer(1, 1, 0), 0), Offer::Known, "an older one is worth nothing");
+    assert!(lanes.take(10).is_empty());
+    lanes.dropped(&taken[0], 0);
+    assert_eq!(lanes.take(10), [moved]);
+    // Its attempt is given back, or fails and is to be made again at once, before the record is known here.
+    let again = Pointer { attempt: 1, ..moved };
+    assert_eq!(lanes.offer(again, 0), Offer::Known);
+    assert!(lanes.recorded(&moved.uid, 0));
+    assert_eq!(lanes.take(10), [again]);
+    assert!(!lanes.recorded(&moved.uid, 0), "nothing came meanwhile");
+    assert!(lanes.take(10).is_empty());
 }
 
 #[test]
@@ -122,6 +145,7 @@ fn a_newer_generation_replaces_a_waiting_pointer() {
     lanes.offer(pointer(1, 1, 1), 0);
     let newer = Pointer { generation: Generation(2), ..pointer(1, 1, 0) };
     assert_eq!(lanes.offer(newer, 0), Offer::Held);
+    assert_eq!(lanes.offer(pointer(1, 1, 1), 0), Offer::Known, "an older one does not replace it");
     assert_eq!(lanes.take(10), [newer]);
     assert_eq!((lanes.held(), lanes.in_flight()), (0, 1));
 }

@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use futures::future::BoxFuture;
 
 use super::process::{Process, log_tail};
 use crate::clock::Monotonic;
@@ -67,12 +68,13 @@ fn launch(command: &mut Command, dir: &Path) -> anyhow::Result<Process> {
 }
 
 /// Asks until there is an answer. Fails when the process ends instead, or after `limit`.
-async fn ready(
+/// Waits until a server answers. Boxed answers: the future of an async closure that borrows is not `Send` for all.
+async fn ready<'a>(
     name: &str,
     process: &Process,
     dir: &Path,
     limit: Duration,
-    answers: impl AsyncFn() -> bool,
+    answers: impl Fn() -> BoxFuture<'a, bool>,
 ) -> anyhow::Result<()> {
     let began = Monotonic::now();
     while !answers().await {

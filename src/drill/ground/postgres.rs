@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
+use futures::future::BoxFuture;
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 use sqlx::postgres::{PgConnectOptions, PgSslMode};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
@@ -169,9 +170,13 @@ impl Postgres {
     }
 
     async fn ready(&self) -> anyhow::Result<()> {
-        let answers = async || match tokio::time::timeout(ASK, self.connect()).await {
-            Ok(Ok(db)) => db.close().await.is_ok(),
-            _ => false,
+        let answers = || -> BoxFuture<'_, bool> {
+            Box::pin(async {
+                match tokio::time::timeout(ASK, self.connect()).await {
+                    Ok(Ok(db)) => db.close().await.is_ok(),
+                    _ => false,
+                }
+            })
         };
         ready("PostgreSQL", &self.process, &self.dir, START, answers).await
     }

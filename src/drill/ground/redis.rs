@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use deadpool_redis::redis;
+use futures::future::BoxFuture;
 use rustix::process::Signal;
 
 use super::{LOG_LINES, free_port, launch, log_of, program_dirs, ready};
@@ -39,18 +40,30 @@ pub struct Redis {
     dir: PathBuf,
     port: u16,
     keeps: Keeps,
+    options: Vec<String>,
 }
 
 impl Redis {
     /// Starts a server in `dir`, with what one before it kept there, and returns when it answers. Without a
     /// `port` it takes a free one. Fails when Redis is not installed, or does not answer within a minute.
     pub async fn start(dir: &Path, port: Option<u16>, keeps: Keeps) -> anyhow::Result<Self> {
+        Self::start_with(dir, port, keeps, Vec::new()).await
+    }
+
+    /// The same with further options for the program, at this start and later ones.
+    pub async fn start_with(
+        dir: &Path,
+        port: Option<u16>,
+        keeps: Keeps,
+        options: Vec<String>,
+    ) -> anyhow::Result<Self> {
         let program = program()?;
         let made = || format!("Redis cannot have {}", dir.display());
         fs::create_dir_all(dir).with_context(made)?;
         let dir = fs::canonicalize(dir).with_context(made)?;
         let port = port.map_or_else(free_port, Ok)?;
-        let server = Self { process: serve(&program, &dir, port, keeps)?, program, dir, port, keeps };
+        let process = serve(&program, &dir, port, keeps, &options)?;
+        let server = Self { process, program, dir, port, keeps, options };
         server.ready().await?;
         Ok(server)
     }
@@ -70,6 +83,11 @@ impl Redis {
         self.process.pid()
     }
 
+    /// Whether its process is there, standing still or not.
+    pub fn is_running(&self) -> bool {
+        self.process.ended().is_none()
+    }
+
     /// SIGKILL; returns when it is gone. Its port stays free for it.
     pub async fn kill(&self) -> anyhow::Result<()> {
         self.process.end_with(Signal::KILL, STOP).await?;
@@ -85,7 +103,7 @@ impl Redis {
     /// Starts it with what it kept and returns when it answers. Fails when it still runs.
     pub async fn start_again(&mut self) -> anyhow::Result<()> {
         ensure!(self.process.ended().is_some(), "kill Redis before you start it again");
-        self.process = serve(&self.program, &self.dir, self.port, self.keeps)?;
+        self.process = serve(&self.program, &self.dir, self.port, self.keeps, &self.options)?;
         self.ready().await
     }
 
@@ -152,9 +170,11 @@ impl Redis {
     }
 
     async fn ready(&self) -> anyhow::Result<()> {
-        let answers = async || {
-            let pong = tokio::time::timeout(PING, self.ask::<String>(&["PING"])).await;
-            matches!(pong, Ok(Ok(pong)) if pong == "PONG")
+        let answers = || -> BoxFuture<'_, bool> {
+            Box::pin(async {
+                let pong = tokio::time::timeout(PING, self.ask::<String>(&["PING"])).await;
+                matches!(pong, Ok(Ok(pong)) if pong == "PONG")
+            })
         };
         ready("Redis", &self.process, &self.dir, START, answers).await
     }
@@ -183,13 +203,13 @@ fn program() -> anyhow::Result<PathBuf> {
     )
 }
 
-fn serve(program: &Path, dir: &Path, port: u16, keeps: Keeps) -> anyhow::Result<Process> {
+fn serve(program: &Path, dir: &Path, port: u16, keeps: Keeps, options: &[String]) -> anyhow::Result<Process> {
     let data = data(dir);
     fs::create_dir_all(&data).with_context(|| format!("{} cannot be made", data.display()))?;
     let mut command = Command::new(program);
     command.args(["--bind", "127.0.0.1", "--port", &port.to_string(), "--daemonize", "no", "--save", ""]);
     command.args(["--appendonly", if keeps == Keeps::Writes { "yes" } else { "no" }]);
-    command.arg("--dir").arg(&data).current_dir(&data);
+    command.arg("--dir").arg(&data).args(options).current_dir(&data);
     launch(&mut command, dir)
 }
 

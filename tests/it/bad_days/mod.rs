@@ -1,6 +1,7 @@
 //! Databases that are down, disks that are full, ports that are taken, settings that are wrong, and stops in
 //! the midst of work.
 
+mod cluster;
 mod disk;
 mod postgres;
 mod redis;

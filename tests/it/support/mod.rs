@@ -6,6 +6,7 @@
 #![allow(dead_code, unused_imports, reason = "each test takes the parts it needs")]
 
 mod api;
+mod cluster;
 mod expect;
 mod node;
 mod on_both;
@@ -19,6 +20,7 @@ use std::sync::Once;
 use std::time::Duration;
 
 pub use api::{Answer, Api, Ledger};
+pub use cluster::Cluster;
 pub use expect::{eventually, in_state, problem, to, wall_ms};
 pub use mainspring::drill::process::Process;
 pub use node::{Node, NodeBuilder};

@@ -24,8 +24,13 @@ impl Redis {
 
     /// Starts an empty server that keeps no more than this, and returns when it answers.
     pub async fn private_keeping(keeps: Keeps) -> Self {
+        Self::private_with(keeps, Vec::new()).await
+    }
+
+    /// The same with further options for redis-server, at this start and later ones.
+    pub(super) async fn private_with(keeps: Keeps, options: Vec<String>) -> Self {
         let dir = tempfile::Builder::new().prefix("redis").tempdir().expect("a temporary directory");
-        let server = ground::Redis::start(dir.path(), None, keeps).await.expect("Redis starts");
+        let server = ground::Redis::start_with(dir.path(), None, keeps, options).await.expect("Redis starts");
         Self { server, _dir: dir }
     }
 
@@ -47,6 +52,10 @@ impl Redis {
 
     pub fn pid(&self) -> u32 {
         self.server.pid()
+    }
+
+    pub fn is_running(&self) -> bool {
+        self.server.is_running()
     }
 
     /// See [`ground::Redis::kill`].

@@ -1,4 +1,4 @@
-//! One conformance suite for [`HotWheel`], run on the wheel in this process and on the one in Redis: every
+//! One conformance suite for [`HotWheel`], run on the wheel in this process, in Redis and in a Redis Cluster: every
 //! documented rule, with the whole state before and after.
 
 use std::sync::Arc;
@@ -8,7 +8,8 @@ use mainspring::model::id::{Epoch, Generation, Uid};
 use mainspring::model::pointer::{Pointer, Via};
 use mainspring::model::time::{LAST, UnixMs};
 use mainspring::wheel::{
-    Append, Appended, EXPRESS, HotWheel, Level, Marks, MemoryWheel, PAGE, Slot, Standing, Take, Taken, Tick,
+    Append, Appended, Away, EXPRESS, HotWheel, Level, Marks, MemoryWheel, PAGE, Slot, Standing, Take, Taken,
+    Tick,
 };
 
 use super::space::{START_MS, Space};
@@ -30,6 +31,11 @@ impl Fixture {
 
     async fn redis() -> Self {
         let space = Space::new().await;
+        Self { wheel: Arc::new(space.wheel()), _space: Some(space) }
+    }
+
+    async fn cluster() -> Self {
+        let space = Space::in_cluster().await;
         Self { wheel: Arc::new(space.wheel()), _space: Some(space) }
     }
 
@@ -417,8 +423,11 @@ async fn an_empty_batch_asks_nothing(f: Fixture) {
     f.wheel.hand_over(&[]).await.expect("hands over");
     f.wheel.build(&[], 0).await.expect("builds");
     assert!(f.wheel.send_express("a", &[]).await.expect("sends"));
-    let (one, two) = (f.wheel.server().await.expect("answers"), f.wheel.server().await.expect("answers"));
-    assert!(one == two && !one.is_empty() && !one.contains(' '), "a name without blanks: {one:?}");
+    let (one, two) =
+        (f.wheel.servers(&[0, 1]).await.expect("answers"), f.wheel.servers(&[0, 1]).await.expect("answers"));
+    let blank =
+        |name: &Result<String, Away>| name.as_ref().is_ok_and(|name| name.contains(' ') || name.is_empty());
+    assert!(one == two && one.len() == 2 && !one.iter().any(blank), "names without blanks: {one:?}");
 }
 
 /// Of many who append while a slot is taken, each is either in what the take got or refused.
@@ -435,7 +444,7 @@ async fn of_an_append_and_a_take_that_meet_the_pointer_is_with_one_of_them(f: Fi
                 match wheel.append(&[append]).await.expect("appends")[0] {
                     Appended::Kept => {}
                     Appended::Taken => refused.push(one.uid),
-                    Appended::NoWheel => panic!("it is there"),
+                    Appended::NoWheel | Appended::Away(_) => panic!("it is there"),
                 }
                 tokio::task::yield_now().await;
             }
@@ -454,7 +463,7 @@ async fn of_an_append_and_a_take_that_meet_the_pointer_is_with_one_of_them(f: Fi
     assert_eq!((count, all.len()), (400, 400));
 }
 
-macro_rules! on_both {
+macro_rules! on_all {
     ($($rule:ident),* $(,)?) => {
         mod memory {
             use super::Fixture;
@@ -464,10 +473,14 @@ macro_rules! on_both {
             use super::Fixture;
             $(#[tokio::test(flavor = "multi_thread")] async fn $rule() { super::$rule(Fixture::redis().await).await; })*
         }
+        mod cluster {
+            use super::Fixture;
+            $(#[tokio::test(flavor = "multi_thread")] async fn $rule() { super::$rule(Fixture::cluster().await).await; })*
+        }
     };
 }
 
-on_both!(
+on_all!(
     an_append_is_kept_until_its_slot_is_taken_and_refused_from_then_on,
     a_slot_taken_again_gives_the_same_until_it_is_handed_over,
     a_take_of_an_earlier_slot_does_not_set_the_mark_back,
@@ -522,10 +535,10 @@ async fn a_connection_that_was_cut_is_replaced_and_a_server_that_is_away_is_an_e
         answered = answered || f.wheel.look(&[0]).await.is_ok_and(|all| all[0] == Some(standing("one", 1)));
     }
     assert!(answered);
-    let name = f.wheel.server().await.expect("answers");
+    let name = f.wheel.servers(&[0]).await.expect("answers");
     drop((space, server));
     let began = std::time::Instant::now();
-    assert!(f.wheel.server().await.is_err(), "{name} is gone");
+    assert!(f.wheel.servers(&[0]).await.is_err(), "{name:?} is gone");
     assert!(f.wheel.append(&[]).await.is_ok(), "nothing to ask");
     let append = Append { shard: 0, slot: after(Level::Second, 1), pointers: pointers(0, 1) };
     assert!(f.wheel.append(&[append]).await.is_err());

@@ -1,7 +1,7 @@
 //! A whole node without its loops: the real loader, ticker, promoter and last mile on a real cold store and
 //! real wheels, cranked by hand.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -23,7 +23,7 @@ use mainspring::positions::Positions;
 use mainspring::promote::{Promoter, Promotion};
 use mainspring::ticker::{AHEAD_MS, Ticker};
 use mainspring::wheel::{
-    Append, Appended, Error, HotWheel, Level, MemoryWheel, Slot, Snapshot, Standing, Take, Taken,
+    Append, Appended, Away, Error, HotWheel, Level, MemoryWheel, Slot, Snapshot, Standing, Take, Taken,
 };
 use tokio::sync::Notify;
 
@@ -38,6 +38,14 @@ const ROUND: Duration = Duration::from_secs(20);
 pub enum Home {
     Memory(Arc<MemoryWheel>),
     Redis(Box<Space>),
+}
+
+/// A kind of place for wheels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum At {
+    Memory,
+    Redis,
+    Cluster,
 }
 
 /// What wheels held at some moment.
@@ -82,7 +90,23 @@ impl TestWheel {
     }
 
     pub async fn redis() -> Self {
-        let space = Space::new().await;
+        Self::in_redis(Space::new().await)
+    }
+
+    pub async fn cluster() -> Self {
+        Self::in_redis(Space::in_cluster().await)
+    }
+
+    /// Wheels in a place of this kind.
+    pub async fn at(place: At) -> Self {
+        match place {
+            At::Memory => Self::memory(),
+            At::Redis => Self::redis().await,
+            At::Cluster => Self::cluster().await,
+        }
+    }
+
+    fn in_redis(space: Space) -> Self {
         Self::of(Arc::new(space.wheel()), Home::Redis(Box::new(space)))
     }
 
@@ -183,11 +207,11 @@ impl TestWheel {
 
 #[async_trait::async_trait]
 impl HotWheel for TestWheel {
-    async fn server(&self) -> Result<String, Error> {
+    async fn servers(&self, shards: &[i32]) -> Result<Vec<Result<String, Away>>, Error> {
         let name = self.name.lock().expect("plain").clone();
         match name {
-            Some(name) => Ok(name),
-            None => self.inner.server().await,
+            Some(name) => Ok(shards.iter().map(|_| Ok(name.clone())).collect()),
+            None => self.inner.servers(shards).await,
         }
     }
 
@@ -348,7 +372,7 @@ impl Rig {
             },
             ticker: Ticker::new(hot, positions, last_mile, clock, self.metrics.clone()),
             promoter,
-            server: None,
+            servers: HashMap::new(),
         }
     }
 
@@ -379,7 +403,7 @@ pub struct Node {
     pub promoter: Arc<Promoter>,
     pub loader: Loader,
     pub ticker: Ticker,
-    server: Option<String>,
+    servers: HashMap<i32, String>,
 }
 
 impl Node {
@@ -401,8 +425,8 @@ impl Node {
 
     /// One round of the ticker.
     pub async fn tick(&mut self) -> Result<(), Error> {
-        self.ticker.check_server(&mut self.server).await?;
-        self.ticker.run_once(self.now()).await
+        self.ticker.check_servers(&mut self.servers).await?;
+        self.ticker.run_once(self.now()).await.map(drop)
     }
 
     /// Loads and ticks until nothing is left to do at this moment.

@@ -1,19 +1,31 @@
 //! A corner of the shared Redis for one test: a namespace of its own, which goes when the test ends.
 
+use std::sync::Arc;
+
 use deadpool_redis::redis::aio::MultiplexedConnection;
-use deadpool_redis::redis::{self, Client, FromRedisValue, ToRedisArgs, cmd};
+use deadpool_redis::redis::cluster::ClusterClient;
+use deadpool_redis::redis::cluster_async::ClusterConnection;
+use deadpool_redis::redis::{self, Client, Cmd, FromRedisValue, ToRedisArgs, cmd};
 use mainspring::config::Config;
 use mainspring::wheel::RedisWheel;
+
+use crate::support::Cluster;
 
 /// Where the wheels of the tests stand: Redis forgets slots by the machine's clock, and these lie far ahead.
 pub const START_MS: i64 = 4_000_000_020_000;
 
-/// A namespace in a Redis server.
+/// A namespace in a Redis server, or in a Redis Cluster.
 pub struct Space {
     pub namespace: String,
     pub url: String,
-    client: Client,
-    raw: MultiplexedConnection,
+    raw: Raw,
+}
+
+/// A way in beside the wheel; to a cluster, redis-rs's own.
+enum Raw {
+    One(Box<(Client, MultiplexedConnection)>),
+    /// Holds the cluster, so that it stays.
+    Cluster(Box<ClusterConnection>, #[expect(dead_code, reason = "held only")] Arc<Cluster>),
 }
 
 /// What the keys of a namespace held: name, dump, expiry.
@@ -25,6 +37,10 @@ pub fn shared_redis() -> String {
         .expect("MAINSPRING_TEST_REDIS is not set: run scripts/test, which starts the servers")
 }
 
+fn namespace() -> String {
+    format!("t{}", uuid::Uuid::now_v7().simple())
+}
+
 impl Space {
     pub async fn new() -> Self {
         Self::at(&shared_redis()).await
@@ -33,8 +49,19 @@ impl Space {
     pub async fn at(url: &str) -> Self {
         let client = Client::open(url).expect("a Redis URL");
         let raw = client.get_multiplexed_async_connection().await.expect("Redis answers");
-        let namespace = format!("t{}", uuid::Uuid::now_v7().simple());
-        Self { namespace, url: url.to_owned(), client, raw }
+        Self { namespace: namespace(), url: url.to_owned(), raw: Raw::One(Box::new((client, raw))) }
+    }
+
+    /// In the cluster that tests share.
+    pub async fn in_cluster() -> Self {
+        Self::of(Cluster::shared().await).await
+    }
+
+    pub async fn of(cluster: Arc<Cluster>) -> Self {
+        let client = ClusterClient::new(cluster.nodes()).expect("nodes");
+        let raw = client.get_async_connection().await.expect("the cluster answers");
+        let (namespace, url) = (namespace(), cluster.url());
+        Self { namespace, url, raw: Raw::Cluster(Box::new(raw), cluster) }
     }
 
     /// The settings that lead here.
@@ -44,7 +71,8 @@ impl Space {
 
     pub fn wheel(&self) -> RedisWheel {
         let config = Config::load(Some(std::path::Path::new("/dev/null")), [], &self.sets());
-        RedisWheel::open(&config.expect("settings"), &self.namespace).expect("opens")
+        let url = config.expect("settings").hot_url().expect("a URL");
+        RedisWheel::open(&url, 8, &self.namespace).expect("opens")
     }
 
     /// The name of a slot's list or a shard's standing, as this version writes it.
@@ -56,7 +84,15 @@ impl Space {
     pub async fn ask<T: FromRedisValue>(&self, name: &str, args: &[impl ToRedisArgs]) -> T {
         let mut command = cmd(name);
         command.arg(args);
-        command.query_async(&mut self.raw.clone()).await.expect("Redis does it")
+        self.query(&command).await
+    }
+
+    async fn query<T: FromRedisValue>(&self, command: &Cmd) -> T {
+        let done = match &self.raw {
+            Raw::One(one) => command.query_async(&mut one.1.clone()).await,
+            Raw::Cluster(raw, _) => command.query_async(&mut ClusterConnection::clone(raw)).await,
+        };
+        done.expect("Redis does it")
     }
 
     pub async fn keys(&self) -> Vec<String> {
@@ -87,7 +123,7 @@ impl Space {
         for (key, dump, expiry) in to {
             let mut restore = cmd("RESTORE");
             restore.arg(key).arg(expiry).arg(dump).arg("ABSTTL");
-            restore.exec_async(&mut self.raw.clone()).await.expect("Redis takes its own dump");
+            self.query::<()>(&restore).await;
         }
     }
 }
@@ -95,7 +131,8 @@ impl Space {
 impl Drop for Space {
     fn drop(&mut self) {
         // What is left would stay until its slots are forgotten, which is far ahead.
-        let Ok(mut connection) = self.client.get_connection() else { return };
+        let Raw::One(one) = &self.raw else { return };
+        let Ok(mut connection) = one.0.get_connection() else { return };
         let pattern = format!("mainspring:{{{}:*", self.namespace);
         let keys: redis::RedisResult<Vec<String>> = cmd("KEYS").arg(pattern).query(&mut connection);
         if let Ok(keys) = keys

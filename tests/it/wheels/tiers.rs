@@ -12,7 +12,7 @@ use mainspring::model::time::UnixMs;
 use mainspring::replay;
 use mainspring::wheel::{HotWheel, Level};
 
-use super::rig::{Call, Fault, Node, Rig, START, TestWheel};
+use super::rig::{At, Call, Fault, Node, Rig, START, TestWheel};
 use super::space::START_MS;
 use crate::support::fresh_database;
 
@@ -27,8 +27,8 @@ struct Parts {
 }
 
 impl Parts {
-    async fn new(postgres: bool, redis: bool) -> Self {
-        let hot = if redis { TestWheel::redis().await } else { TestWheel::memory() };
+    async fn new(postgres: bool, at: At) -> Self {
+        let hot = TestWheel::at(at).await;
         if postgres {
             return Self { url: fresh_database().await, hot, _dir: None };
         }
@@ -225,7 +225,7 @@ async fn missed(
         if order == Order::Rebuild {
             rig.hot.flush().await;
             assert!(owner.tick().await.is_ok());
-            owner.positions().lose_all("it was emptied");
+            owner.positions().lose(&owner.positions().shards(), "it was emptied");
         }
         let (mut pointer, mut seen, mut near) = (None, Vec::new(), false);
         let by = writer.unwrap_or(owner);
@@ -318,7 +318,7 @@ async fn a_writer_that_reads_first_would_be_missed(parts: Parts) {
 #[tokio::test(flavor = "multi_thread")]
 async fn who_writes_on_another_node_is_never_missed() {
     for order in [Order::WatermarkThenScan, Order::Rebuild] {
-        let (rig, _dir) = Parts::new(true, true).await.rig(&USUAL).await;
+        let (rig, _dir) = Parts::new(true, At::Redis).await.rig(&USUAL).await;
         let mut owner = rig.start("a").await;
         let writer = rig.start("b").await;
         assert_eq!((owner.promoter.ownership.count(), writer.promoter.ownership.count()), (4, 0));
@@ -532,7 +532,7 @@ async fn replays(rig: &Rig) -> Vec<(String, String)> {
 async fn a_new_owner_of_an_intact_wheel_reads_again_what_was_taken() {
     for postgres in [false, true] {
         let sets = ["shards=1", "wheel.window=PT10M", "wheel.near=PT2M"];
-        let (rig, _dir) = Parts::new(postgres, true).await.rig(&sets).await;
+        let (rig, _dir) = Parts::new(postgres, At::Redis).await.rig(&sets).await;
         let mut before = rig.start("a").await;
         before.crank().await;
         let minute = |id: &str, due| NewTimer { minute: true, ..rig.timer(id, due) };
@@ -605,7 +605,7 @@ async fn a_new_owner_of_an_intact_wheel_reads_again_what_was_taken() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_written_while_a_wheel_changes_hands_goes_into_it() {
     let sets = ["shards=1", "wheel.window=PT10M", "wheel.near=PT2M"];
-    let (rig, _dir) = Parts::new(true, true).await.rig(&sets).await;
+    let (rig, _dir) = Parts::new(true, At::Redis).await.rig(&sets).await;
     let mut before = rig.start("a").await;
     before.crank().await;
     let mut after = rig.usurp(&before, "b").await;
@@ -622,7 +622,7 @@ async fn what_is_written_while_a_wheel_changes_hands_goes_into_it() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wheel_that_was_set_back_before_its_new_owner_looked_is_built_anew() {
     let sets = ["shards=1", "wheel.window=PT10M", "wheel.near=PT2M"];
-    let (rig, _dir) = Parts::new(false, true).await.rig(&sets).await;
+    let (rig, _dir) = Parts::new(false, At::Redis).await.rig(&sets).await;
     let mut node = rig.start("a").await;
     node.crank().await;
     let kept = rig.hot.snapshot().await;
@@ -645,7 +645,7 @@ async fn a_wheel_that_was_set_back_before_its_new_owner_looked_is_built_anew() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_replay_is_told_although_the_wheel_fails_at_its_end() {
     let sets = ["shards=1", "wheel.window=PT10M", "wheel.near=PT2M"];
-    let (rig, _dir) = Parts::new(false, true).await.rig(&sets).await;
+    let (rig, _dir) = Parts::new(false, At::Redis).await.rig(&sets).await;
     let pointer = rig.commit(&[rig.timer("t", 5 * MINUTE)]).await[0];
     let node = rig.start("a").await;
     rig.hot.fault(Call::SetLoaded, Fault::Fail);
@@ -714,7 +714,7 @@ async fn a_wheel_that_was_lost_is_built_anew(parts: Parts) {
         node.crank().await;
         let now = rig.hot.look(&[0]).await.expect("looks").remove(0).expect("a wheel");
         assert_ne!(now.incarnation, before.incarnation, "{loss:?}");
-        let server = rig.hot.server().await.expect("answers");
+        let server = rig.hot.servers(&[0]).await.expect("answers").remove(0).expect("answers");
         assert_eq!(rig.row(0).await.wheel, format!("{server} {}", now.incarnation));
         assert_eq!(node.due(), [Pointer { via: Via::Replay, overdue: true, ..first }]);
         assert_eq!((rig.lying(&second).await, rig.lying(&minute).await), ([1, 0, 0], [0, 1, 0]));
@@ -775,15 +775,16 @@ async fn a_crowded_second_passes_whole(parts: Parts) {
 
 macro_rules! on_all {
     ($($rule:ident),* $(,)?) => {
-        on_all!(@on sqlite_memory, false, false, $($rule),*);
-        on_all!(@on sqlite_redis, false, true, $($rule),*);
-        on_all!(@on postgres_memory, true, false, $($rule),*);
-        on_all!(@on postgres_redis, true, true, $($rule),*);
+        on_all!(@on sqlite_memory, false, Memory, $($rule),*);
+        on_all!(@on sqlite_redis, false, Redis, $($rule),*);
+        on_all!(@on postgres_memory, true, Memory, $($rule),*);
+        on_all!(@on postgres_redis, true, Redis, $($rule),*);
+        on_all!(@on sqlite_cluster, false, Cluster, $($rule),*);
     };
-    (@on $name:ident, $postgres:expr, $redis:expr, $($rule:ident),*) => {
+    (@on $name:ident, $postgres:expr, $at:ident, $($rule:ident),*) => {
         mod $name {
             $(#[tokio::test(flavor = "multi_thread")] async fn $rule() {
-                super::$rule(super::Parts::new($postgres, $redis).await).await;
+                super::$rule(super::Parts::new($postgres, super::At::$at).await).await;
             })*
         }
     };

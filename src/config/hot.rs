@@ -1,0 +1,115 @@
+//! `hot.url`: where the wheels live, read and checked. Nothing is reached from here.
+
+use deadpool_redis::redis::{ConnectionInfo, IntoConnectionInfo};
+
+/// Where the wheels live.
+#[derive(Debug, Clone)]
+pub enum HotUrl {
+    /// In this process.
+    Memory,
+    /// In one Redis server.
+    Redis(ConnectionInfo),
+    /// In a Redis Cluster, of which these nodes are known; never empty.
+    Cluster(Vec<ConnectionInfo>),
+}
+
+impl HotUrl {
+    /// Reads the setting; what is wrong is told with its cure and without passwords.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        match text.split_once("://") {
+            Some(("memory", "")) => Ok(Self::Memory),
+            Some(("redis", rest)) if !rest.is_empty() => {
+                let told = |why| match rest.rsplit('@').next().is_some_and(|hosts| hosts.contains(',')) {
+                    true => {
+                        "several hosts are a Redis Cluster; give redis+cluster://HOST:PORT,HOST:PORT,…".into()
+                    }
+                    false => format!("{why}; give redis://HOST:PORT or …/DATABASE-NUMBER"),
+                };
+                one(text).map(Self::Redis).map_err(told)
+            }
+            Some(("redis+cluster", rest)) => cluster(rest)
+                .map(Self::Cluster)
+                .map_err(|why| format!("{why}; give redis+cluster://USER:PASSWORD@HOST:PORT,HOST:PORT,…")),
+            Some(("rediss" | "rediss+cluster", _)) => {
+                Err("TLS to Redis is not served by this version; give redis:// or redis+cluster://".into())
+            }
+            _ => Err("give memory://, redis://USER:PASSWORD@HOST:PORT/DATABASE or \
+                      redis+cluster://USER:PASSWORD@HOST:PORT,HOST:PORT,…"
+                .into()),
+        }
+    }
+}
+
+fn one(text: &str) -> Result<ConnectionInfo, String> {
+    url::Url::parse(text).map_err(|why| why.to_string())?;
+    text.into_connection_info().map_err(|why| why.to_string())
+}
+
+/// One user and password for all nodes, before the first host.
+fn cluster(rest: &str) -> Result<Vec<ConnectionInfo>, String> {
+    let (user, hosts) = match rest.rsplit_once('@') {
+        Some((user, hosts)) if !user.contains(',') => (format!("{user}@"), hosts),
+        Some(_) => {
+            return Err("user and password stand once, before the first host (a comma in them is %2C)".into());
+        }
+        None => (String::new(), rest),
+    };
+    let hosts = hosts.strip_suffix('/').unwrap_or(hosts);
+    if hosts.contains(['/', '?', '#']) {
+        return Err("a Redis Cluster has no database numbers and takes no options".into());
+    }
+    let read = |host: &str| match host.trim() {
+        "" => Err("a host is missing".to_owned()),
+        host => one(&format!("redis://{user}{host}")).map_err(|why| format!("host `{host}`: {why}")),
+    };
+    hosts.split(',').map(read).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nodes(text: &str) -> Vec<(String, Option<String>, Option<String>)> {
+        let HotUrl::Cluster(nodes) = HotUrl::parse(text).unwrap() else { panic!("{text} is a cluster") };
+        let told = |one: &ConnectionInfo| {
+            let redis = one.redis_settings();
+            let text = |part: Option<&str>| part.map(str::to_owned);
+            (one.addr().to_string(), text(redis.username()), text(redis.password()))
+        };
+        nodes.iter().map(told).collect()
+    }
+
+    #[test]
+    fn each_host_of_a_cluster_has_its_port_and_the_one_password() {
+        let plain = |address: &str| (address.to_owned(), None, None);
+        assert_eq!(nodes("redis+cluster://a"), [plain("a:6379")]);
+        assert_eq!(nodes("redis+cluster://a,b:7001,[::1]:7002/")[1..], [plain("b:7001"), plain("::1:7002")]);
+        let with = |address: &str| (address.to_owned(), Some("me".to_owned()), Some("p@s,s".to_owned()));
+        assert_eq!(nodes("redis+cluster://me:p@s%2Cs@a,b:1"), [with("a:6379"), with("b:1")]);
+        let nobody = nodes("redis+cluster://:secret@a");
+        assert_eq!(nobody, [("a:6379".to_owned(), None, Some("secret".to_owned()))]);
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_with_its_cure_and_without_the_password() {
+        for (url, told) in [
+            ("redis+cluster://", "host is missing"),
+            ("redis+cluster://:open-sesame@", "host is missing"),
+            ("redis+cluster://a,,b", "host is missing"),
+            ("redis+cluster://a,b:port", "`b:port`: invalid port"),
+            ("redis+cluster://:open-sesame@a:70000", "`a:70000`: invalid port"),
+            ("redis+cluster://a,me:open-sesame@b", "before the first host"),
+            ("redis+cluster://a,b/3", "no database numbers"),
+            ("redis+cluster://a?protocol=resp3", "no database numbers"),
+            ("redis://:open-sesame@a:1,b:2", "redis+cluster://"),
+            ("redis://:open-sesame@a:port", "redis://HOST:PORT"),
+            ("rediss://a", "TLS"),
+            ("cluster://a", "redis+cluster://"),
+            ("memory://here", "memory://"),
+        ] {
+            let why = HotUrl::parse(url).expect_err(url);
+            assert!(why.contains(told) && why.contains("give "), "{url}: {why}");
+            assert!(!why.contains("open-sesame"), "{url}: {why}");
+        }
+    }
+}

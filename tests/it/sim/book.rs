@@ -1,0 +1,305 @@
+//! What the clients and the receivers of a run saw, and the rules that it must obey.
+//!
+//! Nothing here looks into the product: a rule is broken when answers and arrivals contradict each other, or
+//! when an arrival contradicts who owned its shard by the store's own account.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use mainspring::cold::{Applied, TimerRow};
+use mainspring::model::id::Uid;
+use mainspring::model::pointer::Via;
+use mainspring::model::timer::{Answer, State};
+
+use super::world::World;
+
+/// How a receiver behaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Behaviour {
+    /// Takes it and says so.
+    Ok,
+    /// Says no.
+    Fails,
+    /// Takes it and says nothing.
+    Hangs,
+    /// Takes it, and the answer is lost.
+    Lost,
+    /// Cannot be reached.
+    Refuses,
+}
+
+/// One arrival.
+#[derive(Debug, Clone)]
+struct Sent {
+    generation: i32,
+    attempt: i32,
+    at: i64,
+    process: usize,
+    epoch: i64,
+    how: Behaviour,
+    /// The node knows how it came out.
+    known: bool,
+}
+
+/// What a cancel was answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Told {
+    Cancelled,
+    Stopped,
+    /// And the attempt that may be under way.
+    InFlight(Option<(i32, i32)>),
+}
+
+/// One timer, as its client knows it.
+#[derive(Debug)]
+struct Known {
+    /// The latest acknowledged generation, and when it is due.
+    generation: i32,
+    due_at: i64,
+    /// The first generation since it was registered (again).
+    since: i32,
+    /// What its cancel was answered, and as which generation.
+    told: Option<(Told, i32)>,
+    /// A cancel was asked for.
+    cancelling: bool,
+    /// When the latest change was asked for and when it was answered.
+    asked_at: i64,
+    acked_at: i64,
+    sent: Vec<Sent>,
+}
+
+/// From when to when nothing goes wrong.
+#[derive(Debug, Clone, Copy)]
+pub struct Calm {
+    /// What is written before is in the wheels when things begin to go wrong.
+    pub until: i64,
+    /// From here on everything is well again.
+    pub again: i64,
+}
+
+/// The book of one run.
+pub struct Book {
+    world: Arc<World>,
+    timers: BTreeMap<Uid, Known>,
+    /// The epoch of each shard by the store's account.
+    epochs: BTreeMap<i32, i64>,
+    calm: Calm,
+    pub arrivals: usize,
+}
+
+impl Book {
+    pub fn new(world: Arc<World>) -> Self {
+        let calm = Calm { until: i64::MAX, again: i64::MAX };
+        Self { world, timers: BTreeMap::new(), epochs: BTreeMap::new(), calm, arrivals: 0 }
+    }
+
+    /// By the store's account these are the shards' epochs. While all is well none of them moves.
+    pub fn set_epochs(&mut self, epochs: impl IntoIterator<Item = (i32, i64)>, settled: bool) {
+        for (shard, epoch) in epochs {
+            let before = self.epochs.insert(shard, epoch);
+            if settled && before.is_some_and(|before| before != epoch) {
+                self.world.wrong(format!("shard {shard} has changed hands, and nothing explains it"));
+            }
+        }
+    }
+
+    /// From `until` to `again` faults explain what the sweep fires.
+    pub fn set_calm(&mut self, calm: Calm) {
+        self.calm = calm;
+    }
+
+    /// A registration is asked for, maybe not for the first time.
+    pub fn registering(&mut self, uid: Uid) {
+        self.timers.entry(uid).or_insert_with(|| Known {
+            generation: 0,
+            due_at: i64::MIN,
+            since: 0,
+            told: None,
+            cancelling: false,
+            asked_at: 0,
+            acked_at: i64::MAX,
+            sent: Vec::new(),
+        });
+    }
+
+    /// A registration was answered as one that was made before: by an answer that was lost, or by an earlier.
+    pub fn registered_before(&mut self, row: &TimerRow, asked_at: i64) {
+        if self.timers.get(&row.uid).is_some_and(|known| known.generation < row.life.generation.0) {
+            self.registered(row, asked_at);
+        }
+    }
+
+    /// A registration was acknowledged.
+    pub fn registered(&mut self, row: &TimerRow, asked_at: i64) {
+        let now = self.world.now();
+        let generation = row.life.generation.0;
+        let sent = self.timers.remove(&row.uid).map(|known| known.sent).unwrap_or_default();
+        let known = Known {
+            generation,
+            due_at: row.life.due_at.get(),
+            since: generation,
+            told: None,
+            cancelling: false,
+            asked_at,
+            acked_at: now,
+            sent,
+        };
+        self.timers.insert(row.uid, known);
+    }
+
+    pub fn cancelling(&mut self, uid: Uid) {
+        if let Some(known) = self.timers.get_mut(&uid) {
+            known.cancelling = true;
+        }
+    }
+
+    /// A cancel was answered.
+    pub fn cancelled(&mut self, applied: &Applied) {
+        let Applied::Live(row, answer) = applied else { return };
+        let Some(known) = self.timers.get_mut(&row.uid) else { return };
+        let token = (row.life.generation.0, row.life.attempt);
+        let since = known.since;
+        let mut mine = known.sent.iter().filter(|sent| sent.generation >= since);
+        let told = match answer {
+            Answer::Cancelled => {
+                if let Some(sent) = mine.find(|sent| sent.how != Behaviour::Refuses) {
+                    self.world.wrong(format!("{} is answered `cancelled` and was sent: {sent:?}", row.id));
+                }
+                Told::Cancelled
+            }
+            Answer::Stopped => {
+                let open = |sent: &&Sent| !matches!(sent.how, Behaviour::Fails | Behaviour::Refuses);
+                if let Some(sent) = mine.find(open) {
+                    self.world.wrong(format!("{} is answered `stopped` and may be taken: {sent:?}", row.id));
+                }
+                Told::Stopped
+            }
+            Answer::InFlight => Told::InFlight((row.life.state == State::Delivering).then_some(token)),
+            _ => return,
+        };
+        known.told = Some((told, token.0));
+    }
+
+    /// A change of the due time was acknowledged.
+    pub fn moved(&mut self, row: &TimerRow, asked_at: i64) {
+        let now = self.world.now();
+        let Some(known) = self.timers.get_mut(&row.uid) else { return };
+        known.generation = known.generation.max(row.life.generation.0);
+        known.due_at = row.life.due_at.get();
+        known.asked_at = asked_at;
+        known.acked_at = now;
+    }
+
+    /// An attempt is sent now, after its node's last look at the lease.
+    pub fn sends(&mut self, process: usize, row: &TimerRow, how: Behaviour) {
+        let now = self.world.now();
+        self.arrivals += 1;
+        let (generation, attempt) = (row.life.generation.0, row.life.attempt);
+        let via = row.via.map_or("?", Via::word);
+        self.world.tell(process, format!("sends {} {generation}.{attempt} via {via}: {how:?}", row.id));
+        let wrong = |what: String| self.world.wrong(format!("{} {generation}.{attempt}: {what}", row.id));
+        if now < row.life.due_at.get() {
+            wrong(format!("sent {} ms before it is due", row.life.due_at.get() - now));
+        }
+        if self.epochs.get(&row.shard).is_some_and(|epoch| *epoch != row.epoch.0) {
+            wrong(format!(
+                "sent under epoch {}, the shard's is {:?}",
+                row.epoch.0,
+                self.epochs.get(&row.shard)
+            ));
+        }
+        // A registration whose answer is still on its way.
+        let Some(known) = self.timers.get_mut(&row.uid) else { return };
+        if generation < known.generation {
+            wrong(format!("sent after generation {} was acknowledged", known.generation));
+        }
+        if generation == known.generation && now < known.due_at {
+            wrong(format!("sent {} ms before its client wants it", known.due_at - now));
+        }
+        match known.told.filter(|(_, last)| generation <= *last) {
+            Some((Told::InFlight(Some(token)), _)) if token == (generation, attempt) => {}
+            Some((told, _)) if how != Behaviour::Refuses => {
+                wrong(format!("sent after its cancel was answered {told:?}"))
+            }
+            _ => {}
+        }
+        for before in known.sent.iter().filter(|before| before.generation == generation) {
+            let token = (before.generation, before.attempt) == (generation, attempt);
+            let unknown = matches!(before.how, Behaviour::Hangs | Behaviour::Lost);
+            let explained =
+                before.known && (unknown || matches!(before.how, Behaviour::Fails | Behaviour::Refuses));
+            let taken_over = before.epoch != row.epoch.0;
+            let explained = explained || taken_over || self.world.disturbed_at(before.process) >= before.at;
+            if token || !explained {
+                wrong(format!("sent again, and nothing explains it: {before:?}"));
+            }
+        }
+        if row.via == Some(Via::Sweep) && attempt == 1 && self.calm.covers(known, now) {
+            wrong(format!("left to the sweep, {} ms late, and nothing explains it", now - known.due_at));
+        }
+        known.sent.push(Sent {
+            generation,
+            attempt,
+            at: now,
+            process,
+            epoch: row.epoch.0,
+            how,
+            known: false,
+        });
+    }
+
+    /// The node learns how an attempt came out.
+    pub fn learns(&mut self, uid: Uid, generation: i32, attempt: i32) {
+        let sent = self.timers.get_mut(&uid).into_iter().flat_map(|known| &mut known.sent);
+        sent.filter(|sent| (sent.generation, sent.attempt) == (generation, attempt))
+            .for_each(|sent| sent.known = true);
+    }
+
+    /// Timers of which something has arrived, the latest arrival last.
+    pub fn fired(&self) -> Vec<Uid> {
+        let mut fired: Vec<(i64, Uid)> =
+            self.timers.iter().filter_map(|(uid, known)| Some((known.sent.last()?.at, *uid))).collect();
+        fired.sort_unstable();
+        fired.into_iter().map(|(_, uid)| uid).collect()
+    }
+
+    /// The timers that were acknowledged.
+    pub fn uids(&self) -> Vec<Uid> {
+        self.timers.keys().copied().collect()
+    }
+
+    /// How a timer has ended, at the end of all.
+    pub fn ended(&self, uid: Uid, row: Option<&TimerRow>) {
+        let known = &self.timers[&uid];
+        let Some(row) = row else {
+            return self.world.wrong(format!("{} is gone without a trace", uid.0));
+        };
+        let generation = row.life.generation.0;
+        let wrong = |what: String| self.world.wrong(format!("{}: {what}; {row:?}; {known:?}", row.id));
+        if generation < known.generation {
+            wrong(format!("ended as generation {generation}"));
+        }
+        let taken = known.sent.iter().any(|sent| {
+            sent.generation == generation && !matches!(sent.how, Behaviour::Fails | Behaviour::Refuses)
+        });
+        match row.life.state {
+            State::Delivered if !taken => wrong("ended as delivered, and nobody got it".into()),
+            State::Delivered if matches!(known.told, Some((Told::Cancelled | Told::Stopped, last)) if generation <= last) =>
+            {
+                wrong("ended as delivered after its cancel".into());
+            }
+            State::Delivered => {}
+            State::Cancelled if known.cancelling => {}
+            state => wrong(format!("ended as {state:?}")),
+        }
+    }
+}
+
+impl Calm {
+    /// Whether a timer was written, and came due, while all was well.
+    fn covers(self, known: &Known, now: i64) -> bool {
+        let written = known.acked_at <= self.until || known.asked_at >= self.again;
+        let due = known.due_at >= self.again || now <= self.until;
+        written && due
+    }
+}

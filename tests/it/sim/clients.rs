@@ -1,0 +1,234 @@
+//! The clients of a run: they register, take back, move and fire timers, each through one node's door.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use mainspring::cold::{Applied, Change, ChangeEvent, Edit, NewTimer, Registered};
+use mainspring::intake::Registrar;
+use mainspring::metrics::Metrics;
+use mainspring::model::id::{TimerId, Uid};
+use mainspring::model::policy::{Policies, Retry};
+use mainspring::model::target::{Target, Webhook};
+use mainspring::model::time::{Span, UnixMs};
+use mainspring::model::timer::Answer;
+
+use super::book::Book;
+use super::node::{Node, Task};
+use super::world::World;
+
+/// What a client asks for.
+#[derive(Debug, Clone)]
+pub enum Ask {
+    Register(Box<NewTimer>),
+    Cancel(Uid),
+    Move(Uid, UnixMs),
+    Fire(Uid),
+}
+
+impl Ask {
+    pub fn uid(&self) -> Uid {
+        match self {
+            Self::Register(timer) => timer.uid,
+            Self::Cancel(uid) | Self::Move(uid, _) | Self::Fire(uid) => *uid,
+        }
+    }
+
+    const fn name(&self) -> &'static str {
+        match self {
+            Self::Register(_) => "client register",
+            Self::Cancel(_) => "client cancel",
+            Self::Move(..) => "client move",
+            Self::Fire(_) => "client fire",
+        }
+    }
+}
+
+/// What clients have under way and have to ask again. One client asks one thing of one timer at a time.
+#[derive(Default)]
+pub struct Desk {
+    timers: BTreeMap<Uid, NewTimer>,
+    busy: BTreeSet<Uid>,
+    again: Vec<Ask>,
+    made: u32,
+}
+
+impl Desk {
+    /// Something new to ask, if there is anything; `window` is how far the wheels reach.
+    /// `fired`: timers of which something has arrived, the latest last.
+    pub fn think(&mut self, world: &World, window: i64, far: bool, fired: &[Uid]) -> Option<Ask> {
+        let due_at = |world, window| due_at(world, window, far);
+        if let Some(ask) = self.again.pop() {
+            return Some(ask);
+        }
+        let idle: Vec<Uid> = self.timers.keys().copied().filter(|uid| !self.busy.contains(uid)).collect();
+        let ask = match world.pick(0..100) {
+            n if n < 50 || idle.is_empty() => {
+                Ask::Register(Box::new(self.make(world, due_at(world, window))))
+            }
+            n => {
+                let uid = idle[usize::try_from(world.pick(0..idle.len() as i64)).expect("small")];
+                match n {
+                    50..64 => Ask::Cancel(uid),
+                    64..78 => Ask::Move(uid, due_at(world, window)),
+                    78..84 => Ask::Fire(uid),
+                    _ => {
+                        // What has just fired is asked for once more.
+                        let again = fired.iter().rev().filter(|uid| idle.contains(uid)).take(4);
+                        let again: Vec<Uid> = again.copied().collect();
+                        let uid = match again.len() {
+                            0 => uid,
+                            n => again[usize::try_from(world.pick(0..n as i64)).expect("small")],
+                        };
+                        let mut timer = self.timers[&uid].clone();
+                        timer.again = true;
+                        timer.due_at = due_at(world, window);
+                        timer.created_at = UnixMs::new(world.now());
+                        timer.request_hash = hash(timer.due_at);
+                        Ask::Register(Box::new(timer))
+                    }
+                }
+            }
+        };
+        self.busy.insert(ask.uid());
+        Some(ask)
+    }
+
+    /// Whether somebody still waits for an answer that he needs.
+    pub fn is_busy(&self) -> bool {
+        !self.busy.is_empty()
+    }
+
+    /// What has to be asked again.
+    pub fn next_again(&mut self) -> Option<Ask> {
+        self.again.pop()
+    }
+
+    /// No answer came. A registration is asked for until it is answered, other things at times.
+    pub fn unanswered(&mut self, world: &World, ask: Ask) {
+        if matches!(ask, Ask::Register(_)) || world.one_in(2) {
+            self.again.push(ask);
+        } else {
+            self.busy.remove(&ask.uid());
+        }
+    }
+
+    fn make(&mut self, world: &World, due_at: UnixMs) -> NewTimer {
+        self.made += 1;
+        let id = TimerId::parse(&format!("t{}", self.made)).expect("an id");
+        let retry = Retry {
+            attempts: 100,
+            first: Span::from_duration(Duration::from_millis(300)),
+            cap: Span::from_duration(Duration::from_millis(1000)),
+        };
+        NewTimer {
+            uid: id.uid("default"),
+            id,
+            caller_id: true,
+            again: false,
+            owner: None,
+            due_at,
+            minute: false,
+            target: target(self.made),
+            data: None,
+            labels: None,
+            policies: Policies { retry: Some(retry), late: None },
+            request_hash: hash(due_at),
+            created_at: UnixMs::new(world.now()),
+        }
+    }
+}
+
+fn target(n: u32) -> Target {
+    let url = format!("http://127.0.0.1:{}/x", 1 + n % 3);
+    Target::Webhook(Webhook::new(&url, None, BTreeMap::new()).expect("a hook"))
+}
+
+fn hash(due_at: UnixMs) -> [u8; 16] {
+    i128::from(due_at.get()).to_le_bytes()
+}
+
+/// Often just where the window ends, else soon or far.
+fn due_at(world: &World, window: i64, far: bool) -> UnixMs {
+    let by = match world.pick(0..10) {
+        0..4 => world.pick(window - 300..window + 900),
+        4..6 => world.pick(0..window),
+        _ if far => world.pick(window..2 * window + 2000),
+        _ => world.pick(0..window),
+    };
+    UnixMs::new(world.now() + by)
+}
+
+/// Everything an asking client needs.
+#[derive(Clone)]
+pub struct Clients {
+    pub world: Arc<World>,
+    pub book: Arc<Mutex<Book>>,
+    pub desk: Arc<Mutex<Desk>>,
+    pub metrics: Metrics,
+}
+
+impl Clients {
+    /// Asks through this node.
+    pub fn ask(&self, node: &Node, ask: Ask) -> Task {
+        let this = self.clone();
+        let (store, promotion, process) = (node.store.clone(), node.promotion.clone(), node.process);
+        let now = self.world.now();
+        self.world.tell(process, format!("{} {}", ask.name(), ask.uid().0.simple()));
+        Task::new(ask.name(), &self.world.clone(), async move {
+            let answered = match &ask {
+                Ask::Register(timer) => {
+                    this.book.lock().expect("plain").registering(timer.uid);
+                    let registrar = Registrar::new(store, promotion, this.metrics.clone());
+                    let answer = registrar.register(std::slice::from_ref(timer)).await.remove(0);
+                    this.registered(timer, answer.ok(), now)
+                }
+                Ask::Cancel(uid) => {
+                    this.book.lock().expect("plain").cancelling(*uid);
+                    let applied = store.apply(&[Change { uid: *uid, event: ChangeEvent::Cancel }]).await;
+                    if let Ok(applied) = &applied {
+                        this.book.lock().expect("plain").cancelled(&applied[0]);
+                    }
+                    applied.is_ok()
+                }
+                Ask::Move(uid, _) | Ask::Fire(uid) => {
+                    let event = match &ask {
+                        Ask::Move(_, due_at) => {
+                            ChangeEvent::Edit(Edit { due_at: Some(*due_at), ..Edit::default() })
+                        }
+                        _ => ChangeEvent::Fire,
+                    };
+                    let applied = store.apply(&[Change { uid: *uid, event }]).await;
+                    if let Ok(applied) = &applied {
+                        promotion.written(applied.iter().filter_map(Applied::changed_row));
+                        if let Applied::Live(row, Answer::Done) = &applied[0] {
+                            this.book.lock().expect("plain").moved(row, now);
+                        }
+                    }
+                    applied.is_ok()
+                }
+            };
+            this.world.tell(process, format!("{} is answered: {answered}", ask.name()));
+            let mut desk = this.desk.lock().expect("plain");
+            if answered {
+                desk.busy.remove(&ask.uid());
+            } else {
+                desk.unanswered(&this.world, ask);
+            }
+            0
+        })
+    }
+
+    fn registered(&self, timer: &NewTimer, answer: Option<Registered>, asked_at: i64) -> bool {
+        let mut book = self.book.lock().expect("plain");
+        match answer {
+            None => return false,
+            Some(Registered::New(row)) => book.registered(&row, asked_at),
+            Some(Registered::Same(row)) => book.registered_before(&row, asked_at),
+            // Asked for again while it is live, with another due time.
+            Some(Registered::Taken) => {}
+        }
+        self.desk.lock().expect("plain").timers.insert(timer.uid, timer.clone());
+        true
+    }
+}

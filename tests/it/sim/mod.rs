@@ -1,0 +1,140 @@
+//! A seeded simulation of whole nodes: loader, ticker, sweep, replay, ownership, dispatch and claim, with
+//! time, chance and order in one hand.
+//!
+//! Two or three nodes run in one thread, on one SQLite file and one in-process wheel that they share as if it
+//! were Redis. Every statement and every call of the wheels passes a gate ([`world`]) at which it may be held
+//! while others go on, fail, lose its answer, come twice, or be the last that its process does. A scheduler
+//! ([`run`]) picks what happens next from the seed, and nothing else: one seed is one run, and a seed that
+//! fails fails again. What clients and receivers saw is held against the promises ([`book`]).
+//!
+//! What it does not show: real concurrency inside a database (SQLite has one writer), clocks that disagree,
+//! Redis's own scripts, HTTP.
+
+mod book;
+mod clients;
+mod faults;
+mod node;
+mod receiver;
+mod run;
+mod wheels;
+mod world;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use mainspring::planted::Defect;
+
+/// Threads that run seeds side by side.
+const THREADS: u64 = 2;
+
+/// Where the seeds begin.
+const FIRST: u64 = 1;
+
+fn long() -> bool {
+    std::env::var_os("MAINSPRING_TEST_LONG").is_some()
+}
+
+/// Runs seeds until one fails; that one, and why.
+fn first_wrong(seeds: std::ops::Range<u64>, planted: Option<Defect>) -> Option<(u64, String, String)> {
+    let next = AtomicU64::new(seeds.start);
+    let found: std::sync::Mutex<Vec<(u64, String, String)>> = std::sync::Mutex::default();
+    std::thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= seeds.end || !found.lock().expect("plain").is_empty() {
+                        return;
+                    }
+                    if let Some((what, tail)) = run::run(seed, planted).wrong {
+                        found.lock().expect("plain").push((seed, what, tail));
+                    }
+                }
+            });
+        }
+    });
+    found.into_inner().expect("plain").into_iter().min_by_key(|(seed, ..)| *seed)
+}
+
+fn fail(seed: u64, what: &str, tail: &str) -> ! {
+    panic!(
+        "seed {seed}: {what}\nto see it again: MAINSPRING_SIM_SEED={seed} cargo test --features planted --test it -- \
+         sim::one_seed\n{tail}"
+    );
+}
+
+/// How many seeds to run, unless `MAINSPRING_SIM_SEEDS` says otherwise.
+fn seeds() -> u64 {
+    let told = std::env::var("MAINSPRING_SIM_SEEDS").ok().and_then(|seeds| seeds.parse().ok());
+    told.unwrap_or(if long() { 20_000 } else { 1000 })
+}
+
+#[test]
+fn every_promise_holds_in_every_run() {
+    let (seeds, began) = (seeds(), mainspring::clock::Monotonic::now());
+    if let Some((seed, what, tail)) = first_wrong(FIRST..FIRST + seeds, None) {
+        fail(seed, &what, &tail);
+    }
+    eprintln!("{seeds} seeds in {:?}", began.elapsed());
+}
+
+/// Runs the seed that `MAINSPRING_SIM_SEED` names, with the defect that `MAINSPRING_SIM_PLANTED` names, if any.
+#[test]
+fn one_seed() {
+    let seed = std::env::var("MAINSPRING_SIM_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(FIRST);
+    let planted = std::env::var("MAINSPRING_SIM_PLANTED").ok();
+    let planted = planted.map(|name| serde_json::from_value(name.into()).expect("a defect's name"));
+    let verdict = run::run(seed, planted);
+    eprintln!("seed {seed}: {} steps, {} arrivals", verdict.steps, verdict.arrivals);
+    if let Some((what, tail)) = verdict.wrong {
+        fail(seed, &what, &tail);
+    }
+}
+
+#[test]
+fn one_seed_is_one_run() {
+    for seed in FIRST..FIRST + 20 {
+        let (one, other) = (run::run(seed, None), run::run(seed, None));
+        assert_eq!((one.digest, one.steps), (other.digest, other.steps), "seed {seed}");
+    }
+}
+
+/// The simulation finds this defect within so many seeds, and finds nothing in the same seed without it.
+fn is_found(planted: Defect, within: u64) {
+    let Some((seed, what, _)) = first_wrong(FIRST..FIRST + within, Some(planted)) else {
+        panic!("{planted:?} is not found within {within} seeds");
+    };
+    eprintln!("{planted:?}: seed {seed}: {what}");
+    if let Some((what, tail)) = run::run(seed, None).wrong {
+        fail(seed, &what, &tail);
+    }
+}
+
+#[test]
+fn a_loader_that_scans_before_it_raises_is_found() {
+    is_found(Defect::NaiveLoader, 200);
+}
+
+#[test]
+fn a_claim_without_generation_is_found() {
+    is_found(Defect::ClaimWithoutGeneration, 200);
+}
+
+#[test]
+fn a_claim_without_epoch_is_found() {
+    is_found(Defect::ClaimWithoutEpoch, 200);
+}
+
+#[test]
+fn a_result_without_token_is_found() {
+    is_found(Defect::ResultWithoutToken, 200);
+}
+
+#[test]
+fn a_blind_cancel_is_found() {
+    is_found(Defect::BlindCancel, 200);
+}
+
+#[test]
+fn a_trusted_cursor_is_found() {
+    is_found(Defect::CursorTrusted, 200);
+}

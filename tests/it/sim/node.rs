@@ -1,0 +1,353 @@
+//! A simulated node: every real part of one, its duties as tasks that the run turns one at a time.
+
+use std::collections::HashMap;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
+
+use mainspring::cold::{ColdStore, Gate, Identity};
+use mainspring::config::Config;
+use mainspring::dispatch::Dispatcher;
+use mainspring::dispatch::webhook::{Sender, StandIn};
+use mainspring::last_mile::LastMile;
+use mainspring::loader::Loader;
+use mainspring::metrics::Metrics;
+use mainspring::ownership::{Ownership, Round};
+use mainspring::positions::Positions;
+use mainspring::promote::{Promoter, Promotion};
+use mainspring::sweep::Sweep;
+use mainspring::ticker::{AHEAD_MS, Ticker};
+use mainspring::wheel::HotWheel;
+use tokio_util::sync::CancellationToken;
+
+use super::wheels::{Reached, Server};
+use super::world::{Door, World};
+
+/// How long the first sweep waits for the first replay.
+const REPLAY_FIRST_MS: i64 = 3000;
+
+/// Work under way.
+pub struct Task {
+    pub name: &'static str,
+    work: Pin<Box<dyn Future<Output = i64>>>,
+    woken: Arc<Woken>,
+    /// Not to be turned before.
+    pub held_until: i64,
+    pub since: i64,
+    /// Of those that can go on, mostly the highest does: so some stand still while others do much.
+    pub rank: i64,
+}
+
+/// Whether a task has something to do, and who waits for it meanwhile.
+struct Woken {
+    ready: AtomicBool,
+    root: Mutex<Option<Waker>>,
+}
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.ready.store(true, Ordering::SeqCst);
+        let root = self.root.lock().expect("plain").take();
+        if let Some(root) = root {
+            root.wake();
+        }
+    }
+}
+
+impl Task {
+    pub fn new(name: &'static str, world: &World, work: impl Future<Output = i64> + 'static) -> Self {
+        let (now, rank) = (world.now(), world.rank());
+        let woken = Arc::new(Woken { ready: AtomicBool::new(true), root: Mutex::default() });
+        Self { name, work: Box::pin(work), woken, held_until: 0, since: now, rank }
+    }
+
+    /// Whether it can go on.
+    pub fn is_ready(&self, now: i64) -> bool {
+        self.woken.ready.load(Ordering::SeqCst) && self.held_until <= now
+    }
+
+    /// Turns it until it is done (how long to wait before the next, in ms), stands at the gate, or waits for
+    /// others. While the database works it is waited for.
+    pub async fn turn(&mut self, world: &World) -> Option<i64> {
+        let waker = Waker::from(Arc::clone(&self.woken));
+        std::future::poll_fn(|cx| {
+            *self.woken.root.lock().expect("plain") = Some(cx.waker().clone());
+            self.woken.ready.store(false, Ordering::SeqCst);
+            match self.work.as_mut().poll(&mut Context::from_waker(&waker)) {
+                Poll::Ready(wait) => Poll::Ready(Some(wait)),
+                Poll::Pending if world.is_busy() => Poll::Pending,
+                Poll::Pending => Poll::Ready(None),
+            }
+        })
+        .await
+    }
+}
+
+/// What a node does again and again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Duty {
+    Own,
+    Load,
+    Tick,
+    Sweep,
+}
+
+pub struct Due {
+    pub duty: Duty,
+    pub next_at: i64,
+    pub task: Option<Task>,
+}
+
+/// What all nodes of a run share.
+pub struct Common {
+    pub world: Arc<World>,
+    pub config: Arc<Config>,
+    pub store: ColdStore,
+    pub server: Arc<Server>,
+    pub metrics: Metrics,
+    pub sender: Sender,
+}
+
+/// A node that runs.
+pub struct Node {
+    pub name: String,
+    pub process: usize,
+    pub store: ColdStore,
+    pub promotion: Promotion,
+    pub ownership: Arc<Ownership>,
+    pub positions: Arc<Positions>,
+    last_mile: Arc<LastMile>,
+    loader: Arc<Loader>,
+    ticker: Arc<Ticker>,
+    sweep: Arc<Sweep>,
+    server: Arc<Server>,
+    known: Arc<Mutex<HashMap<i32, String>>>,
+    config: Arc<Config>,
+    world: Arc<World>,
+    started_at: i64,
+    swept: Arc<AtomicBool>,
+    pub duties: Vec<Due>,
+    pub loops: Vec<Task>,
+    /// When the last mile has something to let go of.
+    pub mile_at: Option<i64>,
+}
+
+impl Node {
+    pub fn start(common: &Common, name: &str, process: usize, stand_in: Arc<dyn StandIn>) -> Self {
+        let Common { world, config, server, metrics, .. } = common;
+        let door = Arc::new(Door { world: Arc::clone(world), process });
+        let gate: Arc<dyn Gate> = door.clone();
+        let store = common.store.through(gate, door);
+        let me =
+            Identity { name: name.into(), incarnation: process.to_string(), address: "127.0.0.1:1".into() };
+        let ownership = Ownership::new(me, config.lease.get(), config.shards, false).with(config.planted());
+        let ownership = Arc::new(ownership);
+        let positions = Arc::new(Positions::new(config.shards));
+        let clock = store.clock().clone();
+        let (promotion, inbox) =
+            Promotion::new(clock.clone(), config.wheel.window.get(), true, metrics.clone());
+        let (dispatcher, recorder) = Dispatcher::sending(
+            config,
+            store.clone(),
+            Arc::clone(&ownership),
+            metrics.clone(),
+            promotion.clone(),
+            common.sender.to(stand_in),
+        );
+        let lead = config.wheel.lead.get();
+        let last_mile = LastMile::new(Arc::clone(&dispatcher), clock.clone(), lead, metrics.clone());
+        let hot: Arc<dyn HotWheel> =
+            Arc::new(Reached { server: Arc::clone(server), world: Arc::clone(world), process });
+        let promoter = Arc::new(Promoter {
+            store: store.clone(),
+            hot: Arc::clone(&hot),
+            ownership: Arc::clone(&ownership),
+            positions: Arc::clone(&positions),
+            near: config.wheel.near.get(),
+            last_mile: Arc::clone(&last_mile),
+            metrics: metrics.clone(),
+        });
+        let now = world.now();
+        let never = CancellationToken::new();
+        let mut loops = vec![Task::new("record", world, async {
+            recorder.await;
+            0
+        })];
+        for _ in 0..2 {
+            let dispatcher = Arc::clone(&dispatcher);
+            loops.push(Task::new("claim", world, async {
+                dispatcher.run().await;
+                0
+            }));
+        }
+        let promoting = Arc::clone(&promoter);
+        loops.push(Task::new("promote", world, async move {
+            promoting.run(inbox, never).await;
+            0
+        }));
+        let due = |duty| Due { duty, next_at: now, task: None };
+        Self {
+            name: name.into(),
+            process,
+            promotion: promotion.clone(),
+            ownership: Arc::clone(&ownership),
+            positions: Arc::clone(&positions),
+            last_mile: Arc::clone(&last_mile),
+            loader: Arc::new(Loader {
+                promoter,
+                dispatcher: Arc::clone(&dispatcher),
+                window: config.wheel.window.get(),
+                load_per_second: 1_000_000,
+                catch_up_per_second: 1_000_000,
+            }),
+            ticker: Arc::new(Ticker::new(hot, Arc::clone(&positions), last_mile, clock, metrics.clone())),
+            sweep: Arc::new(Sweep::new(
+                store.clone(),
+                ownership,
+                dispatcher,
+                positions,
+                promotion,
+                metrics.clone(),
+            )),
+            store,
+            server: Arc::clone(server),
+            known: Arc::default(),
+            config: Arc::clone(config),
+            world: Arc::clone(world),
+            started_at: now,
+            swept: Arc::default(),
+            duties: [Duty::Own, Duty::Load, Duty::Tick, Duty::Sweep].map(due).into(),
+            loops,
+            mile_at: None,
+        }
+    }
+
+    /// Begins one round of a duty.
+    pub fn begin(&self, duty: Duty) -> Task {
+        match duty {
+            Duty::Own => Task::new("own", &self.world, self.own()),
+            Duty::Load => Task::new("load", &self.world, self.load()),
+            Duty::Tick => Task::new("tick", &self.world, self.tick()),
+            Duty::Sweep => Task::new("sweep", &self.world, self.sweep()),
+        }
+    }
+
+    fn own(&self) -> impl Future<Output = i64> + 'static {
+        let (store, ownership) = (self.store.clone(), Arc::clone(&self.ownership));
+        let (positions, world, process) =
+            (Arc::clone(&self.positions), Arc::clone(&self.world), self.process);
+        let every = i64::try_from(self.config.lease.get().as_millis() / 3).expect("short");
+        async move {
+            let round = if ownership.has_entered() {
+                ownership.run_once(&store, |shard| positions.cursor(shard)).await
+            } else {
+                ownership.enter(&store).await
+            };
+            match round {
+                Ok(Round { usurped: true, .. }) => {
+                    world.wrong(format!("{} is usurped", ownership.me().name));
+                    every
+                }
+                Ok(round) => {
+                    if round != Round::default() {
+                        let Round { taken, lost, given_up, recalled, .. } = round;
+                        world.tell(
+                            process,
+                            format!("shards: taken {taken:?} lost {lost:?} given up {given_up:?} recalled {recalled}"),
+                        );
+                    }
+                    if ownership.has_company() {
+                        let rows = store.shard_rows(&[]).await.unwrap_or_default();
+                        rows.iter().for_each(|row| positions.learn(row.shard, row.watermark));
+                    }
+                    every
+                }
+                Err(_) => every.min(500),
+            }
+        }
+    }
+
+    fn load(&self) -> impl Future<Output = i64> + 'static {
+        let loader = Arc::clone(&self.loader);
+        async move {
+            match loader.run_once().await {
+                Ok(wait) => i64::try_from(wait.as_millis()).unwrap_or(200),
+                Err(_) => 500,
+            }
+        }
+    }
+
+    fn tick(&self) -> impl Future<Output = i64> + 'static {
+        let (ticker, known, store) = (Arc::clone(&self.ticker), Arc::clone(&self.known), self.store.clone());
+        async move {
+            let mut server = known.lock().expect("plain").clone();
+            let checked = ticker.check_servers(&mut server).await;
+            *known.lock().expect("plain") = server;
+            if checked.is_err() || ticker.run_once(store.clock().now()).await.is_err() {
+                return 250;
+            }
+            let now = store.clock().now().get();
+            let next = ((now + AHEAD_MS).div_euclid(1000) + 1) * 1000 - AHEAD_MS;
+            (next - now).clamp(5, 1000)
+        }
+    }
+
+    fn sweep(&self) -> impl Future<Output = i64> + 'static {
+        let (sweep, swept) = (Arc::clone(&self.sweep), Arc::clone(&self.swept));
+        let (ownership, positions) = (Arc::clone(&self.ownership), Arc::clone(&self.positions));
+        let (world, started_at) = (Arc::clone(&self.world), self.started_at);
+        async move {
+            let looked = positions.has_looked() || world.now() - started_at > REPLAY_FIRST_MS;
+            if !swept.load(Ordering::SeqCst) && !(ownership.has_entered() && looked) {
+                return 20;
+            }
+            if sweep.run_once().await.is_ok() {
+                swept.store(true, Ordering::SeqCst);
+            }
+            let now = mainspring::model::time::UnixMs::new(world.now());
+            let alone = ownership.claimable().iter().any(|(shard, _)| positions.grace_ms(*shard, now) == 0);
+            if alone { 250 } else { 1000 }
+        }
+    }
+
+    /// Lets the last mile let go of what is due.
+    pub fn mile(&mut self) {
+        let given = self.server.take_express(&self.name);
+        self.last_mile.push(&given);
+        let (next, full) = self.last_mile.run_once(self.store.clock().now());
+        let lead = i64::try_from(self.config.wheel.lead.get().as_millis()).expect("short");
+        self.mile_at = next.map(|at| at.get() - lead);
+        if full {
+            self.mile_at = Some(self.world.now() + 50);
+        }
+    }
+
+    /// Nothing of its work is held up any longer.
+    pub fn let_go(&mut self) {
+        let duties = self.duties.iter_mut().filter_map(|due| due.task.as_mut());
+        duties.chain(&mut self.loops).for_each(|task| task.held_until = 0);
+    }
+
+    /// Whether its shards' wheels turn and nothing is left to scan.
+    pub fn is_still(&self) -> bool {
+        let standings = self.positions.standings();
+        self.ownership.has_entered()
+            && self.positions.ranges().is_empty()
+            && standings.len() == self.ownership.count()
+            && standings.iter().all(|(.., standing, _)| standing.is_some())
+    }
+
+    /// Whether some of its work can go on.
+    pub fn is_restless(&self, now: i64) -> bool {
+        self.duties.iter().any(|due| due.task.is_some()) || self.loops.iter().any(|one| one.is_ready(now))
+    }
+
+    /// The moment at which it has something to do by itself.
+    pub fn next_at(&self) -> Option<i64> {
+        let duties = self.duties.iter().filter(|due| due.task.is_none()).map(|due| due.next_at);
+        let held = self.duties.iter().filter_map(|due| due.task.as_ref()).chain(&self.loops);
+        let held = held.map(|task| task.held_until).filter(|at| *at > self.world.now());
+        duties.chain(held).chain(self.mile_at).min()
+    }
+}

@@ -1,0 +1,67 @@
+//! The receivers of a run: they take, refuse, hang or answer into the void, as the seed says.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use mainspring::cold::TimerRow;
+use mainspring::dispatch::webhook::{Outcome, StandIn};
+use mainspring::model::timer::AttemptResult;
+
+use super::book::{Behaviour, Book};
+use super::world::World;
+
+/// How long a node waits for a receiver that hangs.
+pub const TIMEOUT_MS: u64 = 1000;
+
+/// How many of a hundred arrivals go how; the rest are taken.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Mood {
+    pub fails: i64,
+    pub hangs: i64,
+    pub lost: i64,
+    pub refuses: i64,
+}
+
+/// All receivers, as one process reaches them.
+pub struct Receivers {
+    pub world: Arc<World>,
+    pub book: Arc<Mutex<Book>>,
+    pub mood: Arc<Mutex<Mood>>,
+    pub process: usize,
+}
+
+impl Receivers {
+    fn choose(&self) -> Behaviour {
+        let Mood { fails, hangs, lost, refuses } = *self.mood.lock().expect("plain");
+        match self.world.pick(0..100) {
+            n if n < fails => Behaviour::Fails,
+            n if n < fails + hangs => Behaviour::Hangs,
+            n if n < fails + hangs + lost => Behaviour::Lost,
+            n if n < fails + hangs + lost + refuses => Behaviour::Refuses,
+            _ => Behaviour::Ok,
+        }
+    }
+}
+
+impl StandIn for Receivers {
+    fn send(&self, row: &TimerRow) -> BoxFuture<'static, Outcome> {
+        let how = self.choose();
+        self.book.lock().expect("plain").sends(self.process, row, how);
+        let (result, ms) = match how {
+            Behaviour::Ok => (AttemptResult::Ok, self.world.pick(1..500)),
+            Behaviour::Fails => (AttemptResult::Failed, self.world.pick(1..500)),
+            Behaviour::Hangs => (AttemptResult::Timeout, TIMEOUT_MS as i64),
+            Behaviour::Lost => (AttemptResult::Unknown, self.world.pick(1..500)),
+            Behaviour::Refuses => (AttemptResult::Refused, 1),
+        };
+        let answer = self.world.sleep(self.process, Duration::from_millis(ms as u64));
+        let (book, uid) = (Arc::clone(&self.book), row.uid);
+        let (generation, attempt) = (row.life.generation.0, row.life.attempt);
+        Box::pin(async move {
+            answer.await;
+            book.lock().expect("plain").learns(uid, generation, attempt);
+            Outcome { result, status: None, reply: None, detail: None, retry_after: None, gone: false }
+        })
+    }
+}
