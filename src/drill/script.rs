@@ -97,7 +97,8 @@ impl Drill {
         let (bad_receivers, grudging, expiring) = match self {
             Self::SlowHook => (30, 0, 0),
             Self::Outage => (0, 0, 15),
-            Self::Pause | Self::Partition | Self::Kill | Self::PostgresStop | Self::Compound => (0, 6, 2),
+            Self::Pause => (0, 10, 2),
+            Self::Partition | Self::Kill | Self::PostgresStop | Self::Compound => (0, 6, 2),
             _ => (0, 0, 2),
         };
         Shape { rate, seconds, bad_receivers, grudging, expiring }

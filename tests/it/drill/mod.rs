@@ -3,6 +3,7 @@
 
 mod ground;
 mod proxy;
+mod verdicts;
 
 use std::time::Duration;
 

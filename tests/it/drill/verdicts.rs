@@ -1,0 +1,155 @@
+//! The drills themselves: the program keeps its promises in each, and a build with a planted defect is caught
+//! by the drill that is named here.
+//!
+//! Other tests keep the machine busy, so lateness is no verdict here: what counts are promises.
+
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+/// Promises that no busy machine excuses, by the names of their findings.
+const PROMISES: [&str; 7] = [
+    "lost",
+    "early",
+    "stray",
+    "untrue_cancels",
+    "untrue_changes",
+    "duplicates_unexplained",
+    "mistaken_identity",
+];
+
+fn is_long() -> bool {
+    std::env::var("MAINSPRING_TEST_LONG").is_ok_and(|set| set == "1")
+}
+
+/// Rehearses one drill and returns its verdict.
+async fn drill(line: &str) -> Value {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_mainspring"));
+    command.arg("drill").args(line.split_whitespace()).arg("--json").current_dir(dir.path());
+    command.stdin(Stdio::null());
+    let output = tokio::task::spawn_blocking(move || command.output()).await.expect("runs").expect("starts");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let verdict: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|why| panic!("{why}: {said}"));
+    let code = output.status.code();
+    let expected = match verdict["outcome"].as_str() {
+        Some("passed") => 0,
+        Some("unknown") => 1,
+        _ => 6,
+    };
+    assert_eq!(code, Some(expected), "{said}");
+    verdict
+}
+
+/// A fault landed, and every promise was kept.
+async fn is_kept(line: &str) {
+    let verdict = drill(line).await;
+    let found = &verdict["findings"];
+    for promise in PROMISES {
+        assert_eq!(found[promise], 0, "{line}: {promise}: {:#}", found["told"]);
+    }
+    assert!(found["registered"].as_u64() > Some(500), "{line}: {found:#}");
+    let landed =
+        verdict["faults"].as_array().expect("faults").iter().any(|fault| fault["landed"].is_string());
+    assert!(landed, "{line}: {:#}", verdict["faults"]);
+    let unbalanced = verdict["violations"].to_string().contains("ledger");
+    assert!(!unbalanced, "{line}: {:#}", verdict["ledger"]);
+}
+
+/// The defect is found, as this.
+async fn is_caught(defect: &str, line: &str, as_what: &str) {
+    let verdict = drill(&format!("{line} --set planted={defect}")).await;
+    assert_eq!(verdict["outcome"], "violated", "{defect}: {verdict:#}");
+    let caught = verdict["violations"].as_array().expect("violations").iter().any(|one| one[0] == as_what);
+    assert!(caught, "{defect} was not caught as {as_what}: {:#}", verdict["violations"]);
+}
+
+macro_rules! kept {
+    ($($name:ident: $line:literal;)*) => {
+        $(#[tokio::test(flavor = "multi_thread")] async fn $name() { is_kept($line).await; })*
+    };
+}
+
+/// A quick subset, on every change.
+mod quick {
+    use super::is_kept;
+
+    kept! {
+        kill: "kill --seed 1 --rate 80 --seconds 12";
+        redis_rollback: "redis-rollback --seed 2 --rate 80 --seconds 10";
+        postgres_kill: "postgres-kill --seed 3 --rate 80 --seconds 10";
+        commit_cut: "commit-cut --seed 4 --rate 80 --seconds 10";
+        slow_hook_embedded: "slow-hook --embedded --seed 5 --rate 80 --seconds 10";
+        kill_embedded: "kill --embedded --seed 6 --rate 80 --seconds 10";
+    }
+}
+
+/// Every drill, two seeds each, one after another; minutes.
+#[tokio::test(flavor = "multi_thread")]
+async fn all_of_them_with_long() {
+    if !is_long() {
+        return;
+    }
+    for drill in [
+        "restart",
+        "kill",
+        "pause",
+        "redis-flush",
+        "redis-kill",
+        "redis-rollback",
+        "redis-stop",
+        "postgres-kill",
+        "postgres-stop",
+        "commit-cut",
+        "partition",
+        "slow-store",
+        "outage",
+        "slow-hook",
+        "compound",
+    ] {
+        for seed in [11, 12] {
+            is_kept(&format!("{drill} --seed {seed} --rate 150 --seconds 20")).await;
+        }
+    }
+    for drill in ["restart", "kill", "pause", "outage", "slow-hook", "compound"] {
+        is_kept(&format!("{drill} --embedded --seed 13 --rate 150 --seconds 20")).await;
+    }
+}
+
+#[cfg(feature = "planted")]
+mod planted {
+    use super::is_caught;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_claim_without_generation_is_caught_by_slow_hook() {
+        let line = "slow-hook --embedded --seed 7 --rate 80 --seconds 10";
+        is_caught("claim-without-generation", line, "early").await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_blind_cancel_is_caught_by_slow_hook() {
+        is_caught("blind-cancel", "slow-hook --embedded --seed 8 --rate 80 --seconds 10", "untrue cancels")
+            .await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_claim_without_epoch_is_caught_by_pause() {
+        is_caught("claim-without-epoch", "pause --seed 9 --rate 150 --seconds 22", "unfenced").await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_result_without_token_is_caught_by_pause() {
+        let line = "pause --seed 9 --rate 150 --seconds 22";
+        is_caught("result-without-token", line, "unexplained duplicates").await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_trusted_cursor_is_caught_by_redis_flush() {
+        is_caught("cursor-trusted", "redis-flush --seed 10 --rate 80 --seconds 12", "stragglers").await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_naive_loader_is_caught_by_slow_store() {
+        is_caught("naive-loader", "slow-store --seed 10 --rate 150 --seconds 16", "stragglers").await;
+    }
+}
