@@ -12,6 +12,7 @@ use mainspring::dispatch::webhook::{Sender, StandIn};
 use mainspring::last_mile::LastMile;
 use mainspring::loader::Loader;
 use mainspring::metrics::Metrics;
+use mainspring::model::time::UnixMs;
 use mainspring::ownership::{Ownership, Round};
 use mainspring::positions::Positions;
 use mainspring::promote::{Promoter, Promotion};
@@ -20,8 +21,9 @@ use mainspring::ticker::{AHEAD_MS, Ticker};
 use mainspring::wheel::HotWheel;
 use tokio_util::sync::CancellationToken;
 
+use super::gate::Door;
 use super::wheels::{Reached, Server};
-use super::world::{Door, World};
+use super::world::World;
 
 /// How long the first sweep waits for the first replay.
 const REPLAY_FIRST_MS: i64 = 3000;
@@ -298,13 +300,14 @@ impl Node {
         let (world, started_at) = (Arc::clone(&self.world), self.started_at);
         async move {
             let looked = positions.has_looked() || world.now() - started_at > REPLAY_FIRST_MS;
-            if !swept.load(Ordering::SeqCst) && !(ownership.has_entered() && looked) {
+            let may = swept.load(Ordering::SeqCst) || (ownership.has_entered() && looked);
+            if !may {
                 return 20;
             }
             if sweep.run_once().await.is_ok() {
                 swept.store(true, Ordering::SeqCst);
             }
-            let now = mainspring::model::time::UnixMs::new(world.now());
+            let now = UnixMs::new(world.now());
             let alone = ownership.claimable().iter().any(|(shard, _)| positions.grace_ms(*shard, now) == 0);
             if alone { 250 } else { 1000 }
         }
@@ -328,13 +331,14 @@ impl Node {
         duties.chain(&mut self.loops).for_each(|task| task.held_until = 0);
     }
 
-    /// Whether its shards' wheels turn and nothing is left to scan.
+    /// Whether its shards' wheels turn and keep up, and nothing is left to scan.
     pub fn is_still(&self) -> bool {
+        let now = UnixMs::new(self.world.now());
         let standings = self.positions.standings();
         self.ownership.has_entered()
             && self.positions.ranges().is_empty()
             && standings.len() == self.ownership.count()
-            && standings.iter().all(|(.., standing, _)| standing.is_some())
+            && standings.iter().all(|(shard, ..)| self.positions.grace_ms(*shard, now) > 0)
     }
 
     /// Whether some of its work can go on.
