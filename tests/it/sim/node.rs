@@ -1,7 +1,7 @@
 //! A simulated node: every real part of one, its duties as tasks that the run turns one at a time.
 
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 
@@ -127,6 +127,8 @@ pub struct Node {
     config: Arc<Config>,
     world: Arc<World>,
     started_at: i64,
+    /// When the latest round of ownership that went well was begun.
+    renewed_at: Arc<AtomicI64>,
     swept: Arc<AtomicBool>,
     pub duties: Vec<Due>,
     pub loops: Vec<Task>,
@@ -217,6 +219,7 @@ impl Node {
             config: Arc::clone(config),
             world: Arc::clone(world),
             started_at: now,
+            renewed_at: Arc::new(AtomicI64::new(i64::MIN)),
             swept: Arc::default(),
             duties: [Duty::Own, Duty::Load, Duty::Tick, Duty::Sweep].map(due).into(),
             loops,
@@ -239,6 +242,7 @@ impl Node {
         let (positions, world, process) =
             (Arc::clone(&self.positions), Arc::clone(&self.world), self.process);
         let every = i64::try_from(self.config.lease.get().as_millis() / 3).expect("short");
+        let (renewed_at, began) = (Arc::clone(&self.renewed_at), self.world.now());
         async move {
             let round = if ownership.has_entered() {
                 ownership.run_once(&store, |shard| positions.cursor(shard)).await
@@ -251,6 +255,7 @@ impl Node {
                     every
                 }
                 Ok(round) => {
+                    renewed_at.store(began, Ordering::SeqCst);
                     if round != Round::default() {
                         let Round { taken, lost, given_up, recalled, .. } = round;
                         world.tell(
@@ -331,11 +336,11 @@ impl Node {
         duties.chain(&mut self.loops).for_each(|task| task.held_until = 0);
     }
 
-    /// Whether its shards' wheels turn and keep up, and nothing is left to scan.
-    pub fn is_still(&self) -> bool {
+    /// Whether its leases were renewed since, its shards' wheels turn and keep up, and nothing is left to scan.
+    pub fn is_still(&self, since: i64) -> bool {
         let now = UnixMs::new(self.world.now());
         let standings = self.positions.standings();
-        self.ownership.has_entered()
+        self.renewed_at.load(Ordering::SeqCst) >= since
             && self.positions.ranges().is_empty()
             && standings.len() == self.ownership.count()
             && standings.iter().all(|(shard, ..)| self.positions.grace_ms(*shard, now) > 0)

@@ -67,6 +67,8 @@ pub struct Run {
     pub far: bool,
     /// The wheels turn, and nothing has gone wrong yet.
     pub settled: bool,
+    /// When all was healed.
+    pub healed_at: i64,
 }
 
 impl Run {
@@ -110,6 +112,7 @@ impl Run {
             unnoticed: false,
             far: true,
             settled: false,
+            healed_at: i64::MIN,
             world,
         }
     }
@@ -141,6 +144,9 @@ impl Run {
             self.make_ill().await;
         }
         let healed = self.world.now();
+        if self.kind != Kind::Calm {
+            self.healed_at = healed;
+        }
         if !self.until(healed + HEALED_MS, Self::is_still).await {
             return self.world.wrong("the wheels do not turn again".into());
         }
@@ -202,7 +208,7 @@ impl Run {
         let owned: usize = nodes.iter().map(|node| node.ownership.claimable().len()).sum();
         nodes.len() == self.seats.len()
             && owned == usize::from(SHARDS)
-            && nodes.iter().all(|node| node.is_still() && node.ownership.count() <= 2)
+            && nodes.iter().all(|node| node.is_still(self.healed_at) && node.ownership.count() <= 2)
     }
 
     /// Whether nothing is under way.
