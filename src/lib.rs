@@ -49,7 +49,8 @@
 //! 4. **Redis is disposable.** Emptied, rolled back, stopped or replaced while running, it costs lateness,
 //!    never a timer and never a wrong firing. `bad_days::redis::redis_emptied_costs_no_timer`,
 //!    `bad_days::redis::redis_restarted_empty_costs_no_timer`, `bad_days::redis::redis_rolled_back_costs_no_timer`,
-//!    `bad_days::redis::redis_stopped_costs_two_nodes_no_timer`, `bad_days::redis::redis_replaced_costs_two_nodes_no_timer`
+//!    `bad_days::redis::redis_stopped_costs_two_nodes_no_timer`, `bad_days::redis::redis_replaced_costs_two_nodes_no_timer`,
+//!    `bad_days::cluster::a_master_that_is_lost_and_comes_back_empty_costs_its_shards_lateness_and_no_timer`
 //! 5. **A cancel tells the truth.** `races::every_answer_is_true_on_sqlite`,
 //!    `races::every_answer_is_true_on_postgres`, `store::of_a_claim_and_a_cancel_exactly_one_wins`
 //! 6. **A change tells the truth.** Once a reschedule is acknowledged, the old due time never fires.

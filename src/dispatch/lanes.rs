@@ -163,8 +163,9 @@ impl Lanes {
     pub fn offer(&mut self, pointer: Pointer, now_ms: i64) -> Offer {
         let version = (pointer.generation, pointer.attempt);
         if let Some(hand) = self.in_hand.get_mut(&pointer.uid) {
+            let latest = hand.next.map_or(hand.version, |next| (next.generation, next.attempt));
             // What the sweep brings it brings again.
-            if version >= hand.version && pointer.via != Via::Sweep {
+            if version >= latest && pointer.via != Via::Sweep {
                 hand.next = Some(pointer);
             }
             return Offer::Known;

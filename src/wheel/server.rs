@@ -22,7 +22,10 @@ const ANSWER: Duration = Duration::from_secs(2);
 const CONNECT: Duration = Duration::from_secs(1);
 
 /// How long a master of a cluster may take to say who it is, before the others go on without it.
-const IDENTITY: Duration = Duration::from_millis(500);
+const IDENTITY: Duration = Duration::from_millis(1500);
+
+/// The same of one that did not say so last time: all wait for it each time.
+const IDENTITY_AGAIN: Duration = Duration::from_millis(300);
 
 /// Commands of one pipeline.
 const PIPELINE: usize = 100;
@@ -136,7 +139,8 @@ impl Server {
     pub(super) async fn identity_soon(&self) -> Result<String, Error> {
         let (mut info, mut cluster) = (cmd("INFO"), cmd("CLUSTER"));
         let asked = [&*info.arg("server"), &*cluster.arg("INFO")];
-        let answered = match tokio::time::timeout(IDENTITY, self.run::<String>(&asked)).await {
+        let patience = if self.is_away() { IDENTITY_AGAIN } else { IDENTITY };
+        let answered = match tokio::time::timeout(patience, self.run::<String>(&asked)).await {
             Err(_) => Err(Error::Away),
             Ok(Err(why)) => Err(why),
             Ok(Ok(texts)) => match &texts[..] {

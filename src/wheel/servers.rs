@@ -213,12 +213,12 @@ impl Servers {
         };
         let asked = map.servers.iter().map(|server| async { server.identity_soon().await.map_err(Arc::new) });
         let names = join_all(asked).await;
-        if let Some(Err(why)) = names.iter().find(|name| name.is_err()) {
-            self.learn(&map, why).await;
-        }
         let uncovered = |slot: u16| Err(Arc::new(Error::Uncovered(slot)));
         let of = |slot: &u16| map.place(*slot).map_or_else(|| uncovered(*slot), |place| names[place].clone());
         let told: Vec<_> = slots.iter().map(of).collect();
+        if let Some(Err(why)) = names.iter().chain(&told).find(|name| name.is_err()) {
+            self.learn(&map, why).await;
+        }
         match names.first() {
             Some(Err(why)) if names.iter().all(Result::is_err) => Err(Error::Shared(Arc::clone(why))),
             None => Err(Error::Uncovered(0)),

@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use super::{LONG, due_in, refused, to};
 use crate::support::{
-    Api, Keeps, Node, Received, Receiver, Redis, Traffic, Verdict, eventually, free_port, fresh_database,
-    in_wheels, problem, register, rfc3339, wall_ms,
+    Api, Cluster, Keeps, Node, Received, Receiver, Redis, Traffic, Verdict, eventually, free_port,
+    fresh_database, in_wheels, problem, register, rfc3339, wall_ms,
 };
 
 /// Without Redis everything fires from SQL, which is looked through every second.
@@ -370,11 +370,31 @@ async fn a_wrong_port_or_password_of_redis_is_told_by_the_name_of_its_setting() 
 }
 
 #[tokio::test]
+async fn a_url_of_the_wrong_kind_of_redis_is_told_with_the_right_one() {
+    let (cluster, single) = (Cluster::shared().await, Redis::private().await);
+    let named = format!("redis+cluster://:open-sesame@127.0.0.1:{}", single.port());
+    single.cli(&["ACL", "SETUSER", "default", ">open-sesame"]).await;
+    let (one, many) =
+        tokio::join!(fires_without_redis(cluster.nodes().remove(0)), fires_without_redis(named));
+    warned_once(
+        &one.0,
+        "no secret",
+        &format!("give {}", cluster.nodes()[0].replace("redis://", "redis+cluster://")),
+    );
+    warned_once(&many.0, "open-sesame", &format!("give {}", single.url()));
+}
+
+#[tokio::test]
 async fn a_url_of_redis_that_is_none_is_refused_without_its_password() {
     let dir = tempfile::tempdir().expect("a directory");
-    for url in
-        ["redis://:open-sesame@127.0.0.1:port", "redis://:open-sesame@", "redis://:open-sesame@h/no-number"]
-    {
+    for url in [
+        "redis://:open-sesame@127.0.0.1:port",
+        "redis://:open-sesame@",
+        "redis://:open-sesame@h/no-number",
+        "redis+cluster://:open-sesame@a:1,b:port",
+        "redis+cluster://a,:open-sesame@b",
+        "redis+cluster://:open-sesame@a,b/1",
+    ] {
         let (code, said) = refused(dir.path(), &[("MAINSPRING__HOT__URL", url)]).await;
         assert_eq!(code, Some(2), "{url}: {said}");
         assert!(said.contains("hot.url") && !said.contains("open-sesame"), "{url}: {said}");

@@ -255,6 +255,12 @@ impl Book {
             .for_each(|sent| sent.known = true);
     }
 
+    /// Whether this process waits for an answer that will be good.
+    pub fn waits(&self, process: usize) -> bool {
+        let mut sent = self.timers.values().filter_map(|known| known.sent.last());
+        sent.any(|sent| sent.process == process && sent.how == Behaviour::Ok && !sent.known)
+    }
+
     /// Timers of which something has arrived, the latest arrival last.
     pub fn fired(&self) -> Vec<Uid> {
         let mut fired: Vec<(i64, Uid)> =

@@ -1,6 +1,5 @@
 //! What goes wrong in a run, and how often.
 
-use super::run::ILL_MS;
 use super::world::{Odds, World};
 
 /// What kind of things go wrong.
@@ -30,6 +29,18 @@ impl Kind {
     }
 }
 
+impl Kind {
+    /// How long things go wrong. A node that pauses must be able to lose its lease, and others to go on with
+    /// what it had.
+    pub const fn ill_ms(self) -> i64 {
+        match self {
+            Self::Calm => 0,
+            Self::Store | Self::Wheels => 5000,
+            Self::Nodes | Self::All => 9000,
+        }
+    }
+}
+
 /// The odds at the gate; without a kind all is well.
 pub fn odds(kind: Option<Kind>) -> Odds {
     let well = Odds { hold: 1500, ..Odds::default() };
@@ -54,8 +65,9 @@ pub enum Fault {
     RollBack,
     WheelsGo,
     WheelsCome,
-    /// The node in this seat stands still for so long.
-    Pause(usize, i64),
+    /// The node in this seat stands still for so long, best while it waits for a receiver's answer: so many
+    /// times more it is put off for that.
+    Pause(usize, i64, u32),
     /// The node in this seat dies and is started again so much later.
     Crash(usize, i64),
 }
@@ -65,7 +77,7 @@ pub enum Fault {
 pub fn plan(kind: Kind, world: &World, seats: usize) -> Vec<(i64, Fault)> {
     let now = world.now();
     let mut plan = vec![(now, Fault::Snapshot)];
-    let at = |from: i64| now + world.pick(from..ILL_MS);
+    let at = |from: i64| now + world.pick(from..kind.ill_ms());
     let seat = || usize::try_from(world.pick(0..seats as i64)).expect("small");
     if matches!(kind, Kind::Wheels | Kind::All) {
         match world.pick(0..4) {
@@ -79,17 +91,17 @@ pub fn plan(kind: Kind, world: &World, seats: usize) -> Vec<(i64, Fault)> {
         }
     }
     if matches!(kind, Kind::Nodes | Kind::All) {
-        let early = now + world.pick(0..2500);
-        plan.push((early, Fault::Pause(seat(), world.pick(2500..8000))));
+        let early = now + world.pick(0..1500);
+        plan.push((early, Fault::Pause(seat(), world.pick(3500..9000), 40)));
         if world.one_in(2) {
-            plan.push((at(0), Fault::Pause(seat(), world.pick(200..5000))));
+            plan.push((at(0), Fault::Pause(seat(), world.pick(200..5000), 0)));
         }
         if world.one_in(2) {
             plan.push((at(0), Fault::Crash(seat(), world.pick(50..5000))));
         }
     }
     // Comes last, when all is healed already.
-    plan.push((now + 2 * ILL_MS, Fault::Snapshot));
+    plan.push((now + 2 * kind.ill_ms(), Fault::Snapshot));
     plan.sort_by_key(|(at, _)| *at);
     plan
 }

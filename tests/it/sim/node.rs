@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 
@@ -13,6 +13,7 @@ use mainspring::dispatch::webhook::{Sender, StandIn};
 use mainspring::last_mile::LastMile;
 use mainspring::loader::Loader;
 use mainspring::metrics::Metrics;
+use mainspring::model::time::UnixMs;
 use mainspring::ownership::{Ownership, Round};
 use mainspring::positions::Positions;
 use mainspring::promote::{Promoter, Promotion};
@@ -21,8 +22,9 @@ use mainspring::ticker::{AHEAD_MS, Ticker};
 use mainspring::wheel::HotWheel;
 use tokio_util::sync::CancellationToken;
 
+use super::gate::Door;
 use super::wheels::{Reached, Server};
-use super::world::{Door, World};
+use super::world::World;
 
 /// How long the first sweep waits for the first replay.
 const REPLAY_FIRST_MS: i64 = 3000;
@@ -126,6 +128,8 @@ pub struct Node {
     config: Arc<Config>,
     world: Arc<World>,
     started_at: i64,
+    /// When the latest round of ownership that went well was begun.
+    renewed_at: Arc<AtomicI64>,
     swept: Arc<AtomicBool>,
     pub duties: Vec<Due>,
     pub loops: Vec<Task>,
@@ -216,6 +220,7 @@ impl Node {
             config: Arc::clone(config),
             world: Arc::clone(world),
             started_at: now,
+            renewed_at: Arc::new(AtomicI64::new(i64::MIN)),
             swept: Arc::default(),
             duties: [Duty::Own, Duty::Load, Duty::Tick, Duty::Sweep].map(due).into(),
             loops,
@@ -238,6 +243,7 @@ impl Node {
         let (positions, world, process) =
             (Arc::clone(&self.positions), Arc::clone(&self.world), self.process);
         let every = i64::try_from(self.config.lease.get().as_millis() / 3).expect("short");
+        let (renewed_at, began) = (Arc::clone(&self.renewed_at), self.world.now());
         async move {
             let round = if ownership.has_entered() {
                 ownership.run_once(&store, |shard| positions.cursor(shard)).await
@@ -250,6 +256,7 @@ impl Node {
                     every
                 }
                 Ok(round) => {
+                    renewed_at.store(began, Ordering::SeqCst);
                     if round != Round::default() {
                         let Round { taken, lost, given_up, recalled, .. } = round;
                         world.tell(
@@ -299,13 +306,14 @@ impl Node {
         let (world, started_at) = (Arc::clone(&self.world), self.started_at);
         async move {
             let looked = positions.has_looked() || world.now() - started_at > REPLAY_FIRST_MS;
-            if !swept.load(Ordering::SeqCst) && !(ownership.has_entered() && looked) {
+            let may = swept.load(Ordering::SeqCst) || (ownership.has_entered() && looked);
+            if !may {
                 return 20;
             }
             if sweep.run_once().await.is_ok() {
                 swept.store(true, Ordering::SeqCst);
             }
-            let now = mainspring::model::time::UnixMs::new(world.now());
+            let now = UnixMs::new(world.now());
             let alone = ownership.claimable().iter().any(|(shard, _)| positions.grace_ms(*shard, now) == 0);
             if alone { 250 } else { 1000 }
         }
@@ -329,13 +337,14 @@ impl Node {
         duties.chain(&mut self.loops).for_each(|task| task.held_until = 0);
     }
 
-    /// Whether its shards' wheels turn and nothing is left to scan.
-    pub fn is_still(&self) -> bool {
+    /// Whether its leases were renewed since, its shards' wheels turn and keep up, and nothing is left to scan.
+    pub fn is_still(&self, since: i64) -> bool {
+        let now = UnixMs::new(self.world.now());
         let standings = self.positions.standings();
-        self.ownership.has_entered()
+        self.renewed_at.load(Ordering::SeqCst) >= since
             && self.positions.ranges().is_empty()
             && standings.len() == self.ownership.count()
-            && standings.iter().all(|(.., standing, _)| standing.is_some())
+            && standings.iter().all(|(shard, ..)| self.positions.grace_ms(*shard, now) > 0)
     }
 
     /// Whether some of its work can go on.

@@ -1,9 +1,8 @@
-//! What all of a run's nodes live in: time, chance, the trace, and the gate at which things go wrong.
+//! What all of a run's nodes live in: time, chance and the trace.
 //!
 //! Nothing here runs by itself. Time stands until the run turns it; chance comes from the seed alone; a call
 //! that is held at the gate goes on when the run says so. So one seed is one run.
 
-use std::any::Any;
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -11,14 +10,13 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use mainspring::clock::{Clock, Monotonic};
-use mainspring::cold::{Call, Error, Gate};
+use mainspring::clock::Monotonic;
 use mainspring::model::time::UnixMs;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
 /// Steps that are told when a run fails.
-const TAIL: usize = 1000;
+const TAIL: usize = 400;
 
 /// How often something happens at the gate, in ten thousand passages.
 #[derive(Debug, Clone, Copy, Default)]
@@ -219,6 +217,24 @@ impl World {
         self.lock().busy
     }
 
+    /// A statement goes to the database.
+    pub fn goes_in(&self, process: usize, name: &'static str) {
+        let mut inner = self.lock();
+        inner.note(process, Step::Call(name));
+        inner.busy = true;
+    }
+
+    /// It is done.
+    pub fn comes_out(&self, name: &'static str) {
+        let mut inner = self.lock();
+        inner.busy = false;
+        inner.epochs_moved |= matches!(name, "take" | "give_up");
+    }
+
+    pub fn set_writer(&self, process: Option<usize>) {
+        self.lock().writer = process;
+    }
+
     /// The process whose transaction is open.
     pub fn writer(&self) -> Option<usize> {
         self.lock().writer
@@ -249,7 +265,7 @@ impl World {
     }
 
     /// Gives the run back its say; goes on when it chooses this task again.
-    async fn stand(&self) {
+    pub async fn stand(&self) {
         let mut stood = false;
         poll_fn(|cx| {
             if std::mem::replace(&mut stood, true) {
@@ -261,7 +277,7 @@ impl World {
         .await;
     }
 
-    async fn hold(&self) {
+    pub async fn hold(&self) {
         while self.chance(|odds| odds.hold) {
             self.stand().await;
         }
@@ -274,7 +290,7 @@ impl World {
     }
 
     /// A process that dies here is never heard of again.
-    async fn live(&self, process: usize) {
+    pub async fn live(&self, process: usize) {
         if self.chance(|odds| odds.crash) {
             self.lock().crashed = Some(process);
             self.dies(process);
@@ -303,7 +319,7 @@ impl World {
         self.chance(|odds| odds.wheel_repeat)
     }
 
-    fn goes_wrong(&self, process: usize, name: &str, how: &str, of: fn(&Odds) -> u32) -> bool {
+    pub fn goes_wrong(&self, process: usize, name: &str, how: &str, of: fn(&Odds) -> u32) -> bool {
         let wrong = self.chance(of);
         if wrong {
             let mut inner = self.lock();
@@ -356,77 +372,4 @@ impl Process {
 /// So long after the machine's start, which was long ago.
 fn monotonic(now: i64) -> Duration {
     Duration::from_millis(u64::try_from(now).expect("after 1970"))
-}
-
-/// One process's clock, and its way to the database.
-pub struct Door {
-    pub world: Arc<World>,
-    pub process: usize,
-}
-
-impl Clock for Door {
-    fn now(&self) -> UnixMs {
-        UnixMs::new(self.world.now())
-    }
-
-    fn sleep(&self, by: Duration) -> BoxFuture<'static, ()> {
-        self.world.sleep(self.process, by)
-    }
-}
-
-impl Gate for Door {
-    fn before(&self, call: Call, name: &'static str) -> BoxFuture<'_, Result<(), Error>> {
-        Box::pin(async move {
-            let Self { world, process } = self;
-            world.hold().await;
-            world.live(*process).await;
-            // The one who waits for the writer goes on when its transaction is over.
-            while matches!(call, Call::Begin | Call::Write) && world.writer().is_some() {
-                world.stand().await;
-            }
-            if world.goes_wrong(*process, name, "fails", |odds| odds.fail) {
-                return Err(if world.one_in(4) { Error::Busy } else { lost() });
-            }
-            let mut inner = world.lock();
-            inner.note(*process, Step::Call(name));
-            inner.busy = true;
-            Ok(())
-        })
-    }
-
-    fn after(&self, call: Call, name: &'static str) -> BoxFuture<'_, Result<(), Error>> {
-        Box::pin(async move {
-            let Self { world, process } = self;
-            {
-                let mut inner = world.lock();
-                inner.busy = false;
-                inner.epochs_moved |= matches!(name, "take" | "give_up");
-            }
-            world.hold().await;
-            world.live(*process).await;
-            let answers = call != Call::Begin;
-            if answers && world.goes_wrong(*process, name, "answer lost", |odds| odds.lose) {
-                return Err(lost());
-            }
-            Ok(())
-        })
-    }
-
-    fn begun(&self) -> Box<dyn Any + Send + Sync> {
-        self.world.lock().writer = Some(self.process);
-        Box::new(Open(Arc::clone(&self.world)))
-    }
-}
-
-/// An open transaction.
-struct Open(Arc<World>);
-
-impl Drop for Open {
-    fn drop(&mut self) {
-        self.0.lock().writer = None;
-    }
-}
-
-fn lost() -> Error {
-    Error::from(sqlx::Error::PoolTimedOut)
 }

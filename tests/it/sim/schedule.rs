@@ -1,0 +1,296 @@
+//! What happens next: one step at a time, as the seed says.
+
+use std::sync::Arc;
+
+use super::clients::Ask;
+use super::faults::{Fault, Kind};
+use super::node::{Node, Task};
+use super::receiver::Receivers;
+use super::run::{Call, Run, SHARDS, WINDOW_MS};
+use super::world::World;
+
+/// What can be done next.
+enum Choice {
+    Begin(usize, usize),
+    Duty(usize, usize),
+    Loop(usize, usize),
+    Call(usize),
+}
+
+impl Run {
+    /// One step: something that is due, or time moves on.
+    pub async fn step(&mut self, end: i64) {
+        self.steps += 1;
+        self.happen().await;
+        let now = self.world.now();
+        let choices = self.choices(now);
+        let oldest = self.oldest().unwrap_or(now);
+        // While all is well nobody is held up for long.
+        let moves = now - oldest < 60 || self.is_ill();
+        if choices.is_empty() || (moves && self.world.one_in(40)) {
+            let next = self.next_at().unwrap_or(end).clamp(now + 1, end.max(now + 1));
+            let next = if choices.is_empty() { next } else { next.min(now + self.world.pick(1..40)) };
+            self.world.turn(next);
+            for seat in &mut self.seats {
+                if let Some(node) = seat.node.as_mut().filter(|node| self.world.runs(node.process)) {
+                    node.mile();
+                }
+            }
+            return self.settle().await;
+        }
+        let chance = usize::try_from(self.world.pick(0..choices.len() as i64)).expect("small");
+        let ranked = (0..choices.len()).max_by_key(|one| self.rank(&choices[*one])).unwrap_or(chance);
+        let choice = &choices[if self.world.one_in(4) { chance } else { ranked }];
+        self.take(choice).await;
+        // Only these start attempts, or tell them something.
+        if matches!(choice, Choice::Loop(..)) {
+            self.settle().await;
+        }
+        if let Some(process) = self.world.crashed() {
+            let back = now + self.world.pick(100..5000);
+            let seat = self
+                .seats
+                .iter()
+                .position(|seat| seat.node.as_ref().is_some_and(|node| node.process == process));
+            if let Some(seat) = seat {
+                self.bury(seat, back);
+            }
+        }
+        if self.world.epochs_moved() {
+            let rows = self.common.store.shard_rows(&[]).await.expect("reads");
+            let epochs = rows.into_iter().map(|row| (row.shard, row.epoch.0));
+            self.clients.book.lock().expect("plain").set_epochs(epochs, self.settled);
+        }
+    }
+
+    fn rank(&self, choice: &Choice) -> i64 {
+        let node = |seat: usize| self.seats[seat].node.as_ref().expect("offered");
+        match *choice {
+            Choice::Begin(..) => i64::MAX,
+            Choice::Duty(seat, duty) => node(seat).duties[duty].task.as_ref().map_or(0, |task| task.rank),
+            Choice::Loop(seat, one) => node(seat).loops[one].rank,
+            Choice::Call(call) => self.calls[call].task.rank,
+        }
+    }
+
+    async fn take(&mut self, choice: &Choice) {
+        let now = self.world.now();
+        match *choice {
+            Choice::Begin(seat, duty) => {
+                let node = self.seats[seat].node.as_mut().expect("chosen");
+                node.duties[duty].task = Some(node.begin(node.duties[duty].duty));
+                Box::pin(self.take(&Choice::Duty(seat, duty))).await;
+            }
+            Choice::Duty(seat, duty) => {
+                let node = self.seats[seat].node.as_mut().expect("chosen");
+                let due = &mut node.duties[duty];
+                let task = due.task.as_mut().expect("chosen");
+                if let Some(wait) = task.turn(&self.world).await {
+                    due.task = None;
+                    due.next_at = now + wait.max(1);
+                } else {
+                    hold(&self.world, node.process, task, !self.faults.is_empty());
+                }
+                node.mile();
+            }
+            Choice::Loop(seat, one) => {
+                let node = self.seats[seat].node.as_mut().expect("chosen");
+                let task = &mut node.loops[one];
+                if self.world.one_in(8) {
+                    task.rank = self.world.rank();
+                }
+                if task.turn(&self.world).await.is_some() {
+                    self.world.wrong(format!("the {} loop ended", task.name));
+                } else if task.is_ready(now) {
+                    hold(&self.world, node.process, task, !self.faults.is_empty());
+                }
+                node.mile();
+            }
+            Choice::Call(call) => {
+                let Call { process, task, .. } = &mut self.calls[call];
+                if task.turn(&self.world).await.is_some() {
+                    self.calls.remove(call);
+                } else {
+                    hold(&self.world, *process, task, !self.faults.is_empty());
+                }
+            }
+        }
+    }
+
+    fn choices(&self, now: i64) -> Vec<Choice> {
+        let mut choices = Vec::new();
+        for (place, seat) in self.seats.iter().enumerate() {
+            let Some(node) = seat.node.as_ref().filter(|node| self.world.runs(node.process)) else {
+                continue;
+            };
+            for (number, due) in node.duties.iter().enumerate() {
+                match &due.task {
+                    Some(task) if task.is_ready(now) => choices.push(Choice::Duty(place, number)),
+                    None if due.next_at <= now => choices.push(Choice::Begin(place, number)),
+                    _ => {}
+                }
+            }
+            for (number, task) in node.loops.iter().enumerate().filter(|(_, task)| task.is_ready(now)) {
+                let _ = task;
+                choices.push(Choice::Loop(place, number));
+            }
+        }
+        for (number, call) in self.calls.iter().enumerate() {
+            if call.task.is_ready(now) && self.world.runs(call.process) {
+                choices.push(Choice::Call(number));
+            }
+        }
+        choices
+    }
+
+    /// Since when the one who waits longest does.
+    fn oldest(&self) -> Option<i64> {
+        let nodes = self.seats.iter().filter_map(|seat| seat.node.as_ref());
+        let duties = nodes.flat_map(|node| node.duties.iter().filter_map(|due| due.task.as_ref()));
+        duties.chain(self.calls.iter().map(|call| &call.task)).map(|task| task.since).min()
+    }
+
+    fn next_at(&self) -> Option<i64> {
+        let seats = self.seats.iter().filter_map(|seat| match (&seat.node, seat.until) {
+            (Some(node), None) => node.next_at(),
+            (_, until) => until,
+        });
+        let faults = self.faults.first().map(|(at, _)| *at);
+        let asks = (self.asks_left > 0).then_some(self.next_ask);
+        let held = self.calls.iter().map(|call| call.task.held_until).filter(|at| *at > self.world.now());
+        seats.chain(faults).chain(asks).chain(held).chain(self.world.next_waking()).min()
+    }
+
+    /// What comes at its time: faults, starts, ends of pauses, and clients.
+    async fn happen(&mut self) {
+        let now = self.world.now();
+        while self.faults.first().is_some_and(|(at, _)| *at <= now) {
+            let (_, fault) = self.faults.remove(0);
+            self.befall(fault).await;
+        }
+        for place in 0..self.seats.len() {
+            if self.seats[place].until.is_none_or(|until| until > now) {
+                continue;
+            }
+            self.seats[place].until = None;
+            match &mut self.seats[place].node {
+                Some(node) => {
+                    self.world.pauses(node.process, false);
+                    node.mile();
+                    self.settle().await;
+                }
+                None => self.start(place),
+            }
+        }
+        // By steps, not by time: so that others are in the middle of something.
+        if self.asks_left > 0 && (self.next_ask <= now || self.world.one_in(16)) {
+            self.asks_left -= 1;
+            self.next_ask = now + 400;
+            let fired = self.clients.book.lock().expect("plain").fired();
+            let mut desk = self.clients.desk.lock().expect("plain");
+            let ask = desk.think(&self.world, WINDOW_MS, self.far, &fired);
+            drop(desk);
+            ask.into_iter().for_each(|ask| self.call(ask));
+        } else if self.asks_left == 0 && self.world.one_in(20) {
+            let ask = self.clients.desk.lock().expect("plain").next_again();
+            ask.into_iter().for_each(|ask| self.call(ask));
+        }
+    }
+
+    fn call(&mut self, ask: Ask) {
+        let open: Vec<usize> = (0..self.seats.len())
+            .filter(|place| {
+                self.seats[*place].node.as_ref().is_some_and(|node| self.world.runs(node.process))
+            })
+            .collect();
+        if open.is_empty() {
+            return self.clients.desk.lock().expect("plain").unanswered(&self.world, ask);
+        }
+        let place = open[usize::try_from(self.world.pick(0..open.len() as i64)).expect("small")];
+        let node = self.seats[place].node.as_ref().expect("open");
+        let task = self.clients.ask(node, ask.clone());
+        self.calls.push(Call { process: node.process, ask, task });
+    }
+
+    fn start(&mut self, place: usize) {
+        let name = format!("node-{place}");
+        let process = self.world.starts(&name);
+        let receivers = Receivers {
+            world: Arc::clone(&self.world),
+            book: Arc::clone(&self.clients.book),
+            mood: Arc::clone(&self.mood),
+            process,
+        };
+        self.seats[place].node = Some(Node::start(&self.common, &name, process, Arc::new(receivers)));
+        self.world.tell(process, "starts".into());
+    }
+
+    /// The node in this seat is dead; another process starts there later.
+    fn bury(&mut self, place: usize, back: i64) {
+        let Some(node) = self.seats[place].node.take() else { return };
+        let process = node.process;
+        drop(node);
+        self.seats[place].until = Some(back);
+        let (cut_off, calls) =
+            std::mem::take(&mut self.calls).into_iter().partition(|call| call.process == process);
+        self.calls = calls;
+        let cut_off: Vec<Call> = cut_off;
+        for Call { ask, .. } in cut_off {
+            self.clients.desk.lock().expect("plain").unanswered(&self.world, ask);
+        }
+    }
+
+    async fn befall(&mut self, fault: Fault) {
+        let now = self.world.now();
+        let server = &self.common.server;
+        self.world.tell(usize::MAX, format!("{fault:?}"));
+        match fault {
+            Fault::Flush => server.flush(),
+            Fault::Replace => server.replace(),
+            Fault::Snapshot => self.snapshots.push((now, server.snapshot())),
+            Fault::RollBack => {
+                let beats = server.beats(SHARDS).await;
+                if let Some((_, snapshot)) = self.snapshots.first() {
+                    server.roll_back(snapshot);
+                }
+                let before = server.beats(SHARDS).await;
+                // The same building, with no take forgotten: nobody can tell, and what was added is gone.
+                self.unnoticed |= self.kind == Kind::All
+                    || beats.iter().zip(&before).any(|pair| match pair {
+                        (Some((now, beat)), Some((then, older))) => now == then && beat <= older,
+                        _ => false,
+                    });
+            }
+            Fault::WheelsGo => self.world.set_wheels_away(true),
+            Fault::WheelsCome => self.world.set_wheels_away(false),
+            Fault::Pause(place, ms, put_off) => {
+                let node = self.seats[place].node.as_ref().filter(|node| self.world.runs(node.process));
+                let Some(process) = node.map(|node| node.process) else { return };
+                // Whoever has SQLite's one writer would stop everybody.
+                if self.world.writer() == Some(process) {
+                    return self.faults.insert(0, (now + 1, fault));
+                }
+                if put_off > 0 && !self.clients.book.lock().expect("plain").waits(process) {
+                    self.faults.push((now + 50, Fault::Pause(place, ms, put_off - 1)));
+                    return self.faults.sort_by_key(|(at, _)| *at);
+                }
+                self.world.pauses(process, true);
+                self.seats[place].until = Some(now + ms);
+            }
+            Fault::Crash(place, ms) => {
+                let Some(process) = self.seats[place].node.as_ref().map(|node| node.process) else { return };
+                self.world.dies(process);
+                self.bury(place, now + ms);
+            }
+        }
+    }
+}
+
+/// A task that stands at the gate may be held up there for long, when things go wrong.
+fn hold(world: &World, process: usize, task: &mut Task, ill: bool) {
+    if ill && world.writer() != Some(process) && world.one_in(60) {
+        task.held_until = world.now() + world.pick(50..2500);
+        world.disturb(process);
+        world.tell(process, format!("{} is held up for {} ms", task.name, task.held_until - world.now()));
+    }
+}
