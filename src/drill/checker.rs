@@ -42,6 +42,8 @@ const TOLD: usize = 5;
 pub struct Patience {
     /// How long after a fault's end lateness is still its doing.
     pub recovery_us: Us,
+    /// An answer that took longer may have come after its node had stopped waiting.
+    pub answer_us: Us,
     /// Due later than this before the end of watching counts as pending.
     pub pending_us: Us,
 }
@@ -376,7 +378,7 @@ impl Check<'_> {
         for (place, (again, stale)) in arrivals.iter().zip(stale).enumerate() {
             let before = &arrivals[..place];
             let mut accepted =
-                before.iter().filter(|a| a.generation == again.generation && a.accepted()).peekable();
+                before.iter().filter(|a| a.generation == again.generation && self.surely(a)).peekable();
             // An attempt that came after a later one is counted as that already.
             if accepted.peek().is_none() || *stale {
                 continue;
@@ -396,6 +398,11 @@ impl Check<'_> {
                 });
             }
         }
+    }
+
+    /// Whether it was accepted, and in time for its node to know.
+    fn surely(&self, arrival: &Arrival) -> bool {
+        arrival.accepted() && arrival.took_us <= self.patience.answer_us
     }
 
     fn firsts(&mut self, number: u32, calls: &[&Call], arrivals: &[&Arrival], terms: Terms) {

@@ -88,6 +88,8 @@ pub struct Arrival {
     pub at_us: Us,
     /// The status that it was answered with; `None` if it never was.
     pub replied: Option<u16>,
+    /// How long that took.
+    pub took_us: Us,
 }
 
 impl Arrival {
@@ -190,10 +192,10 @@ impl Book {
         arrivals.len() - 1
     }
 
-    /// Notes the status with which an arrival is answered, before it is.
-    pub fn replied(&self, number: usize, status: u16) {
+    /// Notes the status with which an arrival is answered, before it is, and how long that took.
+    pub fn replied(&self, number: usize, status: u16, took_us: Us) {
         if let Some(arrival) = lock(&self.arrivals).get_mut(number) {
-            arrival.replied = Some(status);
+            (arrival.replied, arrival.took_us) = (Some(status), took_us);
         }
     }
 

@@ -157,6 +157,7 @@ async fn rehearse(
     terms.resize(terms.len() + options.window_timers as usize, Terms::default());
     let patience = Patience {
         recovery_us: RECOVERY_US + lease_ms * 1000,
+        answer_us: plan::TIMEOUT_MS as Us * 750,
         // Everything is due before watching ends.
         pending_us: 0,
     };

@@ -12,7 +12,7 @@ pub const WINDOW_MS: i64 = 12_000;
 /// Reach of the second wheel.
 pub const NEAR_MS: i64 = 4_000;
 /// How long an attempt may take.
-pub const TIMEOUT_MS: u64 = 4_000;
+pub const TIMEOUT_MS: u64 = 6_000;
 /// The latest that a timer is due after its registration.
 pub const AHEAD_MS: i64 = 20_000;
 /// The latest that a change moves one to.

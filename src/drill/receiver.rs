@@ -24,7 +24,7 @@ use crate::model::time::UnixMs;
 /// How long slow receivers take.
 const SLOW: Duration = Duration::from_millis(300);
 /// How long a grudging one takes for its refusal, and for its consent.
-const GRUDGE: [Duration; 2] = [Duration::from_millis(1200), Duration::from_millis(2800)];
+const GRUDGE: [Duration; 2] = [Duration::from_millis(1200), Duration::from_millis(3200)];
 /// What a giant answers with, in chunks of 64 KiB.
 const GIANT: usize = 256;
 
@@ -92,6 +92,7 @@ async fn receive(
         node: node_of(from.ip()),
         at_us,
         replied: None,
+        took_us: 0,
     });
     let first = attempt <= 1;
     let (wait, status) = match Mood::of(&mood).unwrap_or(Mood::Gone) {
@@ -111,7 +112,7 @@ async fn receive(
         _ => (Duration::ZERO, StatusCode::NO_CONTENT),
     };
     tokio::time::sleep(wait).await;
-    book.replied(number, status.as_u16());
+    book.replied(number, status.as_u16(), wall_us() - at_us);
     match Mood::of(&mood) {
         Some(Mood::Dripping) => (status, Body::from_stream(drip())).into_response(),
         Some(Mood::Giant) => (status, Body::from_stream(flood())).into_response(),

@@ -5,7 +5,7 @@ use super::*;
 const MS: Us = 1000;
 /// Due times in these histories, in milliseconds.
 const DUE: i64 = 10_000;
-const PATIENCE: Patience = Patience { recovery_us: 5_000 * MS, pending_us: 0 };
+const PATIENCE: Patience = Patience { recovery_us: 5_000 * MS, answer_us: 4_500 * MS, pending_us: 0 };
 
 /// Calls and arrivals of one timer after another, written as they happen.
 #[derive(Default)]
@@ -87,7 +87,7 @@ impl Told {
 fn attempt_at(attempt: i32, at_ms: i64) -> Arrival {
     let at_us = at_ms * MS + 300;
     let (timer, node, replied) = (0, Some(0), Some(204));
-    Arrival { timer, generation: 1, attempt, delivery: 1, due_ms: DUE, node, at_us, replied }
+    Arrival { timer, generation: 1, attempt, delivery: 1, due_ms: DUE, node, at_us, replied, took_us: 300 }
 }
 
 #[test]
@@ -218,6 +218,8 @@ fn one_attempt_number_is_sent_once() {
 fn a_retry_of_what_was_not_accepted_is_no_duplicate() {
     let told = Told::one().failed(1, DUE).sent(2, DUE + 300);
     assert_eq!((told.found().duplicates_explained, told.violations()), (0, vec![]));
+    let late_answer = Arrival { took_us: 5_000 * MS, ..attempt_at(1, DUE) };
+    assert_eq!(Told::one().arrival(late_answer).sent(2, DUE + 6000).violations(), [], "nobody waited for it");
     let silent = Arrival { replied: None, ..attempt_at(1, DUE) };
     assert_eq!(Told::one().arrival(silent).sent(2, DUE + 4000).violations(), []);
 }

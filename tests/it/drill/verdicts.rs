@@ -134,12 +134,14 @@ mod planted {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_claim_without_epoch_is_caught_by_pause() {
-        is_caught("claim-without-epoch", "pause --seed 9 --rate 150 --seconds 22", "unfenced").await;
+        // With a longer lead a paused node holds more that it has claimed and not sent.
+        let line = "pause --seed 9 --rate 100 --seconds 22 --set wheel.lead=PT0.5S";
+        is_caught("claim-without-epoch", line, "unfenced").await;
     }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_result_without_token_is_caught_by_pause() {
-        let line = "pause --seed 9 --rate 150 --seconds 22";
+        let line = "pause --seed 9 --rate 100 --seconds 22";
         is_caught("result-without-token", line, "unexplained duplicates").await;
     }
 
