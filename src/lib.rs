@@ -64,6 +64,9 @@
 //!    `store::a_claim_under_an_older_epoch_gets_nothing`, `store::a_late_result_counts_only_for_its_own_attempt`,
 //!    `crash::a_node_that_slept_beyond_its_lease_fires_nothing_twice`
 //!
+//! All of these together, in seeded runs of whole nodes while everything goes wrong: `tests/it/sim`, which also
+//! shows that it would find six defects ([`planted`]).
+//!
 //! The numbers are those of the public contract; 9 (schedules) and 10 (isolation under load) are not
 //! promised yet, because what they speak of does not exist yet or is not proven.
 //!

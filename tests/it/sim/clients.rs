@@ -153,7 +153,7 @@ fn due_at(world: &World, window: i64, far: bool) -> UnixMs {
     let by = match world.pick(0..10) {
         0..4 => world.pick(window - 300..window + 900),
         4..6 => world.pick(0..window),
-        _ if far => world.pick(window..2 * window + 2000),
+        _ if far => world.pick(window..2 * window),
         _ => world.pick(0..window),
     };
     UnixMs::new(world.now() + by)

@@ -1,6 +1,5 @@
 //! What the runs of this process share, and the way into one of them.
 
-use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
 use mainspring::clock::ManualClock;
@@ -39,10 +38,9 @@ fn config(file: &str, long_lead: bool, planted: Option<Defect>) -> Config {
     config
 }
 
-/// What all runs of this process share: a place, an empty store to copy, and what takes long to make.
+/// What all runs of this process share: an empty store to copy, and what takes long to make.
 pub struct Ground {
-    place: tempfile::TempDir,
-    empty: PathBuf,
+    empty: Vec<u8>,
     pub metrics: Metrics,
     pub sender: Sender,
 }
@@ -51,10 +49,7 @@ fn ground() -> &'static Ground {
     static GROUND: OnceLock<Ground> = OnceLock::new();
     GROUND.get_or_init(|| {
         crate::support::init();
-        // In memory, where there is such a place: nothing here has to outlive the process.
-        let memory = std::path::Path::new("/dev/shm");
-        let place = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
-        let place = place.expect("a folder");
+        let place = place();
         let empty = place.path().join("empty.db");
         let config = Arc::new(config(empty.to_str().expect("a plain path"), false, None));
         let clock = ManualClock::new(UnixMs::new(0));
@@ -64,8 +59,16 @@ fn ground() -> &'static Ground {
             store.prepare().await.expect("prepares");
             store.close().await;
         });
-        Ground { place, empty, metrics: Metrics::new().expect("series"), sender }
+        let empty = std::fs::read(empty).expect("reads");
+        Ground { empty, metrics: Metrics::new().expect("series"), sender }
     })
+}
+
+/// A folder in memory, where there is such a place; it goes when it is dropped.
+fn place() -> tempfile::TempDir {
+    let memory = std::path::Path::new("/dev/shm");
+    let place = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
+    place.expect("a folder")
 }
 
 fn runtime() -> tokio::runtime::Runtime {
@@ -74,11 +77,9 @@ fn runtime() -> tokio::runtime::Runtime {
 
 /// Runs one seed on this thread.
 pub fn run(seed: u64, planted: Option<Defect>) -> Verdict {
-    static RUNS: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
-    let ground = ground();
-    let number = RUNS.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-    let file = ground.place.path().join(format!("{number}.db"));
-    std::fs::copy(&ground.empty, &file).expect("copies");
+    let (ground, place) = (ground(), place());
+    let file = place.path().join("store.db");
+    std::fs::write(&file, &ground.empty).expect("copies");
     let runtime = runtime();
     let verdict = runtime.block_on(tokio::task::unconstrained(async {
         let config = Arc::new(config(file.to_str().expect("a plain path"), seed.is_multiple_of(2), planted));
@@ -87,8 +88,5 @@ pub fn run(seed: u64, planted: Option<Defect>) -> Verdict {
         run.close().await
     }));
     drop(runtime);
-    for end in ["", "-wal", "-shm"] {
-        let _ = std::fs::remove_file(format!("{}{end}", file.display()));
-    }
     verdict
 }

@@ -24,7 +24,7 @@ pub const SHARDS: u16 = 4;
 pub const WINDOW_MS: i64 = 6000;
 
 /// How long the first time lasts.
-const WELL_MS: i64 = 5000;
+const WELL_MS: i64 = 4000;
 
 /// By then after the healing every wheel turns.
 const HEALED_MS: i64 = 8000;
