@@ -1,8 +1,14 @@
 //! Wiring: what starts in which order, what watches over it, and how it stops.
 //!
 //! Start: listen → cold store (tried until it answers) → name and shards → wheels (replay, loader, ticker) →
-//! sweep → ready. Stop: intake → loader, ticker, sweep → dispatch drains → results are recorded → shards are
-//! given up → pools.
+//! sweep → ready.
+//!
+//! Stop, where other nodes share the store: shards are handed over, at once and while everything still runs, so
+//! that others fire what falls due → intake → loader, ticker, sweep → attempts under way end → results are
+//! recorded → what these and the intake's last calls wrote is promoted, to whoever owns it now → pools.
+//! With the store to itself a node gives its shards up last.
+
+mod own;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -26,8 +32,7 @@ use crate::intake::{Batcher, Registrar};
 use crate::last_mile::LastMile;
 use crate::loader::Loader;
 use crate::metrics::Metrics;
-use crate::model::pointer::Pointer;
-use crate::ownership::{Ownership, Round};
+use crate::ownership::Ownership;
 use crate::positions::Positions;
 use crate::promote::{Promoter, Promotion, receive_express};
 use crate::sweep::Sweep;
@@ -40,6 +45,9 @@ const LAST_ATTEMPTS: Duration = Duration::from_secs(25);
 
 /// How long every other step of a stop may take.
 const DRAIN: Duration = Duration::from_secs(5);
+
+/// How long a stop waits for its shards to be handed over before it goes on beside that.
+const HAND_OVER: Duration = Duration::from_secs(2);
 
 /// How long the first sweep waits for the first replay: Redis may be away.
 const REPLAY_FIRST: Duration = Duration::from_secs(3);
@@ -220,8 +228,10 @@ async fn work(
         promotion.clone(),
     )
     .context("the HTTP client cannot be made")?;
-    let (loops, recording, owning) = (TaskTracker::new(), TaskTracker::new(), TaskTracker::new());
-    let (halt, disown) = (CancellationToken::new(), CancellationToken::new());
+    let (loops, recording) = (TaskTracker::new(), TaskTracker::new());
+    let (promoting, owning) = (TaskTracker::new(), TaskTracker::new());
+    let (halt, all_written, disown) =
+        (CancellationToken::new(), CancellationToken::new(), CancellationToken::new());
     let (failed, mut failure) = tokio::sync::mpsc::channel::<anyhow::Error>(4);
     spawn_watched(&recording, &failed, "record", async {
         recorder.await;
@@ -230,7 +240,7 @@ async fn work(
     // Set once: `work` runs once a process.
     let _ = app.service.set(start_service(app, store, &ownership, &hot, &positions, &promotion, &failed));
 
-    let renewing = own(Arc::clone(app), store.clone(), disown.clone());
+    let renewing = own::own(Arc::clone(app), store.clone(), disown.clone());
     spawn_watched(&owning, &failed, "ownership", renewing);
     if config.wheel.enabled {
         let promoter = Promoter {
@@ -247,7 +257,13 @@ async fn work(
             ),
             metrics: app.metrics.clone(),
         };
-        start_wheels(config, promoter, to_promote, &dispatcher, &loops, &failed, &halt);
+        let promoter = Arc::new(promoter);
+        let promotes = Arc::clone(&promoter).run(to_promote, all_written.clone());
+        spawn_watched(&promoting, &failed, "promotion", async {
+            promotes.await;
+            Ok(())
+        });
+        start_wheels(config, promoter, &dispatcher, &loops, &failed, &halt);
     } else {
         tracing::warn!("`wheel.enabled` is false: timers fire from SQL, up to a second late");
     }
@@ -281,6 +297,13 @@ async fn work(
         why = failure.recv() => Err(why.unwrap_or_else(|| anyhow::anyhow!("every loop ended"))),
     };
     let grace = (config.webhook.timeout.get() + Duration::from_secs(1)).min(LAST_ATTEMPTS);
+    if store.is_shared() {
+        // First of all, while everything still runs: what falls due before another node has taken the shards is
+        // claimed already.
+        disown.cancel();
+        owning.close();
+        let _ = tokio::time::timeout(HAND_OVER, owning.wait()).await;
+    }
     // Nothing new comes in and nothing more is claimed; calls and attempts under way get time to end.
     closing.cancel();
     doors.close();
@@ -288,26 +311,21 @@ async fn work(
     let (_, ()) = tokio::join!(tokio::time::timeout(DRAIN, doors.wait()), dispatcher.drain(grace));
     drop(dispatcher);
     end(&loops, &halt).await;
-    // The recorder ends when nobody can report any more; leases are renewed until the last result is in.
     end(&recording, &CancellationToken::new()).await;
+    end(&promoting, &all_written).await;
     end(&owning, &disown).await;
-    if let Err(why) = tokio::time::timeout(DRAIN, ownership.leave(store)).await.unwrap_or(Err(Error::Busy)) {
-        tracing::warn!(%why, "shards not given up; their leases run out");
-    }
     ended
 }
 
 /// Lets the wheels of this node's shards turn.
 fn start_wheels(
     config: &Config,
-    promoter: Promoter,
-    to_promote: tokio::sync::mpsc::Receiver<Pointer>,
+    promoter: Arc<Promoter>,
     dispatcher: &Arc<Dispatcher>,
     loops: &TaskTracker,
     failed: &tokio::sync::mpsc::Sender<anyhow::Error>,
     halt: &CancellationToken,
 ) {
-    let promoter = Arc::new(promoter);
     let start = |name: &'static str, task: futures::future::BoxFuture<'static, ()>| {
         spawn_watched(loops, failed, name, async {
             task.await;
@@ -315,7 +333,6 @@ fn start_wheels(
         });
     };
     start("last mile", Box::pin(Arc::clone(&promoter.last_mile).run(halt.clone())));
-    start("promotion", Box::pin(Arc::clone(&promoter).run(to_promote, halt.clone())));
     let ticker = Ticker::new(
         Arc::clone(&promoter.hot),
         Arc::clone(&promoter.positions),
@@ -445,86 +462,4 @@ fn spawn_watched(
         };
         let _ = failed.send(why).await;
     });
-}
-
-/// Renews leases, takes over and hands over, three times a lease.
-async fn own(app: Arc<App>, store: ColdStore, halt: CancellationToken) -> anyhow::Result<()> {
-    let Some(Service { ownership, positions, hot, .. }) = app.service() else { return Ok(()) };
-    let mut warned = false;
-    let every = app.config.lease.get() / 3;
-    let mut entered = false;
-    let mut failing = false;
-    while !halt.is_cancelled() {
-        let round = if entered {
-            ownership.run_once(&store, |shard| positions.cursor(shard)).await
-        } else {
-            ownership.enter(&store).await
-        };
-        match round {
-            Ok(Round { usurped: true, .. }) => anyhow::bail!(
-                "another process has started under the node name `{}`; give each its own `node.name`",
-                ownership.me().name
-            ),
-            Ok(round) => {
-                entered = true;
-                if failing {
-                    failing = false;
-                    tracing::info!("the cold store answers again");
-                }
-                note(&app, &store, ownership, &round);
-                if ownership.has_company() {
-                    // For `tier`: a failure shows in the next renewal.
-                    let rows = store.shard_rows(&[]).await.unwrap_or_default();
-                    rows.iter().for_each(|row| positions.learn(row.shard, row.watermark));
-                    if !warned && !hot.is_shared() {
-                        warned = true;
-                        tracing::warn!(
-                            "several nodes share the store, but each has its own wheels (`hot.url` is memory://): \
-                             what is registered on one and fires on another is up to two seconds late; use redis://"
-                        );
-                    }
-                }
-            }
-            Err(why) => {
-                app.metrics.store_errors.inc();
-                app.metrics.store_up.set(0);
-                app.writable.store(false, Ordering::SeqCst);
-                app.metrics.shards_owned.set(ownership.claimable().len() as i64);
-                if !failing {
-                    failing = true;
-                    tracing::warn!(%why, "leases cannot be renewed");
-                }
-            }
-        }
-        tokio::select! {
-            () = halt.cancelled() => {}
-            () = tokio::time::sleep(if failing { every.min(Duration::from_millis(500)) } else { every }) => {}
-        }
-    }
-    Ok(())
-}
-
-fn note(app: &App, store: &ColdStore, ownership: &Ownership, round: &Round) {
-    app.metrics.store_up.set(1);
-    app.writable.store(true, Ordering::SeqCst);
-    app.metrics.shards_owned.set(ownership.count() as i64);
-    app.metrics.shards_taken.inc_by(round.taken.len() as u64);
-    let skew = store.clock().skew_ms();
-    app.metrics.clock_skew_ms.set(skew);
-    if skew.abs() > 500 {
-        tracing::warn!(
-            skew_ms = skew,
-            "this node's clock is not the store's; the store's decides what is due"
-        );
-    }
-    if *round != Round::default() {
-        tracing::info!(
-            taken = round.taken.len(),
-            lost = round.lost.len(),
-            given_up = round.given_up.len(),
-            recalled = round.recalled,
-            owned = ownership.count(),
-            "shards"
-        );
-    }
 }

@@ -2,7 +2,8 @@
 //!
 //! Nothing here is durable and nothing has to be: a pointer that is lost here is found by the sweep. A
 //! pointer is let go `lead` before it is due, a few milliseconds' worth at a time, so that claims come in
-//! batches; the attempt itself waits for the due millisecond ([`crate::dispatch`]).
+//! batches; the attempt itself waits for the due millisecond ([`crate::dispatch`]). Those of a shard that is
+//! about to be handed over are let go earlier ([`LastMile::part`]).
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -18,6 +19,7 @@ use crate::dispatch::{Dispatcher, Offer};
 use crate::metrics::Metrics;
 use crate::model::pointer::Pointer;
 use crate::model::time::UnixMs;
+use crate::ownership::PARTING_REACH;
 
 /// Pointers that the last mile holds before the ticker waits with further slots.
 const HELD: usize = 500_000;
@@ -122,6 +124,7 @@ impl LastMile {
             tokio::select! {
                 () = stop.cancelled() => return,
                 () = tokio::time::sleep(wait) => {}
+                () = self.dispatcher.ownership().parting() => self.part(self.clock.now()),
                 // Even what is due at once lets others gather for a moment.
                 () = self.earlier.notified(), if !full => tokio::time::sleep(GATHER.min(wait) / 2).await,
             }
@@ -164,6 +167,23 @@ impl LastMile {
                 return (next, true);
             }
         }
+    }
+
+    /// Hands out what is due soon in shards that are about to be handed over. What finds no room is dropped: the
+    /// next owner reads it from SQL.
+    pub fn part(&self, now: UnixMs) {
+        let until = now.plus(PARTING_REACH);
+        let ownership = self.dispatcher.ownership();
+        let goes = |entry: &Entry| entry.wake_at <= until && ownership.is_parting(entry.pointer.shard);
+        let mut parting: Vec<Entry> = self.with(|heap| {
+            let (parting, rest): (Vec<_>, Vec<_>) =
+                std::mem::take(heap).into_iter().partition(|Reverse(entry)| goes(entry));
+            *heap = rest.into();
+            parting.into_iter().map(|Reverse(entry)| entry).collect()
+        });
+        parting.sort_unstable();
+        let parting: Vec<Pointer> = parting.into_iter().map(|entry| entry.pointer).collect();
+        self.dispatcher.offer(&parting);
     }
 
     fn with<T>(&self, run: impl FnOnce(&mut BinaryHeap<Reverse<Entry>>) -> T) -> T {

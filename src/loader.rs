@@ -85,6 +85,8 @@ impl Loader {
             };
             tokio::select! {
                 () = stop.cancelled() => {}
+                // A shard that came has timers due by now; those of one that went are none of ours.
+                () = self.promoter.ownership.changed() => {}
                 () = tokio::time::sleep(wait) => {}
             }
         }

@@ -91,17 +91,17 @@ pub struct Promoter {
 }
 
 impl Promoter {
-    /// Promotes until the doors are closed or stopped.
+    /// Promotes until the doors are closed, or until stopped and everything that came before is promoted.
     pub async fn run(self: Arc<Self>, mut inbox: mpsc::Receiver<Pointer>, stop: CancellationToken) {
         let mut batch = Vec::with_capacity(BATCH);
         loop {
             batch.clear();
-            let came = tokio::select! {
+            tokio::select! {
+                biased;
+                came = inbox.recv_many(&mut batch, BATCH) => if came == 0 {
+                    return;
+                },
                 () = stop.cancelled() => return,
-                came = inbox.recv_many(&mut batch, BATCH) => came,
-            };
-            if came == 0 {
-                return;
             }
             let dropped = self.promote(&batch).await;
             self.metrics.unpromoted.inc_by(dropped as u64);
@@ -113,22 +113,26 @@ impl Promoter {
         let (mut own, mut foreign) = (Vec::new(), Vec::new());
         let mut left = 0;
         for (pointer, (goes, epoch)) in pointers.iter().zip(self.positions.place(pointers)) {
+            // While it is this node's, judged after the place was looked up, nobody else has scanned.
+            let still = self.ownership.owns(pointer.shard, epoch);
             match goes {
-                Goes::LastMile => own.push((*pointer, None)),
-                Goes::Slot(slot) => own.push((*pointer, Some(slot))),
+                Goes::LastMile if still => own.push((*pointer, None)),
+                Goes::Slot(slot) if still => own.push((*pointer, Some(slot))),
                 // Found in SQL by whatever builds the wheel, or by the sweep.
                 Goes::NoWheel => {}
-                // While the lease holds, judged after the place was looked up, nobody else has scanned.
-                Goes::Cold if self.ownership.valid(pointer.shard, epoch) => {}
-                Goes::Cold | Goes::Foreign => foreign.push(*pointer),
+                Goes::Cold if still => {}
+                Goes::LastMile | Goes::Slot(_) | Goes::Cold | Goes::Foreign => foreign.push(*pointer),
             }
         }
         left += self.keep(own).await;
-        if foreign.is_empty() {
-            return left;
-        }
-        left + match self.hot.is_shared() {
-            true => self.promote_foreign(&foreign).await.unwrap_or(foreign.len()),
+        left + self.pass_on(&foreign).await
+    }
+
+    /// Promotes timers of other nodes' shards, where they can be reached; tells how many were left.
+    async fn pass_on(&self, foreign: &[Pointer]) -> usize {
+        match self.hot.is_shared() {
+            _ if foreign.is_empty() => 0,
+            true => self.promote_foreign(foreign).await.unwrap_or(foreign.len()),
             // Another node's wheels are out of reach; its sweep finds them.
             false => foreign.len(),
         }
@@ -148,7 +152,7 @@ impl Promoter {
         self.last_mile.push(&near);
         let appends = appends(slots);
         let shards: Vec<i32> = appends.iter().map(|append| append.shard).collect();
-        let mut left = 0;
+        let (mut left, mut ceded) = (0, Vec::new());
         match self.hot.append(&appends).await {
             Ok(answers) => {
                 for (append, appended) in appends.iter().zip(answers) {
@@ -157,6 +161,10 @@ impl Promoter {
                         // A minute is cascaded just now: its seconds are open still, or their slot is taken.
                         Appended::Taken if append.slot.level == Level::Minute => {
                             left += Box::pin(self.keep(in_seconds(&append.pointers))).await;
+                        }
+                        // It may be the next owner who has taken it.
+                        Appended::Taken if self.ownership.begin(append.shard).is_none() => {
+                            ceded.extend_from_slice(&append.pointers);
                         }
                         Appended::Taken => self.last_mile.push(&append.pointers),
                         Appended::Away(why) => {
@@ -177,7 +185,7 @@ impl Promoter {
                 left += appends.iter().map(|append| append.pointers.len()).sum::<usize>();
             }
         }
-        left
+        left + self.pass_on(&ceded).await
     }
 
     /// Promotes timers of other nodes' shards: into the shared wheels, or to their owner's last mile.

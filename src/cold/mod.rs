@@ -14,6 +14,7 @@ mod error;
 mod finish;
 mod gate;
 mod history;
+mod news;
 mod query;
 mod register;
 mod row;
@@ -27,9 +28,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-use sea_orm::sqlx::ConnectOptions;
 use sea_orm::sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sea_orm::sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
+use sea_orm::sqlx::{ConnectOptions, PgPool};
 use sea_orm::{DatabaseConnection, EntityTrait, SqlxPostgresConnector, SqlxSqliteConnector};
 use sea_orm_migration::MigratorTrait;
 
@@ -74,6 +75,8 @@ pub struct ColdStore {
     pool: Pool,
     /// Connections that callers' queries cannot use up: leases, claims and results go over these.
     urgent: Pool,
+    /// One connection to listen on; none on SQLite.
+    news: Option<PgPool>,
     db: DatabaseConnection,
     clock: StoreClock,
     /// Tests turn the clock of PostgreSQL too.
@@ -113,13 +116,21 @@ impl ColdStore {
         exclusive: bool,
     ) -> Result<Self, Error> {
         let kind = config.cold_kind().map_err(|why| Error::Url(why.to_string()))?;
-        let (pool, urgent, db, store_clock, lock) = match kind {
+        let (pool, urgent, news, db, store_clock, lock) = match kind {
             ColdKind::Postgres => {
                 let pool = postgres_pool(config, config.cold.connections)?;
                 let urgent = postgres_pool(config, URGENT_CONNECTIONS)?;
                 let db = SqlxPostgresConnector::from_sqlx_postgres_pool(pool.clone());
                 let clock = if manual { StoreClock::local(clock) } else { StoreClock::remote(clock) };
-                (Pool::to(Database::Postgres(pool)), Pool::to(Database::Postgres(urgent)), db, clock, None)
+                let news = Some(postgres_pool(config, 1)?);
+                (
+                    Pool::to(Database::Postgres(pool)),
+                    Pool::to(Database::Postgres(urgent)),
+                    news,
+                    db,
+                    clock,
+                    None,
+                )
             }
             ColdKind::Sqlite => {
                 let path = sqlite_path(&config.cold.url)?;
@@ -128,12 +139,13 @@ impl ColdStore {
                 let (writer, readers) = sqlite_pools(&path);
                 let db = SqlxSqliteConnector::from_sqlx_sqlite_pool(readers.clone());
                 let pool = Pool::to(Database::Sqlite { writer, readers });
-                (pool.clone(), pool, db, StoreClock::local(clock), lock)
+                (pool.clone(), pool, None, db, StoreClock::local(clock), lock)
             }
         };
         Ok(Self {
             pool,
             urgent,
+            news,
             db,
             clock: store_clock,
             manual,
@@ -253,6 +265,16 @@ impl ColdStore {
         Ok(())
     }
 
+    /// Opens the connections for leases, claims and results beforehand: a node that takes part is given shards at
+    /// once, whose timers do not wait.
+    pub async fn warm_up(&self) -> Result<(), Error> {
+        if let Database::Postgres(urgent) = &self.urgent.to {
+            // Held together, or one connection would do for all.
+            futures::future::try_join_all((0..URGENT_CONNECTIONS).map(|_| urgent.acquire())).await?;
+        }
+        Ok(())
+    }
+
     /// The name of this store's wheels, where other stores may have theirs: its namespace, and what no other
     /// store has.
     pub async fn wheels_name(&self) -> Result<String, Error> {
@@ -323,6 +345,9 @@ impl ColdStore {
 
     /// Closes the connections; on SQLite this also folds the write-ahead log into the file.
     pub async fn close(&self) {
+        if let Some(news) = &self.news {
+            news.close().await;
+        }
         if let Database::Postgres(urgent) = &self.urgent.to {
             urgent.close().await;
         }
@@ -372,7 +397,7 @@ impl ColdStore {
     }
 }
 
-fn postgres_pool(config: &Config, connections: u32) -> Result<sea_orm::sqlx::PgPool, Error> {
+fn postgres_pool(config: &Config, connections: u32) -> Result<PgPool, Error> {
     let options = PgConnectOptions::from_str(&config.cold.url)
         .map_err(|why| Error::Url(why.to_string()))?
         .application_name("mainspring")

@@ -2,8 +2,8 @@
 
 use sea_orm::{EntityTrait, QueryOrder};
 
-use super::sql::{Column, Statement};
-use super::{ColdStore, Error, entity};
+use super::sql::{Column, Dialect, Statement};
+use super::{ColdStore, Error, entity, news};
 use crate::model::id::Epoch;
 use crate::model::time::UnixMs;
 
@@ -33,6 +33,8 @@ pub struct Beat {
     pub usurped: bool,
     /// Nodes alive, this one included.
     pub alive: usize,
+    /// How many of them come before this one in the order of their names.
+    pub rank: usize,
 }
 
 /// Who this node is.
@@ -54,12 +56,19 @@ impl ColdStore {
         let now = s.now(self.given());
         let (name, incarnation) = (s.text(&me.name), s.text(&me.incarnation));
         let (address, version) = (s.text(&me.address), s.text(env!("CARGO_PKG_VERSION")));
-        s.push(&format!(
+        let insert = format!(
             "INSERT INTO nodes (name, incarnation, address, version, started_at, beat_at) \
              VALUES ({name}, {incarnation}, {address}, {version}, {now}, {now}) \
              ON CONFLICT (name) DO UPDATE SET incarnation = excluded.incarnation, address = excluded.address, \
              version = excluded.version, started_at = excluded.started_at, beat_at = excluded.beat_at"
-        ));
+        );
+        match self.dialect() {
+            Dialect::Postgres => s.push(&format!(
+                "WITH entered AS ({insert} RETURNING name) SELECT {} FROM entered",
+                news::tell(&incarnation)
+            )),
+            Dialect::Sqlite => s.push(&insert),
+        };
         self.urgent.write(s).await.map(drop)
     }
 
@@ -75,15 +84,19 @@ impl ColdStore {
         let mine = tx.fetch(s).await?;
         let mut s = Statement::new(self.dialect(), "beat_count");
         let now = s.now(self.given());
-        let within = s.int(within_ms);
-        s.push(&format!("SELECT count(*), {now} FROM nodes WHERE beat_at > {now} - {within}"));
+        let (within, name) = (s.int(within_ms), s.text(&me.name));
+        s.push(&format!(
+            "SELECT count(*), {now}, count(CASE WHEN name < {name} THEN 1 END) FROM nodes \
+             WHERE beat_at > {now} - {within}"
+        ));
         let rows = tx.fetch(s).await?;
         tx.commit().await?;
         let row = rows.first().ok_or_else(|| Error::Corrupt("a count without a row".into()))?;
         let store_now = UnixMs::new(row.get(1)?);
         self.clock.observe(store_now);
         let alive = usize::try_from(row.get::<i64>(0)?).unwrap_or(1).max(1);
-        Ok(Beat { store_now, usurped: mine.is_empty(), alive })
+        let rank = usize::try_from(row.get::<i64>(2)?).unwrap_or(0).min(alive - 1);
+        Ok(Beat { store_now, usurped: mine.is_empty(), alive, rank })
     }
 
     /// Renews the leases of these shards and keeps how far each has come (`cursor_at`, which only rises);
@@ -135,7 +148,8 @@ impl ColdStore {
         self.urgent.write(s).await?.iter().map(|row| Ok((row.get(0)?, Epoch(row.get(1)?)))).collect()
     }
 
-    /// Makes what was claimed in these shards under an older epoch due again at once. Returns how many.
+    /// Makes what crashed owners had claimed in these shards due again at once. What was claimed up to the epoch
+    /// that was last given up in order is spared: its claims end by themselves. Returns how many were recalled.
     pub async fn recall(&self, taken: &[(i32, Epoch)]) -> Result<u64, Error> {
         if taken.is_empty() {
             return Ok(0);
@@ -147,27 +161,59 @@ impl ColdStore {
         // A claim's expiry lies at most this far ahead, which keeps the look within the index's near end.
         let reach = s.int(MAX_CLAIM_MS);
         s.push(&format!(
-            "WITH {batch} UPDATE timers SET wake_at = {now} FROM b WHERE shard = b_shard AND epoch < b_epoch \
-             AND state = 1 AND wake_at > {now} AND wake_at <= {now} + {reach}"
+            "WITH {batch}, own AS (SELECT b_shard, b_epoch, spared FROM b JOIN shards ON shard = b_shard \
+               AND epoch = b_epoch) \
+             UPDATE timers SET wake_at = {now} FROM own WHERE shard = b_shard AND epoch < b_epoch \
+             AND epoch > spared AND state = 1 AND wake_at > {now} AND wake_at <= {now} + {reach}"
         ));
         let recalled = tx.execute(s).await?;
         tx.commit().await?;
         Ok(recalled)
     }
 
-    /// Gives shards up, so that others can take them at once.
-    pub async fn give_up(&self, me: &Identity, held: &[(i32, Epoch)]) -> Result<(), Error> {
+    /// Gives shards up in order, so that others can take them at once, and learn of it at once
+    /// ([`ColdStore::hear`]). What is claimed under these epochs or older ones is spared by the next
+    /// [`ColdStore::recall`], so what crashed owners had left must have been recalled. Returns what was still
+    /// this owner's.
+    pub async fn give_up(&self, me: &Identity, held: &[(i32, Epoch)]) -> Result<Vec<i32>, Error> {
+        self.give_up_and(me, held, "b_epoch").await
+    }
+
+    /// As [`ColdStore::give_up`], but what is claimed is recalled by the next owner.
+    pub async fn give_up_sparing_nothing(
+        &self,
+        me: &Identity,
+        held: &[(i32, Epoch)],
+    ) -> Result<Vec<i32>, Error> {
+        self.give_up_and(me, held, "spared").await
+    }
+
+    async fn give_up_and(
+        &self,
+        me: &Identity,
+        held: &[(i32, Epoch)],
+        spared: &str,
+    ) -> Result<Vec<i32>, Error> {
         if held.is_empty() {
-            return Ok(());
+            return Ok(Vec::new());
         }
         let mut s = Statement::new(self.dialect(), "give_up");
         let batch = s.batch("b", held_columns(&sorted(held)));
-        let name = s.text(&me.name);
-        s.push(&format!(
-            "WITH {batch} UPDATE shards SET owner = NULL, lease_until = 0 FROM b \
-             WHERE shard = b_shard AND epoch = b_epoch AND owner = {name}"
-        ));
-        self.urgent.write(s).await.map(drop)
+        let (name, teller) = (s.text(&me.name), s.text(&me.incarnation));
+        let update = format!(
+            "UPDATE shards SET owner = NULL, lease_until = 0, spared = {spared} FROM b \
+             WHERE shard = b_shard AND epoch = b_epoch AND owner = {name} RETURNING shard"
+        );
+        match self.dialect() {
+            // Told at the commit, and once however many they are.
+            Dialect::Postgres => s.push(&format!(
+                "WITH {batch}, given_up AS ({update}) SELECT shard, {} FROM given_up",
+                news::tell(&teller)
+            )),
+            // Nobody listens; but what is bound has to be used.
+            Dialect::Sqlite => s.push(&format!("WITH {batch} {update}, {teller}")),
+        };
+        self.urgent.write(s).await?.iter().map(|row| row.get(0)).collect()
     }
 
     /// Takes this process off the list of nodes.

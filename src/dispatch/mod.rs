@@ -36,7 +36,7 @@ use crate::model::pointer::{Pointer, Via};
 use crate::model::target::Target;
 use crate::model::time::UnixMs;
 use crate::model::timer::{AttemptResult, Next, Token};
-use crate::ownership::Ownership;
+use crate::ownership::{Ownership, PARTING_REACH};
 use crate::planted::Defect;
 use crate::promote::Promotion;
 use webhook::{Outcome, Sender};
@@ -61,15 +61,17 @@ pub struct Dispatcher {
     turned_away: AtomicBool,
     reports: mpsc::Sender<Report>,
     attempts: TaskTracker,
-    /// No new attempt starts.
+    /// Nothing more is claimed, and nobody waits for a place.
     stop: CancellationToken,
     /// Attempts under way are given up.
     abandon: CancellationToken,
+    /// Nothing more will be reported.
+    all_reported: CancellationToken,
     lead: Duration,
 }
 
 impl Dispatcher {
-    /// A dispatcher, and the recorder to run beside it; that ends when the last handle is gone.
+    /// A dispatcher, and the recorder to run beside it; that ends after a drain, or when the last handle is gone.
     pub fn new(
         config: &Arc<Config>,
         store: ColdStore,
@@ -90,6 +92,7 @@ impl Dispatcher {
         promotion: Promotion,
         sender: Sender,
     ) -> (Arc<Self>, impl Future<Output = ()> + Send + 'static) {
+        let all_reported = CancellationToken::new();
         let (reports, inbox) = mpsc::channel(config.dispatch.concurrency.max(16));
         let work = Arc::new(Notify::new());
         let lanes = Arc::new(Mutex::new(Lanes::new(config.dispatch.concurrency, config.webhook.concurrency)));
@@ -103,12 +106,13 @@ impl Dispatcher {
             attempts: TaskTracker::new(),
             stop: CancellationToken::new(),
             abandon: CancellationToken::new(),
+            all_reported: all_reported.clone(),
             lead: config.wheel.lead.get(),
             store: store.clone(),
-            ownership: Arc::clone(&ownership),
+            ownership,
             metrics: metrics.clone(),
         });
-        (this, record::run(store, ownership, metrics, promotion, (lanes, work), inbox))
+        (this, record::run(store, metrics, promotion, (lanes, work), inbox, all_reported))
     }
 
     /// Offers what is due; tells for each what became of it.
@@ -141,6 +145,11 @@ impl Dispatcher {
         self.with(|lanes| lanes.has_in_hand(uid))
     }
 
+    /// The shards for which this node claims.
+    pub fn ownership(&self) -> &Ownership {
+        &self.ownership
+    }
+
     /// Completes when there is room for more pointers after there was none.
     pub async fn has_room(&self) {
         self.room.notified().await;
@@ -171,6 +180,11 @@ impl Dispatcher {
 
     /// Claims one batch of what has room and starts its attempts. Returns how many pointers it took.
     pub async fn run_once(self: &Arc<Self>) -> Result<usize, Error> {
+        // Counts as an attempt under way, so that a stop sees either this claim's attempts or no claim.
+        let _under_way = self.attempts.token();
+        if self.stop.is_cancelled() {
+            return Ok(0);
+        }
         let taken = self.with(|lanes| lanes.take(MAX_CLAIM_BATCH));
         let count = taken.len();
         if count > 0 {
@@ -196,7 +210,10 @@ impl Dispatcher {
     }
 
     async fn claim(self: &Arc<Self>, owned: Vec<(Pointer, Epoch)>) -> Result<(), Error> {
-        let claimed = match self.store.claim(&owned, &self.ownership.me().name, self.lead_ms()).await {
+        let parting = owned.iter().any(|(pointer, _)| self.ownership.is_parting(pointer.shard));
+        let lead = if parting { self.lead.max(PARTING_REACH) } else { self.lead };
+        let lead_ms = i64::try_from(lead.as_millis()).unwrap_or(0);
+        let claimed = match self.store.claim(&owned, &self.ownership.me().name, lead_ms).await {
             Ok(claimed) => claimed,
             Err(why) => {
                 self.metrics.store_errors.inc();
@@ -204,8 +221,8 @@ impl Dispatcher {
                 for (pointer, epoch) in &owned {
                     self.with(|lanes| lanes.gave_up(LaneKey::of(pointer)));
                     let token = Token { generation: pointer.generation, attempt: pointer.attempt + 1 };
-                    // It may have happened all the same; then it is given back. Ends the count of `begin`.
-                    self.report(Report::unsent(pointer.uid, pointer.shard, token, *epoch)).await;
+                    // It may have happened all the same; then it is given back.
+                    self.report(Report::unsent(pointer.uid, token, *epoch)).await;
                 }
                 return Err(why);
             }
@@ -215,7 +232,6 @@ impl Dispatcher {
             if claimed.unreadable.contains(&pointer.uid) {
                 // Stays in hand: claimed again and again it would hold up the others.
                 self.with(|lanes| lanes.gave_up(LaneKey::of(&pointer)));
-                self.ownership.end(pointer.shard);
                 continue;
             }
             match rows.remove(&pointer.uid) {
@@ -232,7 +248,6 @@ impl Dispatcher {
                 None => {
                     self.metrics.claims_dropped.inc();
                     self.with(|lanes| lanes.dropped(&pointer, Monotonic::now().as_ms()));
-                    self.ownership.end(pointer.shard);
                 }
             }
         }
@@ -249,13 +264,13 @@ impl Dispatcher {
         }
         self.wait_for(due_at).await;
         let entered = self.enter(key).await;
-        if !entered || self.stop.is_cancelled() || !self.ownership.valid(row.shard, epoch) {
+        if !entered || self.abandon.is_cancelled() || !self.ownership.valid(row.shard, epoch) {
             match entered {
                 true => self.leave(key, Left::Unused),
                 false => self.with(|lanes| lanes.gave_up(key)),
             }
             self.work.notify_one();
-            self.report(Report::unsent(row.uid, row.shard, token, epoch)).await;
+            self.report(Report::unsent(row.uid, token, epoch)).await;
             return;
         }
         let clock = self.store.clock();
@@ -299,7 +314,7 @@ impl Dispatcher {
             detail: outcome.detail,
             node: self.ownership.me().name.clone(),
         };
-        self.report(Report::attempted(row.uid, row.shard, next, record)).await;
+        self.report(Report::attempted(row.uid, next, record)).await;
     }
 
     /// Waits for a place among those that may be sent at once; tells whether it got one. Nobody waits long:
@@ -316,8 +331,9 @@ impl Dispatcher {
         told.try_recv().is_ok()
     }
 
-    /// Waits until it is due by the store's clock, or until stopped. The clock is looked at again after
-    /// every sleep: a sleep may end early, and the bound of the store's clock may fall.
+    /// Waits until it is due by the store's clock; a stop waits with it, for it is a matter of `wheel.lead`.
+    /// The clock is looked at again after every sleep: a sleep may end early, and the bound of the store's
+    /// clock may fall.
     async fn wait_for(&self, due_at: UnixMs) {
         loop {
             let wait = self.store.clock().until(due_at);
@@ -326,13 +342,9 @@ impl Dispatcher {
             }
             tokio::select! {
                 () = self.store.clock().sleep(wait) => {}
-                () = self.stop.cancelled() => return,
+                () = self.abandon.cancelled() => return,
             }
         }
-    }
-
-    fn lead_ms(&self) -> i64 {
-        i64::try_from(self.lead.as_millis()).unwrap_or(0)
     }
 
     fn leave(&self, key: LaneKey, how: Left) {
@@ -345,8 +357,9 @@ impl Dispatcher {
         let _ = self.reports.send(report).await;
     }
 
-    /// Stops: no further claim; what is under way gets `grace` to end, then is given up as unknown. Returns
-    /// when every attempt has been reported.
+    /// Stops: no further claim. What is claimed goes out when it is due, unless it waits for a place; what is
+    /// under way gets `grace` to end, then is given up as unknown. Returns when every attempt has been
+    /// reported.
     pub async fn drain(&self, grace: Duration) {
         self.stop.cancel();
         self.with(Lanes::clear);
@@ -356,6 +369,7 @@ impl Dispatcher {
             // Bounded: with the store away their reports may find no room.
             let _ = tokio::time::timeout(Duration::from_secs(2), self.attempts.wait()).await;
         }
+        self.all_reported.cancel();
         self.gauge();
     }
 

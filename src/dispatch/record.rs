@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Notify, mpsc};
+use tokio_util::sync::CancellationToken;
 
 use super::lanes::Lanes;
 use crate::clock::Monotonic;
@@ -14,7 +15,6 @@ use crate::cold::{Applied, AttemptRecord, Change, ChangeEvent, ColdStore, Error,
 use crate::metrics::Metrics;
 use crate::model::id::{Epoch, Uid};
 use crate::model::timer::{Answer, AttemptResult, Next, Token};
-use crate::ownership::Ownership;
 use crate::promote::Promotion;
 
 /// How long a stop waits for a store that is away before it leaves results behind.
@@ -24,7 +24,6 @@ const STOP_PATIENCE: u32 = 10;
 #[derive(Debug)]
 pub(super) struct Report {
     uid: Uid,
-    shard: i32,
     what: What,
 }
 
@@ -36,27 +35,34 @@ enum What {
 
 impl Report {
     /// An attempt was made.
-    pub fn attempted(uid: Uid, shard: i32, next: Next, record: AttemptRecord) -> Self {
-        Self { uid, shard, what: What::Attempted(next, record) }
+    pub fn attempted(uid: Uid, next: Next, record: AttemptRecord) -> Self {
+        Self { uid, what: What::Attempted(next, record) }
     }
 
     /// Claimed, or perhaps claimed, and surely not sent.
-    pub fn unsent(uid: Uid, shard: i32, token: Token, epoch: Epoch) -> Self {
-        Self { uid, shard, what: What::Unsent(token, epoch) }
+    pub fn unsent(uid: Uid, token: Token, epoch: Epoch) -> Self {
+        Self { uid, what: What::Unsent(token, epoch) }
     }
 }
 
-/// Records until the last dispatcher handle is gone.
+/// Records until everything has been reported that ever will be, or the last dispatcher handle is gone.
 pub(super) async fn run(
     store: ColdStore,
-    ownership: Arc<Ownership>,
     metrics: Metrics,
     promotion: Promotion,
     (lanes, work): (Arc<Mutex<Lanes>>, Arc<Notify>),
     mut inbox: mpsc::Receiver<Report>,
+    all_reported: CancellationToken,
 ) {
     let mut batch = Vec::new();
-    while inbox.recv_many(&mut batch, MAX_APPLY_BATCH).await > 0 {
+    loop {
+        tokio::select! {
+            biased;
+            came = inbox.recv_many(&mut batch, MAX_APPLY_BATCH) => if came == 0 {
+                return;
+            },
+            () = all_reported.cancelled() => return,
+        }
         let reports = std::mem::take(&mut batch);
         let mut failures = 0;
         while let Err(why) = record(&store, &metrics, &promotion, &reports).await {
@@ -69,7 +75,7 @@ pub(super) async fn run(
             if failures == 1 {
                 tracing::warn!(%why, results = reports.len(), "results not recorded yet; trying on");
             }
-            if inbox.is_closed() && failures > STOP_PATIENCE {
+            if (inbox.is_closed() || all_reported.is_cancelled()) && failures > STOP_PATIENCE {
                 tracing::error!(
                     results = reports.len(),
                     "stopping without recording results; their claims run out"
@@ -83,7 +89,6 @@ pub(super) async fn run(
             if lanes.recorded(&report.uid, Monotonic::now().as_ms()) {
                 work.notify_one();
             }
-            ownership.end(report.shard);
         }
     }
 }

@@ -14,6 +14,7 @@ pub struct Model {
     pub watermark: i64,
     pub cursor_at: i64,
     pub wheel: String,
+    pub spared: i64,
 }
 
 /// None.
