@@ -8,7 +8,8 @@
 //! 1. **Register** ([`api`] → [`intake`] → [`cold`]). A request is checked and becomes a row of `timers`,
 //!    committed in a group with whoever else waits; the answer follows the flush. Its *shard* is a hash of
 //!    its owner; its `wake_at` says when somebody must look at it: at its due time. Each shard is owned by
-//!    one node ([`ownership`]: a lease, and an *epoch* that only rises).
+//!    one node ([`ownership`]: a lease, and an *epoch* that only rises). Nodes that come and go hand shards over
+//!    in order, while their attempts are under way.
 //! 2. **Promotion** ([`loader`], [`promote`]). Far-future timers rest in SQL and cost nothing. When its due
 //!    time comes within the window, a *pointer* to the timer goes into a slot of the [`wheel`]s: by the
 //!    loader, which raises the shard's *watermark* and then scans below it, or at once by whoever writes a
@@ -61,10 +62,20 @@
 //! 8. **Fenced.** A node that lost a shard can no longer promote or claim for it; a late result counts only
 //!    for the attempt it belongs to. `wheels::tiers::an_owner_under_an_old_epoch_moves_nothing`,
 //!    `store::a_claim_under_an_older_epoch_gets_nothing`, `store::a_late_result_counts_only_for_its_own_attempt`,
-//!    `crash::a_node_that_slept_beyond_its_lease_fires_nothing_twice`
+//!    `crash::a_node_that_slept_beyond_its_lease_fires_nothing_twice`,
+//!    `store::what_was_given_up_in_order_is_not_recalled`,
+//!    `fleet::hand_over::a_shard_is_handed_over_while_its_attempts_are_under_way`,
+//!    `fleet::hand_over::what_was_ceded_is_spared_when_the_next_owner_dies_too`,
+//!    `fleet::hand_over::what_a_leaver_had_under_way_when_it_was_killed_comes_again`,
+//!    `fleet::hand_over::a_rolling_restart_loses_nothing_and_sends_nothing_twice`,
+//!    `fleet::shares::a_fourth_node_gets_its_share_and_leaves_without_a_loss`
 //!
-//! The numbers are those of the public contract; 9 (schedules) and 10 (isolation under load) are not
-//! promised yet, because what they speak of does not exist yet or is not proven.
+//! The numbers are those of the public contract; 9 (schedules) is not promised yet, because what it speaks of
+//! does not exist yet.
+//!
+//! 10. **Isolation.** A dead or slow destination does not delay the others; retries do not delay first firings.
+//!     `fleet::isolation::a_receiver_that_hangs_and_one_that_refuses_do_not_delay_a_third`,
+//!     `fleet::isolation::retries_do_not_delay_first_attempts_at_the_same_receiver`
 //!
 //! Not promised: exactly-once effects at a receiver that ignores the delivery id; order between timers.
 //!
@@ -130,6 +141,6 @@ mod tests {
             assert!(source.contains(&format!("async fn {test}(")), "{path} has no {test}");
             named += 1;
         }
-        assert_eq!(named, 26, "tests that promises name");
+        assert_eq!(named, 34, "tests that promises name");
     }
 }

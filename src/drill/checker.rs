@@ -417,7 +417,7 @@ impl Check<'_> {
                 Answer::Cancelled | Answer::Stopped | Answer::AlreadyCancelled | Answer::InFlight
             )
         };
-        if calls.iter().filter(|call| call.ask == Ask::Cancel).any(|call| ended(call)) {
+        if calls.iter().filter(|call| call.ask == Ask::Cancel).any(ended) {
             return End::Cancelled;
         }
         let due_us = dues.values().flatten().max().copied().unwrap_or_default() * 1000;

@@ -9,6 +9,7 @@ mod bad_days;
 mod bench;
 mod crash;
 mod drill;
+mod fleet;
 mod paths;
 mod races;
 mod rest;

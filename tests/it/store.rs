@@ -247,6 +247,68 @@ async fn what_a_dead_owner_had_claimed_is_due_again_at_once(f: Fixture) {
     f.balanced().await;
 }
 
+async fn what_was_given_up_in_order_is_not_recalled(f: Fixture) {
+    let (first, kept) = (f.own_all().await, f.put("kept", 0).await);
+    assert_eq!(f.claim_due(&first).await.len(), 1);
+    let expires = f.find(kept).await.life.wake_at;
+    let given_up = f.store.give_up(&f.me, &first).await.expect("gives up");
+    assert_eq!(given_up.len(), 8);
+    assert!(f.store.give_up(&f.me, &first).await.expect("asks").is_empty(), "they are nobody's now");
+
+    // The next owner leaves the claim alone, and crashes with one of its own.
+    let second = f.own_all().await;
+    assert_eq!(f.store.recall(&second).await.expect("recalls"), 0);
+    let crashed = f.put("crashed", 0).await;
+    assert_eq!(f.claim_due(&second).await.len(), 1);
+    let third = f.own_all().await;
+    assert_eq!(f.store.recall(&third).await.expect("recalls"), 1, "the crashed owner's only");
+    assert_eq!(f.find(crashed).await.life.wake_at, f.now());
+    assert_eq!(f.find(kept).await.life.wake_at, expires, "who ceded it may be sending it still");
+
+    // Given up in order again: what the one before him ceded is spared still.
+    f.store.give_up(&f.me, &third).await.expect("gives up");
+    let fourth = f.own_all().await;
+    assert_eq!(f.store.recall(&fourth).await.expect("recalls"), 0);
+
+    // A late success under the ceded epoch ends it; what nobody reports runs out.
+    let row = f.find(kept).await;
+    let ended = f.store.finish_delivered(&[(kept, record(&row, AttemptResult::Ok))]).await.expect("ends");
+    assert_eq!(ended, [kept]);
+    f.change(crashed, ChangeEvent::ClaimExpired(token(&f.find(crashed).await))).await;
+    let lost = f.put("lost", 0).await;
+    let due: Vec<_> = f.due(&fourth).await.into_iter().filter(|(pointer, _)| pointer.uid == lost).collect();
+    assert_eq!(f.claim(&due).await.len(), 1);
+    f.store.give_up(&f.me, &fourth).await.expect("gives up");
+    let fifth = f.own_all().await;
+    assert_eq!(f.store.recall(&fifth).await.expect("recalls"), 0);
+    assert!(f.due(&fifth).await.iter().all(|(pointer, _)| pointer.uid != lost));
+    f.clock.advance(Duration::from_secs(60));
+    assert!(f.due(&fifth).await.iter().any(|(pointer, _)| pointer.uid == lost), "its claim ran out");
+    f.balanced().await;
+}
+
+async fn what_is_given_up_sparing_nothing_is_recalled(f: Fixture) {
+    let (first, uid) = (f.own_all().await, f.put("t", 0).await);
+    assert_eq!(f.claim_due(&first).await.len(), 1);
+    f.store.give_up_sparing_nothing(&f.me, &first).await.expect("gives up");
+    let second = f.own_all().await;
+    assert_eq!(f.store.recall(&second).await.expect("recalls"), 1);
+    assert_eq!(f.find(uid).await.life.wake_at, f.now());
+}
+
+async fn nodes_are_counted_and_ranked_by_their_names(f: Fixture) {
+    let (b, c) = (identity("b"), identity("c"));
+    f.store.enter(&c).await.expect("enters");
+    f.store.enter(&b).await.expect("enters");
+    for (me, rank) in [(&f.me, 0), (&b, 1), (&c, 2)] {
+        let beat = f.store.beat(me, 3000).await.expect("beats");
+        assert_eq!((beat.alive, beat.rank, beat.usurped), (3, rank, false));
+    }
+    f.store.leave(&b).await.expect("leaves");
+    let beat = f.store.beat(&c, 3000).await.expect("beats");
+    assert_eq!((beat.alive, beat.rank), (2, 1), "whoever has left does not count");
+}
+
 async fn a_late_result_counts_only_for_its_own_attempt(f: Fixture) {
     let owned = f.own_all().await;
     let uid = f.put("t", 0).await;
@@ -609,6 +671,9 @@ on_both!(
     a_claim_of_an_older_generation_gets_nothing,
     a_claim_under_an_older_epoch_gets_nothing,
     what_a_dead_owner_had_claimed_is_due_again_at_once,
+    what_was_given_up_in_order_is_not_recalled,
+    what_is_given_up_sparing_nothing_is_recalled,
+    nodes_are_counted_and_ranked_by_their_names,
     a_late_result_counts_only_for_its_own_attempt,
     a_claim_that_runs_out_is_found_and_only_then,
     an_ended_id_stays_taken_and_again_starts_the_next_generation,

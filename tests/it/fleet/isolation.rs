@@ -1,0 +1,79 @@
+//! A bad receiver costs nobody else anything, and neither do retries.
+
+use std::time::Duration;
+
+use super::{LONG, Stream, node, percentile, shared_as};
+use crate::support::{Api, Node, Received, Receiver, Reply, free_port, fresh_database};
+
+/// What a quiet machine's noise may add, in milliseconds: what hangs here hangs for ten seconds.
+const NOISE_MS: i64 = 750;
+
+/// Two nodes that send so many attempts at once to one receiver.
+async fn two_nodes(concurrency: u32) -> (Node, Node, Vec<Api>) {
+    let url = fresh_database().await;
+    let build = |name| {
+        node(name, &url).env("MAINSPRING__WEBHOOK__CONCURRENCY", concurrency.to_string()).start_ready()
+    };
+    let (a, b) = (build("a").await, build("b").await);
+    shared_as(&a.api(), &[("a", 32), ("b", 32)], LONG).await;
+    let apis = vec![a.api(), b.api()];
+    (a, b, apis)
+}
+
+/// What arrived of a stream, once all of it has.
+async fn all_of(receiver: &Receiver, name: &str, count: usize) -> Vec<Received> {
+    let of = |one: &&Received| one.timer.starts_with(name);
+    let all = receiver.wait_until(|all| all.iter().filter(of).count() >= count, LONG).await;
+    all.into_iter().filter(|one| of(&one)).collect()
+}
+
+/// No worse than alone, within generous bounds.
+#[track_caller]
+fn not_delayed(alone: &[Received], beside: &[Received]) {
+    let (before, after) = (percentile(alone, 95), percentile(beside, 95));
+    println!("p95 {before} ms alone, {after} ms beside the others");
+    assert!(after <= 10 * before + NOISE_MS, "p95 {before} ms alone, {after} ms beside the others");
+    assert!(beside.iter().all(|one| one.lateness_ms() >= 0 && one.attempt == 1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_receiver_that_hangs_and_one_that_refuses_do_not_delay_a_third() {
+    let (_a, _b, apis) = two_nodes(64).await;
+    let (fine, hangs) = (Receiver::start().await, Receiver::start().await);
+    let alone = Stream::start("alone", apis.clone(), fine.url("/ok"), 100);
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let alone = all_of(&fine, "alone", alone.end().await).await;
+
+    let hanging = Stream::start("h", apis.clone(), hangs.url("/hang"), 100);
+    let refused = Stream::start("r", apis.clone(), format!("http://127.0.0.1:{}/", free_port()), 100);
+    // Until their lanes are full.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let beside = Stream::start("beside", apis, fine.url("/ok"), 100);
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    let beside = all_of(&fine, "beside", beside.end().await).await;
+    assert!(hanging.end().await > 400 && refused.end().await > 400, "there was a load");
+    assert!(!hangs.received().is_empty());
+    not_delayed(&alone, &beside);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn retries_do_not_delay_first_attempts_at_the_same_receiver() {
+    let (_a, _b, apis) = two_nodes(32).await;
+    let receiver = Receiver::start().await;
+    // Retries want several times the room that there is: fewer than 64 a second can be made.
+    receiver.on("/fails", |_| Reply::status(500).after(Duration::from_secs(1)));
+    let alone = Stream::start("alone", apis.clone(), receiver.url("/ok"), 100);
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let alone = all_of(&receiver, "alone", alone.end().await).await;
+
+    let failing = Stream::start("f", apis.clone(), receiver.url("/fails"), 100);
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    assert!(failing.end().await >= 300, "there was a load");
+    let before = receiver.received().len();
+    let beside = Stream::start("beside", apis, receiver.url("/ok"), 100);
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let beside = all_of(&receiver, "beside", beside.end().await).await;
+    let retries = receiver.received()[before..].iter().filter(|one| one.attempt > 1).count();
+    assert!(retries > 50, "only {retries} retries");
+    not_delayed(&alone, &beside);
+}

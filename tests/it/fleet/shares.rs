@@ -1,0 +1,79 @@
+//! Fair shares, and how soon they are reached.
+
+use std::time::Duration;
+
+use super::{LONG, Stream, node, shared_as, verdict};
+use crate::support::{Node, Receiver, fresh_database, psql};
+
+/// A lease whose rounds, three of them, are too far apart for any of these tests.
+const SLOW_ROUNDS: (&str, &str) = ("MAINSPRING__LEASE", "PT60S");
+
+/// A fraction of a round of [`SLOW_ROUNDS`], and long enough for a busy machine.
+const AT_ONCE: Duration = Duration::from_secs(8);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_comes_or_goes_is_noticed_at_once() {
+    let url = fresh_database().await;
+    let slow = |name| node(name, &url).env(SLOW_ROUNDS.0, SLOW_ROUNDS.1);
+    let a = slow("a").start_ready().await;
+    let b = slow("b").start_ready().await;
+    shared_as(&a.api(), &[("a", 32), ("b", 32)], AT_ONCE).await;
+    let c = slow("c").start_ready().await;
+    shared_as(&a.api(), &[("a", 22), ("b", 21), ("c", 21)], AT_ONCE).await;
+    assert!(b.sigterm().await.0.success());
+    shared_as(&a.api(), &[("a", 32), ("c", 32)], AT_ONCE).await;
+    drop(c);
+}
+
+/// As behind a proxy that gives each transaction another connection: everything is accepted, and nothing heard.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_news_shares_are_found_in_the_next_round() {
+    let url = fresh_database().await;
+    let database = url.rsplit('/').next().expect("a name").to_owned();
+    psql(&url, "CREATE FUNCTION public.pg_notify(text, text) RETURNS void LANGUAGE sql AS ''").await;
+    psql(&url, &format!("ALTER DATABASE {database} SET search_path = public, pg_catalog")).await;
+    let slow = |name| node(name, &url).env("MAINSPRING__LEASE", "PT24S");
+    let a = slow("a").start_ready().await;
+    let b = slow("b").start_ready().await;
+    shared_as(&b.api(), &[("a", 32), ("b", 32)], Duration::from_secs(8 + 5)).await;
+    let asked = std::time::Instant::now();
+    assert!(a.sigterm().await.0.success());
+    shared_as(&b.api(), &[("b", 64)], Duration::from_secs(8 + 5)).await;
+    println!("found after {:?}; a round is 8 s", asked.elapsed());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fourth_node_gets_its_share_and_leaves_without_a_loss() {
+    let (receiver, url) = (Receiver::start().await, fresh_database().await);
+    let mut nodes = Vec::new();
+    for name in ["a", "b", "c"] {
+        nodes.push(node(name, &url).start_ready().await);
+    }
+    let stream = Stream::start("s", nodes.iter().map(Node::api).collect(), receiver.url("/ok"), 200);
+    let api = nodes[0].api();
+    let three = [("a", 22), ("b", 21), ("c", 21)];
+    shared_as(&api, &three, LONG).await;
+    let fourth: Node = node("d", &url).start_ready().await;
+    shared_as(&api, &[("a", 16), ("b", 16), ("c", 16), ("d", 16)], LONG).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(fourth.sigterm().await.0.success());
+    shared_as(&api, &three, LONG).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let count = stream.end().await;
+    verdict(&receiver, count).await.is_clean(count);
+}
+
+/// What a killed node had is taken when its lease has run out.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_killed_node_had_is_taken_within_a_lease_and_two_seconds() {
+    let url = fresh_database().await;
+    let a = node("a", &url).start_ready().await;
+    let b = node("b", &url).start_ready().await;
+    let api = a.api();
+    shared_as(&api, &[("a", 32), ("b", 32)], LONG).await;
+    b.kill9().await;
+    let killed = std::time::Instant::now();
+    // The lease and two seconds, and as much again for a machine that is busy with other tests.
+    shared_as(&api, &[("a", 64), ("b", 0)], Duration::from_secs(3 + 2 + 5)).await;
+    println!("taken after {:?}", killed.elapsed());
+}
