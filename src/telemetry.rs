@@ -9,7 +9,12 @@ use crate::config::{Log, LogFormat};
 
 /// Starts logging; later calls in the same process change nothing.
 pub fn init(log: &Log) -> anyhow::Result<()> {
-    let filter = EnvFilter::try_new(&log.filter).map_err(|why| {
+    // A database that goes away is told of by whoever needed it; sqlx would tell it twice for each connection.
+    let quiet = match log.filter.contains("sqlx") {
+        true => "",
+        false => ",sqlx::postgres::notice=error,sqlx_core::pool::connection=error",
+    };
+    let filter = EnvFilter::try_new(format!("{}{quiet}", log.filter)).map_err(|why| {
         anyhow::anyhow!("settings: `log.filter`: {why}; for example info or info,mainspring=debug")
     })?;
     let lines = fmt::Subscriber::builder()

@@ -77,16 +77,20 @@ async fn pass_on(mut listener: PgListener, me: &Identity, heard: &Notify) -> sql
             // What this node told is no news to it.
             Ok(Ok(Some(news))) if news.payload() == me.incarnation => {}
             Ok(Ok(Some(_))) => heard.notify_one(),
-            Ok(Ok(None)) => return sqlx::Error::PoolTimedOut,
+            Ok(Ok(None)) => return lost("the connection was lost"),
             Ok(Err(why)) => return why,
             Err(_) => {
                 let asked = sqlx::query("SELECT 1").execute(&mut listener);
                 match tokio::time::timeout(ANSWER, asked).await {
                     Ok(Ok(_)) => {}
                     Ok(Err(why)) => return why,
-                    Err(_) => return sqlx::Error::PoolTimedOut,
+                    Err(_) => return lost("the connection does not answer"),
                 }
             }
         }
     }
+}
+
+fn lost(why: &'static str) -> sqlx::Error {
+    sqlx::Error::Io(std::io::Error::other(why))
 }
