@@ -61,6 +61,8 @@ struct Ceded {
 #[derive(Debug, Default)]
 struct Shards {
     held: BTreeMap<i32, Held>,
+    /// Nodes that were alive in the last round, by name, with their incarnations.
+    alive: BTreeMap<String, String>,
     ceded: Vec<Ceded>,
 }
 
@@ -160,7 +162,7 @@ impl Ownership {
         let lease_ms = i64::try_from(self.lease.as_millis()).unwrap_or(i64::MAX);
         let mut round = Round::default();
         let beat = store.beat(&self.me, lease_ms).await?;
-        self.alive.store(beat.alive, Ordering::SeqCst);
+        self.alive.store(beat.alive.len(), Ordering::SeqCst);
         if beat.usurped {
             self.lock_write(|own| *own = Shards::default());
             self.changed.notify_one();
@@ -179,7 +181,8 @@ impl Ownership {
             }
         });
 
-        let fair = fair_share(self.shards, beat.alive, beat.rank);
+        let fair = fair_share(self.shards, beat.alive.len(), beat.rank(&self.me.name));
+        self.note_alive(beat.alive);
         if self.count() > fair {
             // What crashed owners left is seen to before the next owner is told to leave it alone.
             round.recalled += self.recall(store).await?;
@@ -197,6 +200,16 @@ impl Ownership {
         }
         round.recalled += self.recall(store).await?;
         Ok(round)
+    }
+
+    /// When a node is gone, what it had ceded and was still sending is looked for in all shards.
+    fn note_alive(&self, alive: BTreeMap<String, String>) {
+        self.lock_write(|own| {
+            if own.alive.iter().any(|(name, incarnation)| alive.get(name) != Some(incarnation)) {
+                own.held.values_mut().for_each(|one| one.recalled = false);
+            }
+            own.alive = alive;
+        });
     }
 
     fn valid_until(&self, asked_at: Monotonic) -> Monotonic {
@@ -272,7 +285,8 @@ impl Ownership {
         let open: Vec<(i32, Epoch)> = self.lock_read(|own| {
             own.held.iter().filter(|(_, one)| !one.recalled).map(|(shard, one)| (*shard, one.epoch)).collect()
         });
-        let recalled = store.recall(&open).await?;
+        let lease_ms = i64::try_from(self.lease.as_millis()).unwrap_or(i64::MAX);
+        let recalled = store.recall(&open, lease_ms).await?;
         self.lock_write(|own| {
             for (shard, epoch) in &open {
                 if let Some(one) = own.held.get_mut(shard).filter(|one| one.epoch == *epoch) {

@@ -1,5 +1,7 @@
 //! Who owns which shard, and which nodes there are. Leases run by the store's clock.
 
+use std::collections::BTreeMap;
+
 use sea_orm::{EntityTrait, QueryOrder};
 
 use super::sql::{Column, Dialect, Statement};
@@ -31,10 +33,15 @@ pub struct Beat {
     pub store_now: UnixMs,
     /// Whether another process beats under this name.
     pub usurped: bool,
-    /// Nodes alive, this one included.
-    pub alive: usize,
-    /// How many of them come before this one in the order of their names.
-    pub rank: usize,
+    /// Nodes alive, this one included: the incarnation of each, by name.
+    pub alive: BTreeMap<String, String>,
+}
+
+impl Beat {
+    /// How many nodes that are alive come before one of this name in the order of names.
+    pub fn rank(&self, name: &str) -> usize {
+        self.alive.keys().take_while(|other| other.as_str() < name).count()
+    }
 }
 
 /// Who this node is.
@@ -82,21 +89,22 @@ impl ColdStore {
             "UPDATE nodes SET beat_at = {now} WHERE name = {name} AND incarnation = {incarnation} RETURNING {now}"
         ));
         let mine = tx.fetch(s).await?;
-        let mut s = Statement::new(self.dialect(), "beat_count");
+        let mut s = Statement::new(self.dialect(), "beat_alive");
         let now = s.now(self.given());
-        let (within, name) = (s.int(within_ms), s.text(&me.name));
-        s.push(&format!(
-            "SELECT count(*), {now}, count(CASE WHEN name < {name} THEN 1 END) FROM nodes \
-             WHERE beat_at > {now} - {within}"
-        ));
+        let within = s.int(within_ms);
+        s.push(&format!("SELECT name, incarnation FROM nodes WHERE beat_at > {now} - {within}"));
         let rows = tx.fetch(s).await?;
         tx.commit().await?;
-        let row = rows.first().ok_or_else(|| Error::Corrupt("a count without a row".into()))?;
-        let store_now = UnixMs::new(row.get(1)?);
+        let mut alive = BTreeMap::from([(me.name.clone(), me.incarnation.clone())]);
+        for row in &rows {
+            alive.insert(row.get(0)?, row.get(1)?);
+        }
+        let store_now = match mine.first() {
+            Some(row) => UnixMs::new(row.get(0)?),
+            None => self.clock.now(),
+        };
         self.clock.observe(store_now);
-        let alive = usize::try_from(row.get::<i64>(0)?).unwrap_or(1).max(1);
-        let rank = usize::try_from(row.get::<i64>(2)?).unwrap_or(0).min(alive - 1);
-        Ok(Beat { store_now, usurped: mine.is_empty(), alive, rank })
+        Ok(Beat { store_now, usurped: mine.is_empty(), alive })
     }
 
     /// Renews the leases of these shards and keeps how far each has come (`cursor_at`, which only rises);
@@ -149,8 +157,9 @@ impl ColdStore {
     }
 
     /// Makes what crashed owners had claimed in these shards due again at once. What was claimed up to the epoch
-    /// that was last given up in order is spared: its claims end by themselves. Returns how many were recalled.
-    pub async fn recall(&self, taken: &[(i32, Epoch)]) -> Result<u64, Error> {
+    /// that was last given up in order is spared, for its claims end by themselves, unless its node has given no
+    /// sign of life for `within_ms`, or has been started anew since. Returns how many were recalled.
+    pub async fn recall(&self, taken: &[(i32, Epoch)], within_ms: i64) -> Result<u64, Error> {
         if taken.is_empty() {
             return Ok(0);
         }
@@ -159,12 +168,14 @@ impl ColdStore {
         let batch = s.batch("b", held_columns(&sorted(taken)));
         let now = s.now(self.given());
         // A claim's expiry lies at most this far ahead, which keeps the look within the index's near end.
-        let reach = s.int(MAX_CLAIM_MS);
+        let (reach, within) = (s.int(MAX_CLAIM_MS), s.int(within_ms));
         s.push(&format!(
             "WITH {batch}, own AS (SELECT b_shard, b_epoch, spared FROM b JOIN shards ON shard = b_shard \
                AND epoch = b_epoch) \
              UPDATE timers SET wake_at = {now} FROM own WHERE shard = b_shard AND epoch < b_epoch \
-             AND epoch > spared AND state = 1 AND wake_at > {now} AND wake_at <= {now} + {reach}"
+             AND state = 1 AND wake_at > {now} AND wake_at <= {now} + {reach} \
+             AND (epoch > spared OR EXISTS (SELECT 1 FROM nodes WHERE name = timers.node \
+               AND (beat_at <= {now} - {within} OR started_at > timers.claimed_at)))"
         ));
         let recalled = tx.execute(s).await?;
         tx.commit().await?;
