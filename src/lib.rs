@@ -99,7 +99,7 @@
 //! | [`intake`] | group commit |
 //! | [`housekeeping`] | partitions, retention, statistics |
 //! | [`mod@bench`] | measures a server from outside |
-//! | [`drill`] | rehearses failures: private stores, processes, a fault proxy |
+//! | [`drill`] | rehearses failures on nodes and servers of its own, and judges what was seen outside |
 //! | [`api`], [`cli`] | the doors |
 //! | [`app`] | wiring, start and stop |
 //! | [`config`], [`clock`], [`metrics`], [`telemetry`] | settings, time, series, log lines |

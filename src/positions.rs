@@ -3,7 +3,7 @@
 //! A plain structure behind one lock; it never waits and never reads a clock. It is memory only: the
 //! watermark is also in SQL, the marks are also in the wheel, and after a restart both are read back.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -70,7 +70,7 @@ struct Position {
 /// The positions of all shards of this node.
 #[derive(Debug)]
 pub struct Positions {
-    own: Mutex<HashMap<i32, Position>>,
+    own: Mutex<BTreeMap<i32, Position>>,
     /// The last known watermark of every shard of the store, for `tier`.
     watermarks: Vec<AtomicI64>,
     /// The shards of the store whose wheels did not answer last time.
@@ -371,7 +371,7 @@ impl Positions {
         news
     }
 
-    fn with<T>(&self, run: impl FnOnce(&mut HashMap<i32, Position>) -> T) -> T {
+    fn with<T>(&self, run: impl FnOnce(&mut BTreeMap<i32, Position>) -> T) -> T {
         // A panic while holding the lock leaves plain data; go on with it.
         run(&mut self.own.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -387,7 +387,7 @@ impl Position {
 }
 
 fn turning_mut<'a>(
-    own: &'a mut HashMap<i32, Position>,
+    own: &'a mut BTreeMap<i32, Position>,
     shard: i32,
     incarnation: &str,
 ) -> Option<&'a mut Standing> {
@@ -396,7 +396,7 @@ fn turning_mut<'a>(
     position.standing.as_mut().filter(|standing| standing.incarnation == incarnation)
 }
 
-fn place(own: &HashMap<i32, Position>, pointer: &Pointer) -> (Goes, Epoch) {
+fn place(own: &BTreeMap<i32, Position>, pointer: &Pointer) -> (Goes, Epoch) {
     let Some(position) = own.get(&pointer.shard) else { return (Goes::Foreign, Epoch(0)) };
     let goes = match position.turning() {
         // Its wheel may be another's that goes on turning, and then nobody scans for what is written now.

@@ -1,8 +1,6 @@
 //! The server under test: one that runs already, or one of the bench's own to be killed and started again.
 
-use std::fs::File;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -45,27 +43,13 @@ impl Process {
 
     /// Starts it; returns the moment just before, in microseconds since the Unix epoch. Does not wait.
     pub fn start(&mut self) -> anyhow::Result<i64> {
-        let log = File::options().create(true).append(true).open(self.log())?;
-        let binary = std::env::current_exe().context("this program cannot be found to start a server")?;
-        let mut command = Command::new(binary);
-        // Neither a config.toml of this directory nor this process's environment shall reach it.
-        for (name, _) in std::env::vars_os() {
-            if name.to_string_lossy().starts_with("MAINSPRING__") {
-                command.env_remove(name);
-            }
-        }
-        command.arg("serve").current_dir(&self.dir);
         let own = [
             format!("server.listen={}", self.address),
             "node.name=bench".to_owned(),
             "log.filter=warn".to_owned(),
         ];
-        for set in own.iter().chain(&self.sets) {
-            command.arg("--set").arg(set);
-        }
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         let began_us = wall_us();
-        self.child = Some(process::Process::spawn(&mut command)?);
+        self.child = Some(process::serve(&self.dir, &self.log(), own.iter().chain(&self.sets))?);
         Ok(began_us)
     }
 

@@ -24,6 +24,8 @@ pub struct ShardRow {
     pub shard: i32,
     /// Its epoch.
     pub epoch: Epoch,
+    /// What was claimed up to this epoch ends by itself: it was given up in order.
+    pub spared: Epoch,
     /// The node that owns it.
     pub owner: Option<String>,
     /// What wakes before this was promoted, or is by whoever writes it.
@@ -92,6 +94,7 @@ impl ColdStore {
             .map(|row| ShardRow {
                 shard: row.shard,
                 epoch: Epoch(row.epoch),
+                spared: Epoch(row.spared),
                 owner: row.owner,
                 watermark: UnixMs::new(row.watermark),
                 cursor_at: UnixMs::new(row.cursor_at),

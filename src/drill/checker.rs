@@ -32,8 +32,10 @@ const NEAR_MS: i64 = 250;
 const RECONNECT_US: Us = 2_000_000;
 /// An attempt may be paused between its last look at the lease and its first byte; so many a fault are chance.
 const UNFENCED_A_FAULT: u64 = 1;
-/// So many stragglers are chance: a row locked by another transaction is left to the sweep.
+/// So many stragglers are chance, or one of so many first attempts: a row locked by another transaction is left
+/// to the sweep.
 const STRAGGLERS: u64 = 3;
+const ONE_OF: u64 = 1000;
 /// How many findings of a kind are told in words.
 const TOLD: usize = 5;
 
@@ -135,7 +137,8 @@ impl Findings {
     /// What breaks a promise, by name, with its number.
     pub fn violations(&self, faults: usize) -> Vec<(&'static str, u64)> {
         let unfenced = self.unfenced.saturating_sub(UNFENCED_A_FAULT * faults as u64);
-        let stragglers = if self.stragglers > STRAGGLERS { self.stragglers } else { 0 };
+        let stragglers =
+            if self.stragglers > STRAGGLERS.max(self.healthy.count / ONE_OF) { self.stragglers } else { 0 };
         [
             ("lost", self.lost),
             ("early", self.early),

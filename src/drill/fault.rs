@@ -14,7 +14,7 @@ use crate::clock::wall_us;
 const AT_WORK_US: Us = 2_000_000;
 
 /// What a slow way takes longer, in each direction.
-const SLOW: Duration = Duration::from_millis(8);
+const SLOW: Duration = Duration::from_millis(20);
 
 /// One kind of fault, and whom it strikes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

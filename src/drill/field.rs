@@ -5,10 +5,8 @@
 //! drill ends. On given ground it makes a database beside the one that is named, and can cut ways to the
 //! servers and empty Redis, but not stop what it has not started.
 
-use std::fs::File;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -19,7 +17,7 @@ use url::Url;
 use super::ground::{Keeps, Postgres, Redis, free_port};
 use super::history::source_of;
 use super::plan::{NEAR_MS, TIMEOUT_MS, WINDOW_MS};
-use super::process::{Process, log_tail};
+use super::process::{self, Process, log_tail};
 use super::proxy::Proxy;
 use crate::bench::stores::{Choice, Stores};
 use crate::clock::Monotonic;
@@ -218,21 +216,7 @@ impl Field {
 impl Node {
     /// Starts it; does not wait.
     pub fn start(&mut self) -> anyhow::Result<()> {
-        let log = File::options().create(true).append(true).open(&self.log)?;
-        let binary = std::env::current_exe().context("this program cannot be found to start a node")?;
-        let mut command = Command::new(binary);
-        // Neither a config.toml of this directory nor this process's environment shall reach it.
-        for (name, _) in std::env::vars_os() {
-            if name.to_string_lossy().starts_with("MAINSPRING__") {
-                command.env_remove(name);
-            }
-        }
-        command.arg("serve").current_dir(&self.dir);
-        for set in &self.sets {
-            command.arg("--set").arg(set);
-        }
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        self.process = Some(Process::spawn(&mut command)?);
+        self.process = Some(process::serve(&self.dir, &self.log, &self.sets)?);
         Ok(())
     }
 

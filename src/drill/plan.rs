@@ -46,20 +46,9 @@ pub enum Mood {
 }
 
 impl Mood {
+    /// All of them, the fine one first.
     const ALL: [Self; 10] = [
         Self::Fine,
-        Self::Slow,
-        Self::Grudging,
-        Self::Moody,
-        Self::Silent,
-        Self::Dripping,
-        Self::Giant,
-        Self::Redirecting,
-        Self::Refusing,
-        Self::Gone,
-    ];
-    /// What a drill with bad receivers has of them.
-    const BAD: [Self; 9] = [
         Self::Slow,
         Self::Grudging,
         Self::Moody,
@@ -162,7 +151,7 @@ fn one(dice: &mut SmallRng, asked_at: i64, shape: Shape) -> Planned {
     let due_at = asked_at + ahead;
     let hundred = dice.random_range(0..100);
     let mood = if hundred < shape.bad_receivers {
-        Mood::BAD[dice.random_range(0..Mood::BAD.len())]
+        Mood::ALL[dice.random_range(1..Mood::ALL.len())]
     } else if hundred < shape.bad_receivers + shape.grudging {
         Mood::Grudging
     } else {

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
@@ -151,6 +151,29 @@ fn wait(shared: &Shared, timeout: Duration) -> Option<Exit> {
     let waited = shared.ended.wait_timeout_while(shared.end(), timeout, |end| end.is_none());
     let (end, _) = waited.unwrap_or_else(PoisonError::into_inner);
     *end
+}
+
+/// Starts this very program as a server in `dir`, with these settings (`section.key=value`) and no others: neither
+/// a `config.toml` of another directory nor this process's environment reaches it. What it says goes into `log`.
+pub fn serve<'a>(
+    dir: &Path,
+    log: &Path,
+    sets: impl IntoIterator<Item = &'a String>,
+) -> anyhow::Result<Process> {
+    let log = File::options().create(true).append(true).open(log)?;
+    let binary = std::env::current_exe().context("this program cannot be found to start a server")?;
+    let mut command = Command::new(binary);
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("MAINSPRING__") {
+            command.env_remove(name);
+        }
+    }
+    command.arg("serve").current_dir(dir);
+    for set in sets {
+        command.arg("--set").arg(set);
+    }
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+    Process::spawn(&mut command)
 }
 
 /// The children of a process, their children and so on, parents first. What is started meanwhile may be

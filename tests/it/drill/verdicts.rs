@@ -152,6 +152,6 @@ mod planted {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_naive_loader_is_caught_by_slow_store() {
-        is_caught("naive-loader", "slow-store --seed 10 --rate 150 --seconds 16", "stragglers").await;
+        is_caught("naive-loader", "slow-store --seed 10 --rate 250 --seconds 18", "stragglers").await;
     }
 }

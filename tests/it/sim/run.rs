@@ -202,13 +202,17 @@ impl Run {
         self.world.tell(usize::MAX, "all is healed".into());
     }
 
-    /// Whether every shard has an owner whose wheels turn.
+    /// Whether every shard has an owner whose wheels turn, and every node its fair share, by the order of names.
     fn is_still(&self) -> bool {
         let nodes: Vec<&Node> = self.seats.iter().filter_map(|seat| seat.node.as_ref()).collect();
         let owned: usize = nodes.iter().map(|node| node.ownership.claimable().len()).sum();
         nodes.len() == self.seats.len()
             && owned == usize::from(SHARDS)
-            && nodes.iter().all(|node| node.is_still(self.healed_at) && node.ownership.count() <= 2)
+            && nodes.iter().enumerate().all(|(rank, node)| {
+                let (all, nodes) = (usize::from(SHARDS), nodes.len());
+                let fair = all / nodes + usize::from(rank < all % nodes);
+                node.is_still(self.healed_at) && node.ownership.count() == fair
+            })
     }
 
     /// Whether nothing is under way.

@@ -58,7 +58,7 @@ impl Run {
         }
         if self.world.epochs_moved() {
             let rows = self.common.store.shard_rows(&[]).await.expect("reads");
-            let epochs = rows.into_iter().map(|row| (row.shard, row.epoch.0));
+            let epochs = rows.into_iter().map(|row| (row.shard, (row.epoch.0, row.spared.0)));
             self.clients.book.lock().expect("plain").set_epochs(epochs, self.settled);
         }
     }
