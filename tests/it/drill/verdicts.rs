@@ -56,12 +56,18 @@ async fn is_kept(line: &str) {
     assert!(!unbalanced, "{line}: {:#}", verdict["ledger"]);
 }
 
-/// The defect is found, as this.
+/// The defect is found, as this: by one seed of four, for a busy machine may keep a race from being met.
 async fn is_caught(defect: &str, line: &str, as_what: &str) {
-    let verdict = drill(&format!("{line} --set planted={defect}")).await;
-    assert_eq!(verdict["outcome"], "violated", "{defect}: {verdict:#}");
-    let caught = verdict["violations"].as_array().expect("violations").iter().any(|one| one[0] == as_what);
-    assert!(caught, "{defect} was not caught as {as_what}: {:#}", verdict["violations"]);
+    let mut told = Vec::new();
+    for seed in 9..13 {
+        let verdict = drill(&format!("{line} --seed {seed} --set planted={defect}")).await;
+        let violations = verdict["violations"].as_array().expect("violations");
+        if violations.iter().any(|one| one[0] == as_what) {
+            return;
+        }
+        told.push(verdict["findings"].to_string());
+    }
+    panic!("{defect} was not caught as {as_what}: {told:#?}");
 }
 
 macro_rules! kept {
@@ -122,36 +128,35 @@ mod planted {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_claim_without_generation_is_caught_by_slow_hook() {
-        let line = "slow-hook --embedded --seed 7 --rate 80 --seconds 10";
+        let line = "slow-hook --embedded --rate 80 --seconds 10";
         is_caught("claim-without-generation", line, "early").await;
     }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_blind_cancel_is_caught_by_slow_hook() {
-        is_caught("blind-cancel", "slow-hook --embedded --seed 8 --rate 80 --seconds 10", "untrue cancels")
-            .await;
+        is_caught("blind-cancel", "slow-hook --embedded --rate 80 --seconds 10", "untrue cancels").await;
     }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_claim_without_epoch_is_caught_by_pause() {
         // With a longer lead a paused node holds more that it has claimed and not sent.
-        let line = "pause --seed 9 --rate 100 --seconds 22 --set wheel.lead=PT0.5S";
+        let line = "pause --rate 100 --seconds 22 --set wheel.lead=PT0.5S";
         is_caught("claim-without-epoch", line, "unfenced").await;
     }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_result_without_token_is_caught_by_pause() {
-        let line = "pause --seed 9 --rate 100 --seconds 22";
+        let line = "pause --rate 100 --seconds 22";
         is_caught("result-without-token", line, "unexplained duplicates").await;
     }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_trusted_cursor_is_caught_by_redis_flush() {
-        is_caught("cursor-trusted", "redis-flush --seed 10 --rate 80 --seconds 12", "stragglers").await;
+        is_caught("cursor-trusted", "redis-flush --rate 80 --seconds 12", "stragglers").await;
     }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn a_naive_loader_is_caught_by_slow_store() {
-        is_caught("naive-loader", "slow-store --seed 10 --rate 250 --seconds 18", "stragglers").await;
+        is_caught("naive-loader", "slow-store --rate 250 --seconds 18", "stragglers").await;
     }
 }
