@@ -132,7 +132,7 @@ impl Drill {
             // any length.
             Self::Pause => rounds(dice, first, last, 2, |round, dice| {
                 let leases =
-                    if round == 0 { dice.random_range(1.6..2.1) } else { dice.random_range(0.5..3.0) };
+                    if round == 0 { dice.random_range(1.6..2.5) } else { dice.random_range(0.5..3.0) };
                 ((lease_ms as f64 * leases) as i64, Strike::Pause(node(round)))
             }),
             Self::RedisFlush => rounds(dice, first, last, 3, |_, _| (100, Strike::RedisFlush)),

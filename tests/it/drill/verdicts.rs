@@ -56,10 +56,10 @@ async fn is_kept(line: &str) {
     assert!(!unbalanced, "{line}: {:#}", verdict["ledger"]);
 }
 
-/// The defect is found, as this: by one seed of four, for a busy machine may keep a race from being met.
+/// The defect is found, as this: by one seed of six, for a busy machine may keep a race from being met.
 async fn is_caught(defect: &str, line: &str, as_what: &str) {
     let mut told = Vec::new();
-    for seed in 9..13 {
+    for seed in 9..15 {
         let verdict = drill(&format!("{line} --seed {seed} --set planted={defect}")).await;
         let violations = verdict["violations"].as_array().expect("violations");
         if violations.iter().any(|one| one[0] == as_what) {
