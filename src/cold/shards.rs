@@ -29,8 +29,6 @@ pub struct NodeRow {
 /// What a heartbeat learned.
 #[derive(Debug, Clone)]
 pub struct Beat {
-    /// The store's time.
-    pub store_now: UnixMs,
     /// Whether another process beats under this name.
     pub usurped: bool,
     /// Nodes alive, this one included: the incarnation of each, by name.
@@ -79,7 +77,7 @@ impl ColdStore {
         self.urgent.write(s).await.map(drop)
     }
 
-    /// A sign of life; tells the store's time and how many nodes have given one within `within_ms`.
+    /// A sign of life; tells which nodes have given one within `within_ms`.
     pub async fn beat(&self, me: &Identity, within_ms: i64) -> Result<Beat, Error> {
         let mut tx = self.urgent.begin().await?;
         let mut s = Statement::new(self.dialect(), "beat");
@@ -99,12 +97,10 @@ impl ColdStore {
         for row in &rows {
             alive.insert(row.get(0)?, row.get(1)?);
         }
-        let store_now = match mine.first() {
-            Some(row) => UnixMs::new(row.get(0)?),
-            None => self.clock.now(),
-        };
-        self.clock.observe(store_now);
-        Ok(Beat { store_now, usurped: mine.is_empty(), alive })
+        if let Some(row) = mine.first() {
+            self.clock.observe(UnixMs::new(row.get(0)?));
+        }
+        Ok(Beat { usurped: mine.is_empty(), alive })
     }
 
     /// Renews the leases of these shards and keeps how far each has come (`cursor_at`, which only rises);

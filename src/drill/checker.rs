@@ -16,26 +16,17 @@
 //! | mistaken identity | one firing under two delivery ids, or two under one |
 //! | straggler | late by the sweep's grain in healthy times, while its neighbours were not: the wheel had lost it |
 
+mod findings;
+mod lateness;
+
 use std::collections::{BTreeMap, HashMap};
 
-use serde::Serialize;
+pub use findings::{Findings, Lateness};
 
 use super::history::{Answer, Arrival, Ask, Call, Fault, History, Struck, Terms, Us};
 
-/// Lateness that only the sweep gives: what the wheel knows comes within milliseconds.
-const STRAGGLES_US: Us = 900_000;
-/// Lateness of a neighbour that was in time.
-const IN_TIME_US: Us = 400_000;
-/// How far apart, by due time, neighbours are.
-const NEAR_MS: i64 = 250;
 /// How long after its end a fault may still excuse an unrecorded result: connections are made anew.
 const RECONNECT_US: Us = 2_000_000;
-/// An attempt may be paused between its last look at the lease and its first byte; so many a fault are chance.
-const UNFENCED_A_FAULT: u64 = 1;
-/// So many stragglers are chance, or one of so many first attempts: a row locked by another transaction is left
-/// to the sweep.
-const STRAGGLERS: u64 = 3;
-const ONE_OF: u64 = 1000;
 /// How many findings of a kind are told in words.
 const TOLD: usize = 5;
 
@@ -46,8 +37,6 @@ pub struct Patience {
     pub recovery_us: Us,
     /// An answer that took longer may have come after its node had stopped waiting.
     pub answer_us: Us,
-    /// Due later than this before the end of watching counts as pending.
-    pub pending_us: Us,
 }
 
 /// What a timer came to.
@@ -61,100 +50,6 @@ enum End {
     Lost,
     /// A call about it was never answered, so that nothing can be said.
     Open,
-}
-
-/// Lateness of first attempts, in milliseconds.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
-pub struct Lateness {
-    /// How many.
-    pub count: u64,
-    /// The median.
-    pub p50_ms: f64,
-    /// Of a hundred, the second worst.
-    pub p99_ms: f64,
-    /// The worst.
-    pub max_ms: f64,
-}
-
-/// What was found.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub struct Findings {
-    /// Timers acknowledged.
-    pub registered: u64,
-    /// Accepted by their receiver.
-    pub delivered: u64,
-    /// Ended by a cancel.
-    pub cancelled: u64,
-    /// Not sent, because they were found later than their grace.
-    pub expired: u64,
-    /// Out of attempts.
-    pub dead: u64,
-    /// Not due yet.
-    pub pending: u64,
-    /// Undecided: a call about them was never answered.
-    pub open: u64,
-    /// Acknowledged and gone.
-    pub lost: u64,
-    /// Attempts before the due time.
-    pub early: u64,
-    /// Attempts that nobody asked for.
-    pub stray: u64,
-    /// Repeats after a crash, pause or cut that explains them.
-    pub duplicates_explained: u64,
-    /// Repeats that nothing explains.
-    pub duplicates_unexplained: u64,
-    /// Attempts that came after a later one.
-    pub unfenced: u64,
-    /// Firings under two delivery ids, delivery ids of two firings.
-    pub mistaken_identity: u64,
-    /// Answers to cancels that were not true.
-    pub untrue_cancels: u64,
-    /// Answers to changes that were not true.
-    pub untrue_changes: u64,
-    /// Left behind by the wheel in healthy times.
-    pub stragglers: u64,
-    /// Answers that make no sense.
-    pub nonsense: u64,
-    /// Cancels and changes answered within 50 ms of the due time.
-    pub raced: u64,
-    /// All cancels and changes answered.
-    pub answered: u64,
-    /// Calls without an answer, made again.
-    pub unanswered: u64,
-    /// First attempts due while nothing was wrong.
-    pub healthy: Lateness,
-    /// Due while a fault lasted.
-    pub faulted: Lateness,
-    /// Due soon after one.
-    pub recovering: Lateness,
-    /// From the end of a fault until nothing came a second late any more; the longest.
-    pub recovered_ms: Option<f64>,
-    /// The first findings of each kind, in words.
-    pub told: Vec<String>,
-}
-
-impl Findings {
-    /// What breaks a promise, by name, with its number.
-    pub fn violations(&self, faults: usize) -> Vec<(&'static str, u64)> {
-        let unfenced = self.unfenced.saturating_sub(UNFENCED_A_FAULT * faults as u64);
-        let stragglers =
-            if self.stragglers > STRAGGLERS.max(self.healthy.count / ONE_OF) { self.stragglers } else { 0 };
-        [
-            ("lost", self.lost),
-            ("early", self.early),
-            ("stray", self.stray),
-            ("untrue cancels", self.untrue_cancels),
-            ("untrue changes", self.untrue_changes),
-            ("unexplained duplicates", self.duplicates_unexplained),
-            ("unfenced", unfenced),
-            ("mistaken identity", self.mistaken_identity),
-            ("stragglers", stragglers),
-            ("nonsense", self.nonsense),
-        ]
-        .into_iter()
-        .filter(|(_, count)| *count > 0)
-        .collect()
-    }
 }
 
 /// First attempts, for the lateness.
@@ -444,7 +339,7 @@ impl Check<'_> {
             return End::Cancelled;
         }
         let due_us = dues.values().flatten().max().copied().unwrap_or_default() * 1000;
-        if due_us > self.history.ended_us - self.patience.pending_us {
+        if due_us > self.history.ended_us {
             return End::Pending;
         }
         if calls.iter().any(|call| call.ask == Ask::Cancel && call.answer == Answer::Unknown) {
@@ -486,75 +381,6 @@ impl Check<'_> {
             }
         }
     }
-
-    /// What was to expire when found too late, and did not come: others of its time tell whether all were late.
-    fn expired(&mut self, firsts: &[First]) {
-        for (timer, due_us, grace_us) in std::mem::take(&mut self.late_or_lost) {
-            if others_were_late(firsts, due_us, grace_us) {
-                self.found.expired += 1;
-            } else {
-                self.found.lost += 1;
-                self.tell("lost", timer, || "it was to expire when late, and nothing was late".into());
-            }
-        }
-    }
-
-    /// Lateness by what was wrong when a timer was due, and who straggled.
-    fn lateness(&mut self) {
-        let mut firsts = std::mem::take(&mut self.firsts);
-        firsts.sort_by_key(|first| first.due_ms);
-        self.expired(&firsts);
-        let lasting = |fault: &&Fault| !matches!(fault.struck, Struck::Receivers | Struck::Slow(_));
-        let faults: Vec<&Fault> = self.history.faults.iter().filter(lasting).collect();
-        let recovery = self.patience.recovery_us;
-        let mut late: [Vec<f64>; 3] = Default::default();
-        let mut straggling = Vec::new();
-        let mut recovered: Option<Us> = None;
-        for (place, first) in firsts.iter().enumerate() {
-            let lateness = first.at_us - first.from_us;
-            let during = faults.iter().any(|f| f.from_us <= first.from_us && first.from_us <= f.until_us);
-            let since = faults
-                .iter()
-                .filter(|f| f.from_us <= first.at_us && first.from_us <= f.until_us + recovery)
-                .max_by_key(|f| f.until_us);
-            let phase = match (during, since) {
-                (true, _) => 1,
-                (false, Some(_)) => 2,
-                (false, None) => 0,
-            };
-            late[phase].push(lateness as f64 / 1000.0);
-            if let Some(fault) = since.filter(|_| lateness > 1_000_000) {
-                recovered = recovered.max(Some((first.at_us - fault.until_us).max(0)));
-            }
-            if phase == 0 && lateness > STRAGGLES_US && neighbours_in_time(&firsts, place) {
-                straggling.push((first.timer, lateness));
-            }
-        }
-        self.found.stragglers = straggling.len() as u64;
-        for (timer, lateness) in straggling {
-            self.tell("straggler", timer, || format!("{} ms late", lateness / 1000));
-        }
-        let [healthy, faulted, recovering] = late.map(summary);
-        (self.found.healthy, self.found.faulted, self.found.recovering) = (healthy, faulted, recovering);
-        self.found.recovered_ms = recovered.map(|us| us as f64 / 1000.0);
-    }
-}
-
-/// Whether others that were due at about the same time came late by more than half of a grace.
-fn others_were_late(firsts: &[First], due_us: Us, grace_us: Us) -> bool {
-    let about = |first: &&First| (first.due_ms * 1000 - due_us).abs() <= 1_000_000;
-    firsts.iter().filter(about).any(|first| first.at_us - first.from_us > grace_us / 2)
-}
-
-/// Whether half of those due at about the same time came in time: then it was not the machine that was slow.
-fn neighbours_in_time(firsts: &[First], place: usize) -> bool {
-    let due = firsts[place].due_ms;
-    let before = firsts[..place].iter().rev().take_while(|first| due - first.due_ms <= NEAR_MS);
-    let after = firsts[place + 1..].iter().take_while(|first| first.due_ms - due <= NEAR_MS);
-    let (all, in_time) = before.chain(after).fold((0, 0), |(all, in_time), first| {
-        (all + 1, in_time + usize::from(first.at_us - first.from_us < IN_TIME_US))
-    });
-    in_time >= 3 && in_time * 2 >= all
 }
 
 /// The due time that was in force when a call was sent.
@@ -591,13 +417,6 @@ fn dues(calls: &[&Call]) -> Dues {
         }
     }
     dues
-}
-
-fn summary(mut late: Vec<f64>) -> Lateness {
-    late.sort_by(f64::total_cmp);
-    let at = |part: f64| late.get(((late.len() as f64 * part) as usize).min(late.len().saturating_sub(1)));
-    let at = |part| at(part).copied().unwrap_or_default();
-    Lateness { count: late.len() as u64, p50_ms: at(0.5), p99_ms: at(0.99), max_ms: at(1.0) }
 }
 
 /// A timer's life in a line, in milliseconds since its first call.

@@ -5,13 +5,14 @@
 //! drill ends. On given ground it makes a database beside the one that is named, and can cut ways to the
 //! servers and empty Redis, but not stop what it has not started.
 
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use rustix::process::Signal;
 use tempfile::TempDir;
+use tokio::net::lookup_host;
 use url::Url;
 
 use super::ground::{Keeps, Postgres, Redis, free_port};
@@ -270,7 +271,7 @@ impl Node {
 async fn through(url: &str, port: u16) -> anyhow::Result<(Proxy, String)> {
     let mut url = Url::parse(url).context("the store's URL cannot be read")?;
     let host = url.host_str().context("the store's URL names no host")?.to_owned();
-    let upstream = (host.as_str(), url.port().unwrap_or(port)).to_socket_addrs()?.next();
+    let upstream = lookup_host((host.as_str(), url.port().unwrap_or(port))).await?.next();
     let proxy = Proxy::start(upstream.context("the store's host has no address")?).await?;
     let changed = url.set_host(Some(&proxy.address().ip().to_string())).is_ok()
         && url.set_port(Some(proxy.address().port())).is_ok();

@@ -189,7 +189,7 @@ impl Callers {
         Some(answer["results"].as_array()?.iter().filter_map(one).collect())
     }
 
-    /// The ledger as some node tells it: (balanced, registered, pending). `None` when nobody answers.
+    /// The ledger as some node tells it. `None` when that one does not answer.
     pub async fn ledger(&self) -> Option<Value> {
         let response = self.http.get(format!("{}/v1/ledger", self.node())).send().await.ok()?;
         serde_json::from_slice(&response.error_for_status().ok()?.bytes().await.ok()?).ok()

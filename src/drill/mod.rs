@@ -155,12 +155,8 @@ async fn rehearse(
     }
     let mut terms: Vec<Terms> = plan.iter().map(plan::Planned::terms).collect();
     terms.resize(terms.len() + options.window_timers as usize, Terms::default());
-    let patience = Patience {
-        recovery_us: RECOVERY_US + lease_ms * 1000,
-        answer_us: plan::TIMEOUT_MS as Us * 750,
-        // Everything is due before watching ends.
-        pending_us: 0,
-    };
+    let patience =
+        Patience { recovery_us: RECOVERY_US + lease_ms * 1000, answer_us: plan::TIMEOUT_MS as Us * 750 };
     let look = |at_us: Us| check(&book.history(terms.clone(), faults.clone(), at_us), patience);
     let end_us = began_us + last_due_ms * 1000;
     let give_up_us = end_us + SETTLE.as_micros() as Us;
@@ -186,10 +182,8 @@ async fn rehearse(
     load.await.context("the callers broke down")?;
     faults.extend(bad_receivers(drill, &book, began_us));
     let ledger = ledger(&callers).await;
-    let mut verdict = judge(drill, seed, options, findings, faults, ledger);
-    verdict.nodes = nodes;
-    verdict.seconds = (wall_us() - began_us) as f64 / 1e6;
-    Ok(verdict)
+    let verdict = judge(drill, seed, options, findings, faults, ledger);
+    Ok(Verdict { nodes, seconds: (wall_us() - began_us) as f64 / 1e6, ..verdict })
 }
 
 /// Injects and heals as the script says, in the order of time.

@@ -5,7 +5,7 @@ use super::*;
 const MS: Us = 1000;
 /// Due times in these histories, in milliseconds.
 const DUE: i64 = 10_000;
-const PATIENCE: Patience = Patience { recovery_us: 5_000 * MS, answer_us: 4_500 * MS, pending_us: 0 };
+const PATIENCE: Patience = Patience { recovery_us: 5_000 * MS, answer_us: 4_500 * MS };
 
 /// Calls and arrivals of one timer after another, written as they happen.
 #[derive(Default)]
