@@ -18,8 +18,10 @@ pub struct Verdict {
     pub arrivals: usize,
     pub steps: usize,
     pub lasted_ms: i64,
-    /// The broken rule, and the end of the trace.
-    pub wrong: Option<(String, String)>,
+    /// The end of the trace.
+    pub trace: String,
+    /// The broken rule.
+    pub wrong: Option<String>,
 }
 
 /// The settings of a run.
@@ -75,15 +77,15 @@ fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime")
 }
 
-/// Runs one seed on this thread.
-pub fn run(seed: u64, planted: Option<Defect>) -> Verdict {
+/// Runs one seed on this thread; tells of so many steps.
+pub fn run(seed: u64, planted: Option<Defect>, told: usize) -> Verdict {
     let (ground, place) = (ground(), place());
     let file = place.path().join("store.db");
     std::fs::write(&file, &ground.empty).expect("copies");
     let runtime = runtime();
     let verdict = runtime.block_on(tokio::task::unconstrained(async {
         let config = Arc::new(config(file.to_str().expect("a plain path"), seed.is_multiple_of(2), planted));
-        let mut run = Run::new(seed, config, ground);
+        let mut run = Run::new(seed, told, config, ground);
         run.go().await;
         run.close().await
     }));

@@ -33,6 +33,9 @@ const THREADS: u64 = 2;
 /// Where the seeds begin.
 const FIRST: u64 = 1;
 
+/// Steps that are told when a run fails.
+const TOLD: usize = 400;
+
 fn long() -> bool {
     std::env::var_os("MAINSPRING_TEST_LONG").is_some()
 }
@@ -49,8 +52,9 @@ fn first_wrong(seeds: &[u64], planted: Option<Defect>) -> Option<(u64, String, S
                     if !found.lock().expect("plain").is_empty() {
                         return;
                     }
-                    if let Some((what, tail)) = ground::run(seed, planted).wrong {
-                        found.lock().expect("plain").push((seed, what, tail));
+                    let verdict = ground::run(seed, planted, TOLD);
+                    if let Some(what) = verdict.wrong {
+                        found.lock().expect("plain").push((seed, what, verdict.trace));
                     }
                 }
             });
@@ -87,26 +91,30 @@ fn one_seed() {
     let seed = std::env::var("MAINSPRING_SIM_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(FIRST);
     let planted = std::env::var("MAINSPRING_SIM_PLANTED").ok();
     let planted = planted.map(|name| serde_json::from_value(name.into()).expect("a defect's name"));
-    let verdict = ground::run(seed, planted);
+    let verdict = ground::run(seed, planted, TOLD);
     eprintln!(
         "seed {seed}: {} steps, {} arrivals in {} s",
         verdict.steps,
         verdict.arrivals,
         verdict.lasted_ms / 1000
     );
-    if let Some((what, tail)) = verdict.wrong {
-        fail(seed, &what, &tail);
+    if let Some(what) = verdict.wrong {
+        fail(seed, &what, &verdict.trace);
     }
 }
 
 #[test]
 fn one_seed_is_one_run() {
-    for seed in FIRST..FIRST + 20 {
-        let (one, other) = (ground::run(seed, None), ground::run(seed, None));
-        if (one.digest, one.steps) != (other.digest, other.steps) {
-            let (one, other) = (one.wrong.map(|(_, tail)| tail), other.wrong.map(|(_, tail)| tail));
-            panic!("seed {seed} is two runs: {one:?}\n{other:?}");
+    let seeds = std::env::var("MAINSPRING_SIM_TWICE").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(20);
+    for seed in FIRST..FIRST + seeds {
+        let (one, other) = (ground::run(seed, None, usize::MAX), ground::run(seed, None, usize::MAX));
+        if (one.digest, one.steps) == (other.digest, other.steps) {
+            continue;
         }
+        let (one, other) = (one.trace.lines().collect::<Vec<_>>(), other.trace.lines().collect::<Vec<_>>());
+        let same = one.iter().zip(&other).take_while(|(one, other)| one == other).count();
+        let around = |trace: &[&str]| trace[same.saturating_sub(40)..trace.len().min(same + 10)].join("\n");
+        panic!("seed {seed} is two runs:\n{}\n-- and --\n{}", around(&one), around(&other));
     }
 }
 

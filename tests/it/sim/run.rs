@@ -72,11 +72,11 @@ pub struct Run {
 }
 
 impl Run {
-    pub fn new(seed: u64, config: Arc<Config>, ground: &Ground) -> Self {
+    pub fn new(seed: u64, told: usize, config: Arc<Config>, ground: &Ground) -> Self {
         let kind = Kind::of(seed);
         // Somewhere in a minute, so that runs cross its end at different times.
         let start = UnixMs::new(1_800_000_000_000 + (seed % 60) as i64 * 1000 + (seed % 997) as i64);
-        let world = World::new(seed, start);
+        let world = World::new(seed, start, told);
         let clock = Arc::new(super::gate::Door { world: Arc::clone(&world), process: 0 });
         let store = ColdStore::open(&config, clock, true, false).expect("opens");
         let book = Arc::new(Mutex::new(Book::new(Arc::clone(&world))));
@@ -122,9 +122,9 @@ impl Run {
         let lasted_ms = world.now() - start;
         drop((seats, calls));
         common.store.close().await;
-        let wrong = world.is_wrong().map(|what| (what, world.tail()));
+        let wrong = world.is_wrong();
         let arrivals = clients.book.lock().expect("plain").arrivals;
-        Verdict { digest: world.digest(), arrivals, steps, lasted_ms, wrong }
+        Verdict { digest: world.digest(), trace: world.tail(), arrivals, steps, lasted_ms, wrong }
     }
 
     pub async fn go(&mut self) {

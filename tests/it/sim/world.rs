@@ -15,9 +15,6 @@ use mainspring::model::time::UnixMs;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
-/// Steps that are told when a run fails.
-const TAIL: usize = 400;
-
 /// How often something happens at the gate, in ten thousand passages.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Odds {
@@ -63,7 +60,9 @@ struct Inner {
     rng: SmallRng,
     odds: Odds,
     digest: u64,
+    /// The latest steps, so many at most.
     tail: VecDeque<(i64, usize, Step)>,
+    told: usize,
     processes: Vec<Process>,
     sleepers: Vec<Sleeper>,
     /// A statement is with the database, so the one who made it is waited for.
@@ -80,13 +79,15 @@ struct Inner {
 pub struct World(Mutex<Inner>);
 
 impl World {
-    pub fn new(seed: u64, start: UnixMs) -> Arc<Self> {
+    /// `told`: of how many steps a failing run tells.
+    pub fn new(seed: u64, start: UnixMs, told: usize) -> Arc<Self> {
         let world = Self(Mutex::new(Inner {
             now: start.get(),
             rng: SmallRng::seed_from_u64(seed),
             odds: Odds::default(),
             digest: 0xcbf2_9ce4_8422_2325,
             tail: VecDeque::new(),
+            told,
             processes: Vec::new(),
             sleepers: Vec::new(),
             busy: false,
@@ -340,7 +341,7 @@ impl Inner {
         for byte in now.iter().chain(&process_bytes).chain(name) {
             self.digest = (self.digest ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
         }
-        if self.tail.len() == TAIL {
+        if self.tail.len() == self.told {
             self.tail.pop_front();
         }
         self.tail.push_back((self.now, process, step));
