@@ -48,7 +48,7 @@ impl Gate for Door {
     fn after(&self, call: Call, name: &'static str) -> BoxFuture<'_, Result<(), Error>> {
         Box::pin(async move {
             let Self { world, process } = self;
-            world.comes_out(name);
+            world.comes_out(name).await;
             world.hold().await;
             world.live(*process).await;
             let answers = call != Call::Begin;

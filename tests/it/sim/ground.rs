@@ -11,6 +11,7 @@ use mainspring::model::time::UnixMs;
 use mainspring::planted::Defect;
 
 use super::run::{Run, SHARDS, WINDOW_MS};
+use super::world::Watch;
 
 /// What a run comes to.
 pub struct Verdict {
@@ -77,15 +78,15 @@ fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a runtime")
 }
 
-/// Runs one seed on this thread; tells of so many steps.
-pub fn run(seed: u64, planted: Option<Defect>, told: usize) -> Verdict {
+/// Runs one seed on this thread.
+pub fn run(seed: u64, planted: Option<Defect>, watch: Watch) -> Verdict {
     let (ground, place) = (ground(), place());
     let file = place.path().join("store.db");
     std::fs::write(&file, &ground.empty).expect("copies");
     let runtime = runtime();
     let verdict = runtime.block_on(tokio::task::unconstrained(async {
         let config = Arc::new(config(file.to_str().expect("a plain path"), seed.is_multiple_of(2), planted));
-        let mut run = Run::new(seed, told, config, ground);
+        let mut run = Run::new(seed, watch, config, ground);
         run.go().await;
         run.close().await
     }));

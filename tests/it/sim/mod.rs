@@ -26,6 +26,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use faults::Kind;
 use mainspring::planted::Defect;
+use world::Watch;
 
 /// Threads that run seeds side by side.
 const THREADS: u64 = 2;
@@ -33,8 +34,8 @@ const THREADS: u64 = 2;
 /// Where the seeds begin.
 const FIRST: u64 = 1;
 
-/// Steps that are told when a run fails.
-const TOLD: usize = 400;
+/// A run that fails tells how it came to that.
+const BRIEF: Watch = Watch { told: 400, hasty: false };
 
 fn long() -> bool {
     std::env::var_os("MAINSPRING_TEST_LONG").is_some()
@@ -52,7 +53,7 @@ fn first_wrong(seeds: &[u64], planted: Option<Defect>) -> Option<(u64, String, S
                     if !found.lock().expect("plain").is_empty() {
                         return;
                     }
-                    let verdict = ground::run(seed, planted, TOLD);
+                    let verdict = ground::run(seed, planted, BRIEF);
                     if let Some(what) = verdict.wrong {
                         found.lock().expect("plain").push((seed, what, verdict.trace));
                     }
@@ -91,7 +92,7 @@ fn one_seed() {
     let seed = std::env::var("MAINSPRING_SIM_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(FIRST);
     let planted = std::env::var("MAINSPRING_SIM_PLANTED").ok();
     let planted = planted.map(|name| serde_json::from_value(name.into()).expect("a defect's name"));
-    let verdict = ground::run(seed, planted, TOLD);
+    let verdict = ground::run(seed, planted, BRIEF);
     eprintln!(
         "seed {seed}: {} steps, {} arrivals in {} s",
         verdict.steps,
@@ -105,9 +106,9 @@ fn one_seed() {
 
 #[test]
 fn one_seed_is_one_run() {
-    let seeds = std::env::var("MAINSPRING_SIM_TWICE").ok().and_then(|seeds| seeds.parse().ok()).unwrap_or(20);
-    for seed in FIRST..FIRST + seeds {
-        let (one, other) = (ground::run(seed, None, usize::MAX), ground::run(seed, None, usize::MAX));
+    for seed in FIRST..FIRST + if long() { 200 } else { 20 } {
+        let run = |hasty| ground::run(seed, None, Watch { told: usize::MAX, hasty });
+        let (one, other) = (run(false), run(true));
         if (one.digest, one.steps) == (other.digest, other.steps) {
             continue;
         }

@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
+use std::thread::ThreadId;
 
 use mainspring::cold::{ColdStore, Gate, Identity};
 use mainspring::config::Config;
@@ -45,10 +46,15 @@ pub struct Task {
 struct Woken {
     ready: AtomicBool,
     root: Mutex<Option<Waker>>,
+    /// The run's thread, if what others wake is to come late.
+    late: Option<ThreadId>,
 }
 
 impl Wake for Woken {
     fn wake(self: Arc<Self>) {
+        if self.late.is_some_and(|run| run != std::thread::current().id()) {
+            std::thread::sleep(std::time::Duration::from_micros(50));
+        }
         self.ready.store(true, Ordering::SeqCst);
         let root = self.root.lock().expect("plain").take();
         if let Some(root) = root {
@@ -57,11 +63,17 @@ impl Wake for Woken {
     }
 }
 
+impl Woken {
+    fn new(world: &World) -> Arc<Self> {
+        let late = world.is_hasty().then(|| std::thread::current().id());
+        Arc::new(Self { ready: AtomicBool::new(true), root: Mutex::default(), late })
+    }
+}
+
 impl Task {
     pub fn new(name: &'static str, world: &World, work: impl Future<Output = i64> + 'static) -> Self {
         let (now, rank) = (world.now(), world.rank());
-        let woken = Arc::new(Woken { ready: AtomicBool::new(true), root: Mutex::default() });
-        Self { name, work: Box::pin(work), woken, held_until: 0, since: now, rank }
+        Self { name, work: Box::pin(work), woken: Woken::new(world), held_until: 0, since: now, rank }
     }
 
     /// Whether it can go on.
@@ -71,15 +83,27 @@ impl Task {
 
     /// Turns it until it is done (how long to wait before the next, in ms), stands at the gate, or waits for
     /// others. While the database works it is waited for.
+    ///
+    /// The database's thread may wake the task after the task has seen the answer, and this must not look as if
+    /// there were something to do. So after each statement the task is woken by another way, and what comes by
+    /// the one before is heard by nobody.
     pub async fn turn(&mut self, world: &World) -> Option<i64> {
-        let waker = Waker::from(Arc::clone(&self.woken));
         std::future::poll_fn(|cx| {
-            *self.woken.root.lock().expect("plain") = Some(cx.waker().clone());
-            self.woken.ready.store(false, Ordering::SeqCst);
-            match self.work.as_mut().poll(&mut Context::from_waker(&waker)) {
-                Poll::Ready(wait) => Poll::Ready(Some(wait)),
-                Poll::Pending if world.is_busy() => Poll::Pending,
-                Poll::Pending => Poll::Ready(None),
+            loop {
+                *self.woken.root.lock().expect("plain") = Some(cx.waker().clone());
+                self.woken.ready.store(false, Ordering::SeqCst);
+                let waker = Waker::from(Arc::clone(&self.woken));
+                match self.work.as_mut().poll(&mut Context::from_waker(&waker)) {
+                    Poll::Ready(wait) => return Poll::Ready(Some(wait)),
+                    Poll::Pending if world.has_answered() => self.woken = Woken::new(world),
+                    Poll::Pending if world.is_busy() => {
+                        if world.is_hasty() {
+                            cx.waker().wake_by_ref();
+                        }
+                        return Poll::Pending;
+                    }
+                    Poll::Pending => return Poll::Ready(None),
+                }
             }
         })
         .await

@@ -18,7 +18,7 @@ use super::ground::{Ground, Verdict};
 use super::node::{Common, Node, Task};
 use super::receiver::Mood;
 use super::wheels::Server;
-use super::world::World;
+use super::world::{Watch, World};
 
 pub const SHARDS: u16 = 4;
 pub const WINDOW_MS: i64 = 6000;
@@ -72,11 +72,11 @@ pub struct Run {
 }
 
 impl Run {
-    pub fn new(seed: u64, told: usize, config: Arc<Config>, ground: &Ground) -> Self {
+    pub fn new(seed: u64, watch: Watch, config: Arc<Config>, ground: &Ground) -> Self {
         let kind = Kind::of(seed);
         // Somewhere in a minute, so that runs cross its end at different times.
         let start = UnixMs::new(1_800_000_000_000 + (seed % 60) as i64 * 1000 + (seed % 997) as i64);
-        let world = World::new(seed, start, told);
+        let world = World::new(seed, start, watch);
         let clock = Arc::new(super::gate::Door { world: Arc::clone(&world), process: 0 });
         let store = ColdStore::open(&config, clock, true, false).expect("opens");
         let book = Arc::new(Mutex::new(Book::new(Arc::clone(&world))));

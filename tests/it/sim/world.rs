@@ -15,6 +15,15 @@ use mainspring::model::time::UnixMs;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
+/// How a run is watched, which must not change it.
+#[derive(Debug, Clone, Copy)]
+pub struct Watch {
+    /// Of how many of the latest steps it tells.
+    pub told: usize,
+    /// Looks for the database's answers all the time, and is woken late.
+    pub hasty: bool,
+}
+
 /// How often something happens at the gate, in ten thousand passages.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Odds {
@@ -60,13 +69,14 @@ struct Inner {
     rng: SmallRng,
     odds: Odds,
     digest: u64,
-    /// The latest steps, so many at most.
     tail: VecDeque<(i64, usize, Step)>,
-    told: usize,
+    watch: Watch,
     processes: Vec<Process>,
     sleepers: Vec<Sleeper>,
     /// A statement is with the database, so the one who made it is waited for.
     busy: bool,
+    /// It is done, and the one who made it has not gone on yet.
+    answered: bool,
     /// A transaction is open: the process that has it.
     writer: Option<usize>,
     crashed: Option<usize>,
@@ -79,18 +89,18 @@ struct Inner {
 pub struct World(Mutex<Inner>);
 
 impl World {
-    /// `told`: of how many steps a failing run tells.
-    pub fn new(seed: u64, start: UnixMs, told: usize) -> Arc<Self> {
+    pub fn new(seed: u64, start: UnixMs, watch: Watch) -> Arc<Self> {
         let world = Self(Mutex::new(Inner {
             now: start.get(),
             rng: SmallRng::seed_from_u64(seed),
             odds: Odds::default(),
             digest: 0xcbf2_9ce4_8422_2325,
             tail: VecDeque::new(),
-            told,
+            watch,
             processes: Vec::new(),
             sleepers: Vec::new(),
             busy: false,
+            answered: false,
             writer: None,
             crashed: None,
             epochs_moved: false,
@@ -214,6 +224,10 @@ impl World {
         self.lock().processes[process].runs()
     }
 
+    pub fn is_hasty(&self) -> bool {
+        self.lock().watch.hasty
+    }
+
     pub fn is_busy(&self) -> bool {
         self.lock().busy
     }
@@ -225,11 +239,20 @@ impl World {
         inner.busy = true;
     }
 
-    /// It is done.
-    pub fn comes_out(&self, name: &'static str) {
-        let mut inner = self.lock();
-        inner.busy = false;
-        inner.epochs_moved |= matches!(name, "take" | "give_up");
+    /// It is done. The one who made it goes on when this was seen.
+    pub async fn comes_out(&self, name: &'static str) {
+        {
+            let mut inner = self.lock();
+            inner.busy = false;
+            inner.answered = true;
+            inner.epochs_moved |= matches!(name, "take" | "give_up");
+        }
+        self.stand().await;
+    }
+
+    /// Whether the database has answered since this was asked last.
+    pub fn has_answered(&self) -> bool {
+        std::mem::take(&mut self.lock().answered)
     }
 
     pub fn set_writer(&self, process: Option<usize>) {
@@ -341,7 +364,7 @@ impl Inner {
         for byte in now.iter().chain(&process_bytes).chain(name) {
             self.digest = (self.digest ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
         }
-        if self.tail.len() == self.told {
+        if self.tail.len() == self.watch.told {
             self.tail.pop_front();
         }
         self.tail.push_back((self.now, process, step));
