@@ -275,6 +275,24 @@ impl Book {
         fired.into_iter().map(|(_, uid)| uid).collect()
     }
 
+    /// The timer of which one process got an answer while another that sent it before still waits for its own:
+    /// what the late answer does depends on what has become of the timer meanwhile.
+    pub fn contested(&self) -> Option<Uid> {
+        let mut timers = self.timers.iter().rev();
+        let is_contested = |sent: &[Sent]| {
+            sent.last().is_some_and(|last| {
+                last.known
+                    && sent.iter().any(|one| {
+                        one.process != last.process
+                            && one.how == Behaviour::Ok
+                            && !one.known
+                            && self.world.is_alive(one.process)
+                    })
+            })
+        };
+        timers.find(|(_, known)| is_contested(&known.sent)).map(|(uid, _)| *uid)
+    }
+
     /// The timers that were acknowledged.
     pub fn uids(&self) -> Vec<Uid> {
         self.timers.keys().copied().collect()

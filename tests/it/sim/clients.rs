@@ -80,18 +80,32 @@ impl Desk {
                             0 => uid,
                             n => again[usize::try_from(world.pick(0..n as i64)).expect("small")],
                         };
-                        let mut timer = self.timers[&uid].clone();
-                        timer.again = true;
-                        timer.due_at = due_at(world, window);
-                        timer.created_at = UnixMs::new(world.now());
-                        timer.request_hash = hash(timer.due_at);
-                        Ask::Register(Box::new(timer))
+                        self.again(uid, world, due_at(world, window))
                     }
                 }
             }
         };
         self.busy.insert(ask.uid());
         Some(ask)
+    }
+
+    /// Asks for this timer once more, now and then, if nobody is asking anything of it.
+    pub fn ask_again(&mut self, uid: Uid, world: &World, window: i64) -> Option<Ask> {
+        let idle = self.timers.contains_key(&uid) && !self.busy.contains(&uid);
+        if !idle || !world.one_in(3) {
+            return None;
+        }
+        self.busy.insert(uid);
+        Some(self.again(uid, world, due_at(world, window, false)))
+    }
+
+    fn again(&self, uid: Uid, world: &World, due_at: UnixMs) -> Ask {
+        let mut timer = self.timers[&uid].clone();
+        timer.again = true;
+        timer.due_at = due_at;
+        timer.created_at = UnixMs::new(world.now());
+        timer.request_hash = hash(timer.due_at);
+        Ask::Register(Box::new(timer))
     }
 
     /// Whether somebody still waits for an answer that he needs.

@@ -186,9 +186,12 @@ impl Run {
         if self.asks_left > 0 && (self.next_ask <= now || self.world.one_in(16)) {
             self.asks_left -= 1;
             self.next_ask = now + 400;
-            let fired = self.clients.book.lock().expect("plain").fired();
+            let book = self.clients.book.lock().expect("plain");
+            let (fired, contested) = (book.fired(), book.contested());
+            drop(book);
             let mut desk = self.clients.desk.lock().expect("plain");
-            let ask = desk.think(&self.world, WINDOW_MS, self.far, &fired);
+            let contested = contested.and_then(|uid| desk.ask_again(uid, &self.world, WINDOW_MS));
+            let ask = contested.or_else(|| desk.think(&self.world, WINDOW_MS, self.far, &fired));
             drop(desk);
             ask.into_iter().for_each(|ask| self.call(ask));
         } else if self.asks_left == 0 && self.world.one_in(20) {

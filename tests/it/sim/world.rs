@@ -224,6 +224,10 @@ impl World {
         self.lock().processes[process].runs()
     }
 
+    pub fn is_alive(&self, process: usize) -> bool {
+        self.lock().processes[process].alive
+    }
+
     pub fn is_hasty(&self) -> bool {
         self.lock().watch.hasty
     }
