@@ -22,7 +22,8 @@ use tokio::sync::Notify;
 
 use crate::clock::Monotonic;
 use crate::cold::{ColdStore, Error, Identity};
-use crate::model::id::Epoch;
+use crate::model::id::{Epoch, Uid};
+use crate::model::timer::Token;
 use crate::planted::{Defect, Planted};
 
 /// The longest that what was claimed before a shard was ceded may wait to be sent: longer than it waits for
@@ -35,6 +36,9 @@ pub const PARTING_REACH: Duration = Duration::from_millis(500);
 
 /// How long that takes: a claim, on a machine that has something to do.
 const PARTING: Duration = Duration::from_millis(50);
+
+/// A moment counts as over when so much more has passed.
+const JUST_AFTER: Duration = Duration::from_millis(5);
 
 #[derive(Debug, Clone, Copy)]
 struct Held {
@@ -64,6 +68,10 @@ struct Shards {
     /// Nodes that were alive in the last round, by name, with their incarnations.
     alive: BTreeMap<String, String>,
     ceded: Vec<Ceded>,
+    /// When the next of the other nodes counts as dead, if it is not heard of again.
+    next_dead_at: Option<Monotonic>,
+    /// Attempts of crashed owners that are due again, and that nobody has seen to yet.
+    recalled: Vec<(Uid, Token)>,
 }
 
 /// The shards of this node.
@@ -84,6 +92,8 @@ pub struct Ownership {
     changed: Notify,
     /// Shards are about to go.
     parting: Notify,
+    /// Attempts of crashed owners are due again.
+    recalling: Notify,
     planted: Planted,
 }
 
@@ -119,6 +129,7 @@ impl Ownership {
             hungry: AtomicBool::new(false),
             changed: Notify::new(),
             parting: Notify::new(),
+            recalling: Notify::new(),
             planted: Planted::default(),
         }
     }
@@ -161,6 +172,7 @@ impl Ownership {
     ) -> Result<Round, Error> {
         let lease_ms = i64::try_from(self.lease.as_millis()).unwrap_or(i64::MAX);
         let mut round = Round::default();
+        let beat_at = Monotonic::now();
         let beat = store.beat(&self.me, lease_ms).await?;
         self.alive.store(beat.alive.len(), Ordering::SeqCst);
         if beat.usurped {
@@ -182,7 +194,8 @@ impl Ownership {
         });
 
         let fair = fair_share(self.shards, beat.alive.len(), beat.rank(&self.me.name));
-        self.note_alive(beat.alive);
+        let left = beat.next_dead_ms.map(|left| Duration::from_millis(left.try_into().unwrap_or(0)));
+        self.note_alive(beat.alive, left.map(|left| beat_at.plus(left)));
         if self.count() > fair {
             // What crashed owners left is seen to before the next owner is told to leave it alone.
             round.recalled += self.recall(store).await?;
@@ -203,12 +216,13 @@ impl Ownership {
     }
 
     /// When a node is gone, what it had ceded and was still sending is looked for in all shards.
-    fn note_alive(&self, alive: BTreeMap<String, String>) {
+    fn note_alive(&self, alive: BTreeMap<String, String>, next_dead_at: Option<Monotonic>) {
         self.lock_write(|own| {
             if own.alive.iter().any(|(name, incarnation)| alive.get(name) != Some(incarnation)) {
                 own.held.values_mut().for_each(|one| one.recalled = false);
             }
             own.alive = alive;
+            own.next_dead_at = next_dead_at;
         });
     }
 
@@ -287,14 +301,29 @@ impl Ownership {
         });
         let lease_ms = i64::try_from(self.lease.as_millis()).unwrap_or(i64::MAX);
         let recalled = store.recall(&open, lease_ms).await?;
+        let count = recalled.len() as u64;
         self.lock_write(|own| {
+            own.recalled.extend(recalled);
             for (shard, epoch) in &open {
                 if let Some(one) = own.held.get_mut(shard).filter(|one| one.epoch == *epoch) {
                     one.recalled = true;
                 }
             }
         });
-        Ok(recalled)
+        if count > 0 {
+            self.recalling.notify_one();
+        }
+        Ok(count)
+    }
+
+    /// Attempts of crashed owners that have become due again since this was asked last.
+    pub fn take_recalled(&self) -> Vec<(Uid, Token)> {
+        self.lock_write(|own| std::mem::take(&mut own.recalled))
+    }
+
+    /// Completes when there are such.
+    pub async fn recalled(&self) {
+        self.recalling.notified().await;
     }
 
     /// Shards that may be swept and claimed now, in order.
@@ -376,6 +405,14 @@ impl Ownership {
     /// has died whose leases still run.
     pub fn is_hungry(&self) -> bool {
         self.hungry.load(Ordering::SeqCst)
+    }
+
+    /// How long to rest before the next round: a third of the lease, or until a node that was not heard of for
+    /// almost a lease counts as dead.
+    pub fn rest(&self) -> Duration {
+        let next_dead_at = self.lock_read(|own| own.next_dead_at);
+        let left = next_dead_at.map(|at| at.since(Monotonic::now()) + JUST_AFTER);
+        left.map_or(self.lease / 3, |left| left.min(self.lease / 3))
     }
 
     /// How many shards this node owns.

@@ -107,13 +107,17 @@ impl Sweep {
                 () = stop.cancelled() => {}
                 () = tokio::time::sleep(tick.max(rest)) => {}
                 () = self.dispatcher.has_room(), if !failing && alone => {}
+                () = self.ownership.recalled() => {}
             }
         }
     }
 
-    /// Looks once through all owned shards, on and on while there is more and room for it. Returns how many
-    /// rows it handed on.
+    /// Looks once through all owned shards, on and on while there is more and room for it; what crashed owners
+    /// had claimed first. Returns how many rows it handed on.
     pub async fn run_once(&self) -> Result<usize, Error> {
+        let recalled = self.ownership.take_recalled().into_iter();
+        let recalled = recalled.map(|(uid, token)| Change { uid, event: ChangeEvent::ClaimExpired(token) });
+        self.end(recalled.collect()).await?;
         let mut handed_on = 0;
         loop {
             let probes = self.probes();
@@ -140,14 +144,9 @@ impl Sweep {
     }
 
     async fn hand_on(&self, rows: Vec<Due>) -> Result<usize, Error> {
-        let (fresh, mut ending): (Vec<Due>, Vec<Due>) =
+        let (fresh, ending): (Vec<Due>, Vec<Due>) =
             rows.into_iter().partition(|due| due.state != State::Delivering && !due.too_late);
-        // The result may be known here and only not recorded yet.
-        ending.retain(|due| !self.dispatcher.has_in_hand(&due.pointer.uid));
-        let changes: Vec<Change> = ending.iter().map(ending_change).collect();
-        for chunk in changes.chunks(MAX_APPLY_BATCH) {
-            self.end(chunk).await?;
-        }
+        let ended = self.end(ending.iter().map(ending_change).collect()).await?;
         let mut held = 0;
         let mut put_off: Vec<(Pointer, i64)> = Vec::new();
         let now = self.store.clock().now();
@@ -165,12 +164,16 @@ impl Sweep {
             self.store.postpone(chunk).await?;
             self.metrics.postponed.inc_by(chunk.len() as u64);
         }
-        Ok(usize::try_from(held).unwrap_or(0) + changes.len() + put_off.len())
+        Ok(usize::try_from(held).unwrap_or(0) + ended + put_off.len())
     }
 
-    async fn end(&self, changes: &[Change]) -> Result<(), Error> {
-        for (applied, change) in self.store.apply(changes).await?.into_iter().zip(changes) {
-            if let Applied::Live(row, Answer::Done) = applied {
+    /// Ends these; tells how many of them were not in hand.
+    async fn end(&self, mut changes: Vec<Change>) -> Result<usize, Error> {
+        // The result may be known here and only not recorded yet.
+        changes.retain(|change| !self.dispatcher.has_in_hand(&change.uid));
+        for chunk in changes.chunks(MAX_APPLY_BATCH) {
+            for (applied, change) in self.store.apply(chunk).await?.into_iter().zip(chunk) {
+                let Applied::Live(row, Answer::Done) = applied else { continue };
                 if matches!(change.event, ChangeEvent::ClaimExpired(_)) {
                     self.metrics.claims_expired.inc();
                 }
@@ -180,7 +183,7 @@ impl Sweep {
                 }
             }
         }
-        Ok(())
+        Ok(changes.len())
     }
 
     fn probes(&self) -> Vec<Probe> {

@@ -1,5 +1,5 @@
-//! The loop that keeps this node's share of the shards: three rounds a lease, and one more at once whenever
-//! another node tells that shards came free or that it came ([`ColdStore::hear`]).
+//! The loop that keeps this node's share of the shards: three rounds a lease, one when another node counts as
+//! dead, and one at once whenever another tells that shards came free or that it came ([`ColdStore::hear`]).
 //!
 //! It decides nothing ([`crate::ownership`] does); it says when. Invariant: the last thing it does is to hand
 //! over what the node has.
@@ -66,7 +66,6 @@ async fn rounds(
     let warming = async { (store.warm_up().await.is_ok(), hot.servers(&[0]).await.is_ok()) };
     let _ = tokio::time::timeout(WARM_UP, warming).await;
     let mut warned = false;
-    let every = app.config.lease.get() / 3;
     let mut entered = false;
     let mut failing = false;
     let mut hungry = HUNGRY[0];
@@ -122,10 +121,10 @@ async fn rounds(
             }
             (false, false) => {
                 hungry = HUNGRY[0];
-                every
+                ownership.rest()
             }
         };
-        let pause = pause.min(every);
+        let pause = pause.min(app.config.lease.get() / 3);
         tokio::select! {
             () = leave.cancelled() => return Ok(()),
             () = tokio::time::sleep(pause) => continue,

@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 
 use sea_orm::{EntityTrait, QueryOrder};
 
-use super::sql::{Column, Dialect, Statement};
+use super::sql::{Column, Dialect, Row, Statement};
 use super::{ColdStore, Error, entity, news};
-use crate::model::id::Epoch;
+use crate::model::id::{Epoch, Generation, Uid};
 use crate::model::time::UnixMs;
+use crate::model::timer::Token;
 
 /// A node as the store knows it.
 #[derive(Debug, Clone)]
@@ -33,6 +34,8 @@ pub struct Beat {
     pub usurped: bool,
     /// Nodes alive, this one included: the incarnation of each, by name.
     pub alive: BTreeMap<String, String>,
+    /// How long until the one of the others that was heard of least lately counts as dead, in milliseconds.
+    pub next_dead_ms: Option<i64>,
 }
 
 impl Beat {
@@ -90,17 +93,24 @@ impl ColdStore {
         let mut s = Statement::new(self.dialect(), "beat_alive");
         let now = s.now(self.given());
         let within = s.int(within_ms);
-        s.push(&format!("SELECT name, incarnation FROM nodes WHERE beat_at > {now} - {within}"));
+        s.push(&format!(
+            "SELECT name, incarnation, beat_at + {within} - {now} FROM nodes WHERE beat_at > {now} - {within}"
+        ));
         let rows = tx.fetch(s).await?;
         tx.commit().await?;
         let mut alive = BTreeMap::from([(me.name.clone(), me.incarnation.clone())]);
+        let mut next_dead_ms = None;
         for row in &rows {
-            alive.insert(row.get(0)?, row.get(1)?);
+            let (name, left): (String, i64) = (row.get(0)?, row.get(2)?);
+            if name != me.name {
+                next_dead_ms = Some(next_dead_ms.map_or(left, |least: i64| least.min(left)));
+            }
+            alive.insert(name, row.get(1)?);
         }
         if let Some(row) = mine.first() {
             self.clock.observe(UnixMs::new(row.get(0)?));
         }
-        Ok(Beat { usurped: mine.is_empty(), alive })
+        Ok(Beat { usurped: mine.is_empty(), alive, next_dead_ms })
     }
 
     /// Renews the leases of these shards and keeps how far each has come (`cursor_at`, which only rises);
@@ -154,10 +164,10 @@ impl ColdStore {
 
     /// Makes what crashed owners had claimed in these shards due again at once. What was claimed up to the epoch
     /// that was last given up in order is spared, for its claims end by themselves, unless its node has given no
-    /// sign of life for `within_ms`, or has been started anew since. Returns how many were recalled.
-    pub async fn recall(&self, taken: &[(i32, Epoch)], within_ms: i64) -> Result<u64, Error> {
+    /// sign of life for `within_ms`, or has been started anew since. Returns the attempts that were recalled.
+    pub async fn recall(&self, taken: &[(i32, Epoch)], within_ms: i64) -> Result<Vec<(Uid, Token)>, Error> {
         if taken.is_empty() {
-            return Ok(0);
+            return Ok(Vec::new());
         }
         let mut tx = self.urgent.begin().await?;
         let mut s = Statement::new(self.dialect(), "recall");
@@ -171,11 +181,15 @@ impl ColdStore {
              UPDATE timers SET wake_at = {now} FROM own WHERE shard = b_shard AND epoch < b_epoch \
              AND state = 1 AND wake_at > {now} AND wake_at <= {now} + {reach} \
              AND (epoch > spared OR EXISTS (SELECT 1 FROM nodes WHERE name = timers.node \
-               AND (beat_at <= {now} - {within} OR started_at > timers.claimed_at)))"
+               AND (beat_at <= {now} - {within} OR started_at > timers.claimed_at))) \
+             RETURNING uid, generation, attempt"
         ));
-        let recalled = tx.execute(s).await?;
+        let recalled = tx.fetch(s).await?;
         tx.commit().await?;
-        Ok(recalled)
+        let token = |row: &Row| {
+            Ok((Uid(row.get(0)?), Token { generation: Generation(row.get(1)?), attempt: row.get(2)? }))
+        };
+        recalled.iter().map(token).collect()
     }
 
     /// Gives shards up in order, so that others can take them at once, and learn of it at once

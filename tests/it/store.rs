@@ -232,7 +232,7 @@ async fn what_a_dead_owner_had_claimed_is_due_again_at_once(f: Fixture) {
     assert_eq!(f.claim_due(&owned).await.len(), 1);
     let again = f.own_all().await;
     assert!(again.iter().zip(&owned).all(|(new, old)| new.1 > old.1), "a restart has new epochs");
-    assert_eq!(f.store.recall(&again, 3000).await.expect("recalls"), 1);
+    assert_eq!(f.store.recall(&again, 3000).await.expect("recalls").len(), 1);
     let due = f.due(&again).await;
     assert_eq!(due.len(), 1);
     let expired = ChangeEvent::ClaimExpired(Token { generation: Generation(1), attempt: 1 });
@@ -257,18 +257,18 @@ async fn what_was_given_up_in_order_is_not_recalled(f: Fixture) {
 
     // The next owner leaves the claim alone, and crashes with one of its own.
     let second = f.own_all().await;
-    assert_eq!(f.store.recall(&second, 3000).await.expect("recalls"), 0);
+    assert_eq!(f.store.recall(&second, 3000).await.expect("recalls").len(), 0);
     let crashed = f.put("crashed", 0).await;
     assert_eq!(f.claim_due(&second).await.len(), 1);
     let third = f.own_all().await;
-    assert_eq!(f.store.recall(&third, 3000).await.expect("recalls"), 1, "the crashed owner's only");
+    assert_eq!(f.store.recall(&third, 3000).await.expect("recalls").len(), 1, "the crashed owner's only");
     assert_eq!(f.find(crashed).await.life.wake_at, f.now());
     assert_eq!(f.find(kept).await.life.wake_at, expires, "who ceded it may be sending it still");
 
     // Given up in order again: what the one before him ceded is spared still.
     f.store.give_up(&f.me, &third).await.expect("gives up");
     let fourth = f.own_all().await;
-    assert_eq!(f.store.recall(&fourth, 3000).await.expect("recalls"), 0);
+    assert_eq!(f.store.recall(&fourth, 3000).await.expect("recalls").len(), 0);
 
     // A late success under the ceded epoch ends it; what nobody reports runs out.
     let row = f.find(kept).await;
@@ -280,7 +280,7 @@ async fn what_was_given_up_in_order_is_not_recalled(f: Fixture) {
     assert_eq!(f.claim(&due).await.len(), 1);
     f.store.give_up(&f.me, &fourth).await.expect("gives up");
     let fifth = f.own_all().await;
-    assert_eq!(f.store.recall(&fifth, 3000).await.expect("recalls"), 0);
+    assert_eq!(f.store.recall(&fifth, 3000).await.expect("recalls").len(), 0);
     assert!(f.due(&fifth).await.iter().all(|(pointer, _)| pointer.uid != lost));
     f.clock.advance(Duration::from_secs(60));
     assert!(f.due(&fifth).await.iter().any(|(pointer, _)| pointer.uid == lost), "its claim ran out");
@@ -295,14 +295,14 @@ async fn what_was_ceded_by_a_node_that_died_since_is_recalled(f: Fixture) {
         assert_eq!(f.claim_due(&first).await.len(), 1);
         f.store.give_up(&f.me, &first).await.expect("gives up");
         let second = f.own_all().await;
-        assert_eq!(f.store.recall(&second, 3000).await.expect("recalls"), 0, "it is alive");
+        assert_eq!(f.store.recall(&second, 3000).await.expect("recalls").len(), 0, "it is alive");
         if restarted {
             f.clock.advance(Duration::from_secs(1));
             f.store.enter(&f.me).await.expect("enters anew");
         } else {
             f.clock.advance(Duration::from_secs(4));
         }
-        assert_eq!(f.store.recall(&second, 3000).await.expect("recalls"), 1);
+        assert_eq!(f.store.recall(&second, 3000).await.expect("recalls").len(), 1);
         assert_eq!(f.find(uid).await.life.wake_at, f.now());
         f.change(uid, ChangeEvent::ClaimExpired(token(&f.find(uid).await))).await;
         f.change(uid, ChangeEvent::Cancel).await;
@@ -314,7 +314,7 @@ async fn what_is_given_up_sparing_nothing_is_recalled(f: Fixture) {
     assert_eq!(f.claim_due(&first).await.len(), 1);
     f.store.give_up_sparing_nothing(&f.me, &first).await.expect("gives up");
     let second = f.own_all().await;
-    assert_eq!(f.store.recall(&second, 3000).await.expect("recalls"), 1);
+    assert_eq!(f.store.recall(&second, 3000).await.expect("recalls").len(), 1);
     assert_eq!(f.find(uid).await.life.wake_at, f.now());
 }
 
@@ -329,6 +329,22 @@ async fn nodes_are_counted_and_ranked_by_their_names(f: Fixture) {
     f.store.leave(&b).await.expect("leaves");
     let beat = f.store.beat(&c, 3000).await.expect("beats");
     assert_eq!((beat.alive.len(), beat.rank("c")), (2, 1), "whoever has left does not count");
+}
+
+async fn when_the_next_node_counts_as_dead_is_known(f: Fixture) {
+    let (b, c) = (identity("b"), identity("c"));
+    assert_eq!(f.store.beat(&f.me, 3000).await.expect("beats").next_dead_ms, None, "nobody else");
+    f.store.enter(&b).await.expect("enters");
+    f.store.enter(&c).await.expect("enters");
+    f.clock.advance(Duration::from_secs(1));
+    f.store.beat(&b, 3000).await.expect("beats");
+    for (after, alive, left) in
+        [(0, 3, Some(2000)), (1500, 3, Some(500)), (500, 2, Some(1000)), (1000, 1, None)]
+    {
+        f.clock.advance(Duration::from_millis(after));
+        let beat = f.store.beat(&f.me, 3000).await.expect("beats");
+        assert_eq!((beat.alive.len(), beat.next_dead_ms), (alive, left), "{after} ms later");
+    }
 }
 
 async fn a_late_result_counts_only_for_its_own_attempt(f: Fixture) {
@@ -697,6 +713,7 @@ on_both!(
     what_is_given_up_sparing_nothing_is_recalled,
     what_was_ceded_by_a_node_that_died_since_is_recalled,
     nodes_are_counted_and_ranked_by_their_names,
+    when_the_next_node_counts_as_dead_is_known,
     a_late_result_counts_only_for_its_own_attempt,
     a_claim_that_runs_out_is_found_and_only_then,
     an_ended_id_stays_taken_and_again_starts_the_next_generation,

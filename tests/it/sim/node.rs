@@ -266,7 +266,7 @@ impl Node {
         let (store, ownership) = (self.store.clone(), Arc::clone(&self.ownership));
         let (positions, world, process) =
             (Arc::clone(&self.positions), Arc::clone(&self.world), self.process);
-        let every = i64::try_from(self.config.lease.get().as_millis() / 3).expect("short");
+        let third = i64::try_from(self.config.lease.get().as_millis() / 3).expect("short");
         let (renewed_at, began) = (Arc::clone(&self.renewed_at), self.world.now());
         async move {
             let round = if ownership.has_entered() {
@@ -277,7 +277,7 @@ impl Node {
             match round {
                 Ok(Round { usurped: true, .. }) => {
                     world.wrong(format!("{} is usurped", ownership.me().name));
-                    every
+                    third
                 }
                 Ok(round) => {
                     renewed_at.store(began, Ordering::SeqCst);
@@ -292,9 +292,10 @@ impl Node {
                         let rows = store.shard_rows(&[]).await.unwrap_or_default();
                         rows.iter().for_each(|row| positions.learn(row.shard, row.watermark));
                     }
-                    every
+                    let rest = i64::try_from(ownership.rest().as_millis()).expect("short");
+                    if ownership.is_hungry() { rest.min(250) } else { rest }
                 }
-                Err(_) => every.min(500),
+                Err(_) => third.min(500),
             }
         }
     }
