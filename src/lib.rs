@@ -42,10 +42,10 @@
 //! 2. **No loss.** Every acknowledged timer ends in exactly one of `delivered`, `cancelled`, `expired`,
 //!    `dead`; registered = those + pending, at any audit.
 //!    `crash::nothing_is_lost_on_postgres_with_two_nodes`, `wheels::law::wheels_in_redis_fire_what_a_sorted_map_says`,
-//!    `wheels::tiers::many_writers_beside_a_moving_window_are_all_served`,
-//!    `store::history_goes_after_its_retention_and_the_totals_stay`, `store::a_planted_loss_is_found_by_verify`
+//!    `wheels::watermark::many_writers_beside_a_moving_window_are_all_served`,
+//!    `store::look::history_goes_after_its_retention_and_the_totals_stay`, `store::look::a_planted_loss_is_found_by_verify`
 //! 3. **Never early.** No attempt starts before its due time by the store's clock. (The claim may come a
-//!    moment before.) `store::a_timer_is_claimed_at_its_due_time_and_never_before`,
+//!    moment before.) `store::claim::a_timer_is_claimed_at_its_due_time_and_never_before`,
 //!    `paths::a_healthy_node_leaves_nothing_to_the_sweep`, `races::every_answer_is_true_on_postgres`
 //! 4. **Redis is disposable.** Emptied, rolled back, stopped or replaced while running, it costs lateness,
 //!    never a timer and never a wrong firing. `bad_days::redis::redis_emptied_costs_no_timer`,
@@ -53,18 +53,18 @@
 //!    `bad_days::redis::redis_stopped_costs_two_nodes_no_timer`, `bad_days::redis::redis_replaced_costs_two_nodes_no_timer`,
 //!    `bad_days::cluster::a_master_that_is_lost_and_comes_back_empty_costs_its_shards_lateness_and_no_timer`
 //! 5. **A cancel tells the truth.** `races::every_answer_is_true_on_sqlite`,
-//!    `races::every_answer_is_true_on_postgres`, `store::of_a_claim_and_a_cancel_exactly_one_wins`
+//!    `races::every_answer_is_true_on_postgres`, `store::claim::of_a_claim_and_a_cancel_exactly_one_wins`
 //! 6. **A change tells the truth.** Once a reschedule is acknowledged, the old due time never fires.
-//!    `races::every_answer_is_true_on_postgres`, `store::a_claim_of_an_older_generation_gets_nothing`
+//!    `races::every_answer_is_true_on_postgres`, `store::claim::a_claim_of_an_older_generation_gets_nothing`
 //! 7. **One identity.** All attempts of one firing carry one delivery id; no two firings share one;
 //!    duplicates happen only after a failure, a timeout or a crash in flight.
 //!    `crash::nothing_is_lost_on_postgres_with_two_nodes`,
-//!    `store::an_ended_id_stays_taken_and_again_starts_the_next_generation`
+//!    `store::register::an_ended_id_stays_taken_and_again_starts_the_next_generation`
 //! 8. **Fenced.** A node that lost a shard can no longer promote or claim for it; a late result counts only
-//!    for the attempt it belongs to. `wheels::tiers::an_owner_under_an_old_epoch_moves_nothing`,
-//!    `store::a_claim_under_an_older_epoch_gets_nothing`, `store::a_late_result_counts_only_for_its_own_attempt`,
+//!    for the attempt it belongs to. `wheels::watermark::an_owner_under_an_old_epoch_moves_nothing`,
+//!    `store::claim::a_claim_under_an_older_epoch_gets_nothing`, `store::claim::a_late_result_counts_only_for_its_own_attempt`,
 //!    `crash::a_node_that_slept_beyond_its_lease_fires_nothing_twice`,
-//!    `store::what_was_given_up_in_order_is_not_recalled`,
+//!    `store::owners::what_was_given_up_in_order_is_not_recalled`,
 //!    `fleet::hand_over::a_shard_is_handed_over_while_its_attempts_are_under_way`,
 //!    `fleet::hand_over::what_was_ceded_is_spared_when_the_next_owner_dies_too`,
 //!    `fleet::hand_over::what_a_leaver_had_under_way_when_it_was_killed_comes_again`,

@@ -7,6 +7,9 @@ use rand::{Rng, SeedableRng};
 use super::fault::{Hold, Strike};
 use super::plan::Shape;
 
+/// The most timers a second whose receiver is grudging.
+const GRUDGING_PER_SECOND: u32 = 12;
+
 /// The drills by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Drill {
@@ -93,7 +96,7 @@ impl Drill {
     }
 
     /// The load.
-    pub const fn shape(self, rate: u32, seconds: u32) -> Shape {
+    pub fn shape(self, rate: u32, seconds: u32) -> Shape {
         let (bad_receivers, grudging, expiring) = match self {
             Self::SlowHook => (30, 0, 0),
             Self::Outage => (0, 0, 15),
@@ -101,6 +104,8 @@ impl Drill {
             Self::Partition | Self::Kill | Self::PostgresStop | Self::Compound => (0, 6, 2),
             _ => (0, 0, 2),
         };
+        // More than these, and they keep each other waiting.
+        let grudging = grudging.min(GRUDGING_PER_SECOND * 100 / rate.max(1));
         Shape { rate, seconds, bad_receivers, grudging, expiring }
     }
 

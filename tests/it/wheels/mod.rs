@@ -4,6 +4,9 @@
 mod cluster;
 mod conformance;
 mod law;
+mod parts;
 mod rig;
 mod space;
+mod take_over;
 mod tiers;
+mod watermark;

@@ -21,11 +21,12 @@ use mainspring::model::time::UnixMs;
 use mainspring::ownership::Ownership;
 use mainspring::positions::Positions;
 use mainspring::promote::{Promoter, Promotion};
+use mainspring::sweep::Sweep;
 use mainspring::ticker::{AHEAD_MS, Ticker};
 use mainspring::wheel::{
     Append, Appended, Away, Error, HotWheel, Level, MemoryWheel, Slot, Snapshot, Standing, Take, Taken,
 };
-use tokio::sync::Notify;
+use tokio::sync::{Notify, mpsc};
 
 use super::space::{Dumps, START_MS, Space};
 
@@ -374,6 +375,22 @@ impl Rig {
             promoter,
             servers: HashMap::new(),
         }
+    }
+
+    /// A node's sweep, and what it hands on to be promoted.
+    pub fn sweep(&self, node: &Node) -> (Sweep, mpsc::Receiver<Pointer>) {
+        let (clock, window) = (self.store.clock().clone(), self.config.wheel.window.get());
+        let (promotion, inbox) = Promotion::new(clock, window, true, self.metrics.clone());
+        let Promoter { ownership, positions, .. } = &*node.promoter;
+        let sweep = Sweep::new(
+            self.store.clone(),
+            Arc::clone(ownership),
+            Arc::clone(&self.dispatcher),
+            Arc::clone(positions),
+            promotion,
+            self.metrics.clone(),
+        );
+        (sweep, inbox)
     }
 
     /// Another node takes over without a word from the one before, which does not know it yet.

@@ -1,0 +1,223 @@
+//! What is claimed, and what its results count for.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use mainspring::cold::{Applied, Change, ChangeEvent, Edit, NewTimer};
+use mainspring::model::id::{Epoch, Generation};
+use mainspring::model::pointer::{Pointer, Via};
+use mainspring::model::policy::{Late, Policies, Then};
+use mainspring::model::time::Span;
+use mainspring::model::timer::{Answer, AttemptResult, Next, State};
+
+use super::fixture::{Fixture, START, behind_its_back, identity, on_both_stores, record, token};
+
+async fn a_timer_is_claimed_at_its_due_time_and_never_before(f: Fixture) {
+    let owned = f.own_all().await;
+    let uid = f.put("t", 1000).await;
+    f.clock.advance(Duration::from_millis(999));
+    assert!(f.due(&owned).await.is_empty());
+    let early = Pointer {
+        uid,
+        shard: f.find(uid).await.shard,
+        generation: Generation(1),
+        attempt: 0,
+        wake_at: f.now(),
+        lane: 0,
+        minute: false,
+        overdue: false,
+        via: Via::Loader,
+    };
+    let epoch = owned[0].1;
+    assert!(f.claim(&[(early, epoch)]).await.is_empty(), "the claim itself refuses what is not due");
+    f.clock.advance(Duration::from_millis(1));
+    let rows = f.claim_due(&owned).await;
+    assert_eq!(rows.len(), 1);
+    assert_eq!((rows[0].life.state, rows[0].life.attempt, rows[0].life.tries), (State::Delivering, 1, 1));
+    assert_eq!(rows[0].data.as_deref(), Some(&br#"{"a":"\u0000"}"#[..]));
+    assert!(f.claim(&f.due(&owned).await).await.is_empty(), "claimed once");
+    assert_eq!(
+        f.store.finish_delivered(&[(uid, record(&rows[0], AttemptResult::Ok))]).await.expect("ends"),
+        [uid]
+    );
+    let row = f.find(uid).await;
+    assert_eq!((row.life.state, row.ended_at), (State::Delivered, Some(f.now())));
+    assert_eq!(f.store.attempts(&row).await.expect("reads").len(), 1);
+    f.balanced().await;
+}
+
+async fn a_claim_of_an_older_generation_gets_nothing(f: Fixture) {
+    let owned = f.own_all().await;
+    let uid = f.put("t", 0).await;
+    let stale = f.due(&owned).await;
+    let (row, answer) = f
+        .change(
+            uid,
+            ChangeEvent::Edit(Edit {
+                due_at: Some(f.now().plus(Duration::from_secs(0))),
+                data: Some(None),
+                ..Edit::default()
+            }),
+        )
+        .await;
+    assert_eq!((answer, row.life.generation), (Answer::Done, Generation(2)));
+    assert!(f.claim(&stale).await.is_empty(), "the old generation is due in the pointer only");
+    assert_eq!(f.claim_due(&owned).await.len(), 1);
+}
+
+async fn a_claim_under_an_older_epoch_gets_nothing(f: Fixture) {
+    let owned = f.own_all().await;
+    f.put("t", 0).await;
+    let stale = f.due(&owned).await;
+    f.clock.advance(Duration::from_millis(3001));
+    let other = identity("b");
+    let taken = f.store.take(&other, 100, false, 3000).await.expect("takes");
+    assert_eq!(taken.len(), 8, "the lease has run out");
+    assert!(f.claim(&stale).await.is_empty(), "fenced");
+    assert_eq!(f.claim_due(&taken).await.len(), 1);
+    assert!(
+        f.store.renew(&f.me, &owned, |_| 0, 3000).await.expect("asks").is_empty(),
+        "renewing an old epoch renews nothing"
+    );
+}
+
+async fn a_late_result_counts_only_for_its_own_attempt(f: Fixture) {
+    let owned = f.own_all().await;
+    let uid = f.put("t", 0).await;
+    let first = f.claim_due(&owned).await.remove(0);
+    f.clock.advance(Duration::from_secs(60));
+    f.change(uid, ChangeEvent::ClaimExpired(token(&first))).await;
+    let second = f.claim_due(&owned).await.remove(0);
+    assert_eq!(second.life.attempt, 2);
+    let late = record(&first, AttemptResult::Ok);
+    assert!(
+        f.store.finish_delivered(&[(uid, late.clone())]).await.expect("asks").is_empty(),
+        "not the current attempt"
+    );
+    let (row, answer) = f.change(uid, ChangeEvent::Attempted(Next::GiveUp, late)).await;
+    assert_eq!((answer, row.life.state), (Answer::Done, State::Delivering));
+    let failed = record(&second, AttemptResult::Failed);
+    let (row, _) = f.change(uid, ChangeEvent::Attempted(Next::Retry(f.now()), failed)).await;
+    assert_eq!(row.life.state, State::Delivered, "the late success was not thrown away");
+    let results: Vec<_> = f
+        .store
+        .attempts(&f.find(uid).await)
+        .await
+        .expect("reads")
+        .iter()
+        .map(|a| (a.attempt, a.result))
+        .collect();
+    assert_eq!(results, [(1, AttemptResult::Ok), (2, AttemptResult::Failed)]);
+    f.balanced().await;
+}
+
+async fn a_claim_that_runs_out_is_found_and_only_then(f: Fixture) {
+    let owned = f.own_all().await;
+    let uid = f.put("t", 0).await;
+    let row = f.claim_due(&owned).await.remove(0);
+    let (_, early) = f.change(uid, ChangeEvent::ClaimExpired(token(&row))).await;
+    assert_eq!(early, Answer::Stale, "it has not run out");
+    f.clock.set(row.life.wake_at);
+    let due = f.due(&owned).await;
+    assert_eq!((due.len(), due[0].0.attempt), (1, 1));
+    assert!(f.claim(&due).await.is_empty(), "it is not claimed before it is given up");
+}
+
+async fn of_a_claim_and_a_cancel_exactly_one_wins(f: Fixture) {
+    let owned = f.own_all().await;
+    let timers: Vec<_> = (0..200).map(|n| f.timer(&format!("t{n}"), 0)).collect();
+    f.register(&timers).await;
+    let due = f.due(&owned).await;
+    let changes: Vec<_> = timers.iter().map(|t| Change { uid: t.uid, event: ChangeEvent::Cancel }).collect();
+    let claims = async {
+        let mut claimed = HashSet::new();
+        for chunk in due.chunks(20) {
+            claimed.extend(f.claim(chunk).await.into_iter().map(|row| row.uid));
+        }
+        claimed
+    };
+    let cancels = async {
+        let mut cancelled = HashSet::new();
+        for chunk in changes.rchunks(20) {
+            for (applied, change) in f.store.apply(chunk).await.expect("applies").into_iter().zip(chunk) {
+                match applied {
+                    Applied::Live(_, Answer::Cancelled) => drop(cancelled.insert(change.uid)),
+                    Applied::Live(row, Answer::InFlight) => assert_eq!(row.life.state, State::Delivering),
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+        cancelled
+    };
+    let (claimed, cancelled) = tokio::join!(claims, cancels);
+    assert!(claimed.is_disjoint(&cancelled));
+    assert_eq!(claimed.len() + cancelled.len(), 200);
+    f.balanced().await;
+}
+
+async fn what_is_found_later_than_its_grace_expires_unattempted(f: Fixture) {
+    let owned = f.own_all().await;
+    let late = Late { grace: Span::parse("PT10S").expect("a span"), then: Then::Expire };
+    let timer =
+        NewTimer { policies: Policies { late: Some(late), ..Policies::default() }, ..f.timer("t", 0) };
+    f.register(&[timer.clone(), f.timer("u", 0)]).await;
+    f.clock.advance(Duration::from_secs(11));
+    let claimed = f.claim_due(&owned).await;
+    assert_eq!(
+        claimed.iter().map(|row| row.id.as_str()).collect::<Vec<_>>(),
+        ["u"],
+        "the claim itself refuses it"
+    );
+    let (row, _) = f.change(timer.uid, ChangeEvent::TooLate(Generation(1))).await;
+    assert_eq!((row.life.state, row.life.tries), (State::Expired, 0));
+    f.balanced().await;
+}
+
+async fn a_release_is_only_for_the_holder_of_the_epoch(f: Fixture) {
+    let owned = f.own_all().await;
+    let uid = f.put("t", 0).await;
+    let row = f.claim_due(&owned).await.remove(0);
+    let (_, answer) = f.change(uid, ChangeEvent::Released(token(&row), Epoch(row.epoch.0 - 1))).await;
+    assert_eq!(answer, Answer::Stale);
+    let (back, answer) = f.change(uid, ChangeEvent::Released(token(&row), row.epoch)).await;
+    assert_eq!((answer, back.life.state, back.life.attempt), (Answer::Done, State::Scheduled, 0));
+    assert_eq!(f.claim_due(&owned).await.len(), 1);
+}
+
+async fn postponed_rows_leave_the_head_and_keep_their_due_time(f: Fixture) {
+    let owned = f.own_all().await;
+    let uid = f.put("t", 0).await;
+    let due = f.due(&owned).await;
+    f.store.postpone(&[(due[0].0, 5000)]).await.expect("postpones");
+    assert!(f.due(&owned).await.is_empty());
+    assert_eq!(f.find(uid).await.life.due_at, START);
+    f.clock.advance(Duration::from_secs(5));
+    assert_eq!(f.claim_due(&owned).await.len(), 1);
+}
+
+/// One unreadable row (of a newer version, or damaged) holds nobody else up.
+async fn an_unreadable_timer_is_left_alone(f: Fixture) {
+    let owned = f.own_all().await;
+    let (bad, good) = (f.put("bad", 0).await, f.put("good", 0).await);
+    behind_its_back(&f, "UPDATE timers SET policies = '{]' WHERE id = 'bad'").await;
+    let due = f.due(&owned).await;
+    let claimed = f.store.claim(&due, "a", 0).await.expect("claims");
+    assert_eq!(claimed.rows.iter().map(|row| row.uid).collect::<Vec<_>>(), [good]);
+    assert_eq!(claimed.unreadable, [bad]);
+    let cancel = |uid| Change { uid, event: ChangeEvent::Cancel };
+    let answers = f.store.apply(&[cancel(bad), cancel(good)]).await.expect("applies");
+    assert!(matches!(answers[..], [Applied::Unreadable, Applied::Live(_, Answer::InFlight)]), "{answers:?}");
+}
+
+on_both_stores!(
+    a_timer_is_claimed_at_its_due_time_and_never_before,
+    a_claim_of_an_older_generation_gets_nothing,
+    a_claim_under_an_older_epoch_gets_nothing,
+    a_late_result_counts_only_for_its_own_attempt,
+    a_claim_that_runs_out_is_found_and_only_then,
+    of_a_claim_and_a_cancel_exactly_one_wins,
+    what_is_found_later_than_its_grace_expires_unattempted,
+    a_release_is_only_for_the_holder_of_the_epoch,
+    postponed_rows_leave_the_head_and_keep_their_due_time,
+    an_unreadable_timer_is_left_alone,
+);
