@@ -67,8 +67,15 @@ struct Check<'a> {
     found: Findings,
     told: HashMap<&'static str, usize>,
     firsts: Vec<First>,
-    /// Timers that may have expired, if others of their time were late too: number, due time, grace.
-    late_or_lost: Vec<(u32, Us, Us)>,
+    late_or_lost: Vec<LateOrLost>,
+}
+
+/// A timer that may have expired, if others of its time were late too.
+struct LateOrLost {
+    timer: u32,
+    dues_us: Vec<Us>,
+    grace_us: Us,
+    story: String,
 }
 
 /// Judges a history.
@@ -141,9 +148,9 @@ impl Check<'_> {
             End::Pending => self.found.pending += 1,
             End::Open => self.found.open += 1,
             End::Lost if terms.grace_ms.is_some() => {
-                let due_us = dues.values().flatten().max().copied().unwrap_or_default() * 1000;
                 let grace_us = terms.grace_ms.unwrap_or_default() * 1000;
-                self.late_or_lost.push((number, due_us, grace_us));
+                let (dues_us, story) = (in_force(calls, &dues), story(calls, arrivals));
+                self.late_or_lost.push(LateOrLost { timer: number, dues_us, grace_us, story });
             }
             End::Lost => {
                 self.found.lost += 1;
@@ -338,8 +345,8 @@ impl Check<'_> {
         if calls.iter().filter(|call| call.ask == Ask::Cancel).any(ended) {
             return End::Cancelled;
         }
-        let due_us = dues.values().flatten().max().copied().unwrap_or_default() * 1000;
-        if due_us > self.history.ended_us {
+        let dues_us = in_force(calls, dues);
+        if dues_us.iter().any(|due_us| *due_us > self.history.ended_us) {
             return End::Pending;
         }
         if calls.iter().any(|call| call.ask == Ask::Cancel && call.answer == Answer::Unknown) {
@@ -356,9 +363,12 @@ impl Check<'_> {
             }
         }
         if let Some(grace_ms) = terms.grace_ms {
-            let from = due_us - self.patience.recovery_us;
-            let until = due_us + grace_ms * 1000 + RECONNECT_US;
-            if self.history.faults.iter().any(|fault| fault.from_us <= until && from <= fault.until_us) {
+            let held_up = |due_us: &Us| {
+                let from = due_us - self.patience.recovery_us;
+                let until = due_us + grace_ms * 1000 + RECONNECT_US;
+                self.history.faults.iter().any(|fault| fault.from_us <= until && from <= fault.until_us)
+            };
+            if dues_us.iter().any(held_up) {
                 return End::Expired;
             }
         }
@@ -417,6 +427,16 @@ fn dues(calls: &[&Call]) -> Dues {
         }
     }
     dues
+}
+
+/// The due times, in microseconds, of which one is the timer's last: that of the latest acknowledged call, and
+/// those of calls after it that were never answered.
+fn in_force(calls: &[&Call], dues: &Dues) -> Vec<Us> {
+    let acked = calls.iter().filter_map(|call| match call.answer {
+        Answer::Done { generation } => Some(generation),
+        _ => None,
+    });
+    dues.range(acked.max().unwrap_or_default()..).flat_map(|(_, dues)| dues).map(|due| due * 1000).collect()
 }
 
 /// A timer's life in a line, in milliseconds since its first call.

@@ -1,6 +1,6 @@
 //! How late first attempts were, by what was wrong when they were due; who straggled, and what may have expired.
 
-use super::{Check, First, Lateness};
+use super::{Check, First, LateOrLost, Lateness};
 use crate::drill::history::{Fault, Struck, Us};
 
 /// Lateness that only the sweep gives: what the wheel knows comes within milliseconds.
@@ -13,12 +13,12 @@ const NEAR_MS: i64 = 250;
 impl Check<'_> {
     /// What was to expire when found too late, and did not come: others of its time tell whether all were late.
     fn expired(&mut self, firsts: &[First]) {
-        for (timer, due_us, grace_us) in std::mem::take(&mut self.late_or_lost) {
-            if others_were_late(firsts, due_us, grace_us) {
+        for LateOrLost { timer, dues_us, grace_us, story } in std::mem::take(&mut self.late_or_lost) {
+            if dues_us.iter().any(|due_us| others_were_late(firsts, *due_us, grace_us)) {
                 self.found.expired += 1;
             } else {
                 self.found.lost += 1;
-                self.tell("lost", timer, || "it was to expire when late, and nothing was late".into());
+                self.tell("lost", timer, || format!("to expire when late, and nothing was late: {story}"));
             }
         }
     }

@@ -280,6 +280,14 @@ fn what_ends_by_its_terms_is_not_lost() {
     let told = Told::one().terms(expiring).fault(Struck::Cold, DUE, DUE + 3000);
     assert_eq!((told.found().expired, told.violations()), (1, vec![]));
     assert_eq!(Told::one().terms(expiring).violations(), [("lost", 1)], "nothing held it up");
+    let moved = |answer| {
+        let held_up = Told::one().terms(expiring).fault(Struck::Cold, DUE, DUE + 3000);
+        held_up.moved(DUE + 1000, DUE + 40_000, answer)
+    };
+    let untold = moved(Answer::Unknown);
+    assert_eq!((untold.found().expired, untold.violations()), (1, vec![]), "maybe it was never moved");
+    let told = moved(Answer::Done { generation: 2 });
+    assert_eq!(told.violations(), [("lost", 1)], "nothing held it up where it was moved to");
 }
 
 #[test]
