@@ -73,7 +73,7 @@ struct Check<'a> {
 /// A timer that may have expired, if others of its time were late too.
 struct LateOrLost {
     timer: u32,
-    dues_us: Vec<Us>,
+    dues: Vec<(Us, Us)>,
     grace_us: Us,
     story: String,
 }
@@ -140,7 +140,7 @@ impl Check<'_> {
             return;
         }
         self.found.registered += 1;
-        match self.end(calls, arrivals, &dues, terms) {
+        match self.end(calls, arrivals, terms) {
             End::Delivered => self.found.delivered += 1,
             End::Cancelled => self.found.cancelled += 1,
             End::Expired => self.found.expired += 1,
@@ -149,8 +149,8 @@ impl Check<'_> {
             End::Open => self.found.open += 1,
             End::Lost if terms.grace_ms.is_some() => {
                 let grace_us = terms.grace_ms.unwrap_or_default() * 1000;
-                let (dues_us, story) = (in_force(calls, &dues), story(calls, arrivals));
-                self.late_or_lost.push(LateOrLost { timer: number, dues_us, grace_us, story });
+                let (dues, story) = (in_force(calls), story(calls, arrivals));
+                self.late_or_lost.push(LateOrLost { timer: number, dues, grace_us, story });
             }
             End::Lost => {
                 self.found.lost += 1;
@@ -332,7 +332,7 @@ impl Check<'_> {
         }
     }
 
-    fn end(&self, calls: &[&Call], arrivals: &[&Arrival], dues: &Dues, terms: Terms) -> End {
+    fn end(&self, calls: &[&Call], arrivals: &[&Arrival], terms: Terms) -> End {
         if arrivals.iter().any(|arrival| arrival.accepted()) {
             return End::Delivered;
         }
@@ -345,8 +345,8 @@ impl Check<'_> {
         if calls.iter().filter(|call| call.ask == Ask::Cancel).any(ended) {
             return End::Cancelled;
         }
-        let dues_us = in_force(calls, dues);
-        if dues_us.iter().any(|due_us| *due_us > self.history.ended_us) {
+        let in_force = in_force(calls);
+        if in_force.iter().any(|(due_us, _)| *due_us > self.history.ended_us) {
             return End::Pending;
         }
         if calls.iter().any(|call| call.ask == Ask::Cancel && call.answer == Answer::Unknown) {
@@ -363,12 +363,18 @@ impl Check<'_> {
             }
         }
         if let Some(grace_ms) = terms.grace_ms {
-            let held_up = |due_us: &Us| {
+            let held_up = |(due_us, told_us): &(Us, Us)| {
                 let from = due_us - self.patience.recovery_us;
                 let until = due_us + grace_ms * 1000 + RECONNECT_US;
-                self.history.faults.iter().any(|fault| fault.from_us <= until && from <= fault.until_us)
+                // Told when it was too late already, or nearly.
+                *told_us > due_us + grace_ms * 500
+                    || self
+                        .history
+                        .faults
+                        .iter()
+                        .any(|fault| fault.from_us <= until && from <= fault.until_us)
             };
-            if dues_us.iter().any(held_up) {
+            if in_force.iter().any(held_up) {
                 return End::Expired;
             }
         }
@@ -429,14 +435,20 @@ fn dues(calls: &[&Call]) -> Dues {
     dues
 }
 
-/// The due times, in microseconds, of which one is the timer's last: that of the latest acknowledged call, and
-/// those of calls after it that were never answered.
-fn in_force(calls: &[&Call], dues: &Dues) -> Vec<Us> {
-    let acked = calls.iter().filter_map(|call| match call.answer {
-        Answer::Done { generation } => Some(generation),
-        _ => None,
-    });
-    dues.range(acked.max().unwrap_or_default()..).flat_map(|(_, dues)| dues).map(|due| due * 1000).collect()
+/// The due times of which one is the timer's last, each with the moment at which it was told: that of the latest
+/// acknowledged call, and those of calls after it that were never answered.
+fn in_force(calls: &[&Call]) -> Vec<(Us, Us)> {
+    let mut dues = Vec::new();
+    for call in calls {
+        let (Ask::Register { due_ms } | Ask::Move { due_ms }) = call.ask else { continue };
+        match call.answer {
+            Answer::Done { .. } => dues.clear(),
+            Answer::Unknown => {}
+            _ => continue,
+        }
+        dues.push((due_ms * 1000, call.answered_us));
+    }
+    dues
 }
 
 /// A timer's life in a line, in milliseconds since its first call.

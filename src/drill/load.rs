@@ -24,8 +24,9 @@ use crate::model::time::UnixMs;
 
 /// How long a caller waits for an answer; a node that is paused gives none.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Between two tries.
-const AGAIN: Duration = Duration::from_millis(150);
+/// How long a caller waits before he asks again, at first and at most: thousands of them at once would take the
+/// machine from those who recover.
+const AGAIN: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(1000)];
 /// Calls under way at once.
 const CALLS: usize = 256;
 /// Timers in a batch of those that only fill the window.
@@ -96,6 +97,7 @@ impl Callers {
 
     /// Asks until there is an answer.
     async fn ask(&self, timer: u32, ask: Ask, method: Method, body: Option<&Value>) -> Answer {
+        let mut wait = AGAIN[0];
         loop {
             let Ok(_place) = self.calls.acquire().await else { return Answer::Unknown };
             let asked_us = wall_us();
@@ -106,9 +108,10 @@ impl Callers {
                 return answer;
             }
             tokio::select! {
-                () = tokio::time::sleep(AGAIN) => {}
+                () = tokio::time::sleep(wait) => {}
                 () = self.give_up.cancelled() => {}
             }
+            wait = (wait * 2).min(AGAIN[1]);
         }
     }
 
@@ -175,7 +178,7 @@ impl Callers {
             if answers.is_some() || self.give_up.is_cancelled() {
                 return;
             }
-            tokio::time::sleep(AGAIN).await;
+            tokio::time::sleep(AGAIN[1]).await;
         }
     }
 

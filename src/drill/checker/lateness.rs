@@ -13,8 +13,8 @@ const NEAR_MS: i64 = 250;
 impl Check<'_> {
     /// What was to expire when found too late, and did not come: others of its time tell whether all were late.
     fn expired(&mut self, firsts: &[First]) {
-        for LateOrLost { timer, dues_us, grace_us, story } in std::mem::take(&mut self.late_or_lost) {
-            if dues_us.iter().any(|due_us| others_were_late(firsts, *due_us, grace_us)) {
+        for LateOrLost { timer, dues, grace_us, story } in std::mem::take(&mut self.late_or_lost) {
+            if dues.iter().any(|(due_us, _)| others_were_late(firsts, *due_us, grace_us)) {
                 self.found.expired += 1;
             } else {
                 self.found.lost += 1;

@@ -288,6 +288,8 @@ fn what_ends_by_its_terms_is_not_lost() {
     assert_eq!((untold.found().expired, untold.violations()), (1, vec![]), "maybe it was never moved");
     let told = moved(Answer::Done { generation: 2 });
     assert_eq!(told.violations(), [("lost", 1)], "nothing held it up where it was moved to");
+    let back = Told::one().terms(expiring).moved(DUE - 1000, DUE - 2000, Answer::Done { generation: 2 });
+    assert_eq!((back.found().expired, back.violations()), (1, vec![]), "it was told when it was late");
 }
 
 #[test]
