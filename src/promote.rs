@@ -5,8 +5,9 @@
 //! which the loader raises before it scans, as long as the lease still holds when it is read; for others it
 //! is read from SQL, once a batch.
 //!
-//! Nobody waits for this: callers were answered at the commit. A pointer that does not fit, or that the
-//! wheels do not take, is dropped; its timer is in SQL and the sweep finds it.
+//! Nobody waits for this: callers were answered at the commit. A pointer that does not fit, or that this
+//! node's own wheels do not take, is dropped; its timer is in SQL, and whatever builds the wheel anew finds it,
+//! or the sweep. One that could not be brought to another node's wheels is tried again until it is due.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use crate::clock::StoreClock;
+use crate::clock::{Monotonic, StoreClock};
 use crate::cold::{ColdStore, Error, ShardRow, TimerRow};
 use crate::last_mile::LastMile;
 use crate::metrics::Metrics;
@@ -29,6 +30,9 @@ const QUEUE: usize = 65_536;
 
 /// The most pointers promoted in one step.
 const BATCH: usize = 4000;
+
+/// How often it is tried again to reach another node's wheels.
+const AGAIN: Duration = Duration::from_millis(500);
 
 /// How far beyond the window a watermark can lie, at most, as seen by another node.
 const SLACK: Duration = Duration::from_secs(120);
@@ -72,6 +76,15 @@ impl Promotion {
     }
 }
 
+/// What a batch left behind.
+#[derive(Debug, Default)]
+pub struct Left {
+    /// How many of this node's own: whatever builds their wheel anew finds them, or the sweep.
+    pub dropped: usize,
+    /// Those of other nodes that could not be reached.
+    pub again: Vec<Pointer>,
+}
+
 /// Promotes what comes through the door.
 pub struct Promoter {
     /// The cold store.
@@ -91,9 +104,12 @@ pub struct Promoter {
 }
 
 impl Promoter {
-    /// Promotes until the doors are closed, or until stopped and everything that came before is promoted.
+    /// Promotes until the doors are closed, or until stopped and everything that came before is promoted. What
+    /// could not be brought to another node's wheels is tried again until it is due: this node may have been
+    /// cut off from the stores alone, so that nobody else knows what is missing there.
     pub async fn run(self: Arc<Self>, mut inbox: mpsc::Receiver<Pointer>, stop: CancellationToken) {
         let mut batch = Vec::with_capacity(BATCH);
+        let (mut again, mut tried_at) = (Vec::new(), Monotonic::now());
         loop {
             batch.clear();
             tokio::select! {
@@ -102,16 +118,28 @@ impl Promoter {
                     return;
                 },
                 () = stop.cancelled() => return,
+                () = self.store.clock().sleep(AGAIN.saturating_sub(tried_at.elapsed())), if !again.is_empty() => {}
             }
-            let dropped = self.promote(&batch).await;
-            self.metrics.unpromoted.inc_by(dropped as u64);
+            if tried_at.elapsed() >= AGAIN {
+                let (now, before) = (self.store.clock().now(), again.len());
+                again.retain(|pointer: &Pointer| pointer.wake_at > now);
+                self.metrics.unpromoted.inc_by((before - again.len()) as u64);
+                batch.extend(again.drain(..again.len().min(BATCH)));
+            }
+            let left = self.promote(&batch).await;
+            self.metrics.unpromoted.inc_by(left.dropped as u64);
+            if !left.again.is_empty() {
+                tried_at = Monotonic::now();
+            }
+            let room = if self.hot.is_shared() { QUEUE - again.len() } else { 0 };
+            self.metrics.unpromoted.inc_by(left.again.len().saturating_sub(room) as u64);
+            again.extend(left.again.into_iter().take(room));
         }
     }
 
-    /// Promotes a batch; tells how many pointers were left to the sweep.
-    pub async fn promote(&self, pointers: &[Pointer]) -> usize {
+    /// Promotes a batch.
+    pub async fn promote(&self, pointers: &[Pointer]) -> Left {
         let (mut own, mut foreign) = (Vec::new(), Vec::new());
-        let mut left = 0;
         for (pointer, (goes, epoch)) in pointers.iter().zip(self.positions.place(pointers)) {
             // While it is this node's, judged after the place was looked up, nobody else has scanned.
             let still = self.ownership.owns(pointer.shard, epoch);
@@ -124,17 +152,17 @@ impl Promoter {
                 Goes::LastMile | Goes::Slot(_) | Goes::Cold | Goes::Foreign => foreign.push(*pointer),
             }
         }
-        left += self.keep(own).await;
-        left + self.pass_on(&foreign).await
+        let dropped = self.keep(own).await;
+        Left { dropped, again: self.pass_on(foreign).await }
     }
 
-    /// Promotes timers of other nodes' shards, where they can be reached; tells how many were left.
-    async fn pass_on(&self, foreign: &[Pointer]) -> usize {
+    /// Promotes timers of other nodes' shards, where they can be reached; returns those that were left.
+    async fn pass_on(&self, foreign: Vec<Pointer>) -> Vec<Pointer> {
         match self.hot.is_shared() {
-            _ if foreign.is_empty() => 0,
-            true => self.promote_foreign(foreign).await.unwrap_or(foreign.len()),
+            _ if foreign.is_empty() => foreign,
+            true => self.promote_foreign(&foreign).await.unwrap_or(foreign),
             // Another node's wheels are out of reach; its sweep finds them.
-            false => foreign.len(),
+            false => foreign,
         }
     }
 
@@ -185,11 +213,12 @@ impl Promoter {
                 left += appends.iter().map(|append| append.pointers.len()).sum::<usize>();
             }
         }
-        left + self.pass_on(&ceded).await
+        left + self.pass_on(ceded).await.len()
     }
 
-    /// Promotes timers of other nodes' shards: into the shared wheels, or to their owner's last mile.
-    async fn promote_foreign(&self, pointers: &[Pointer]) -> Result<usize, Error> {
+    /// Promotes timers of other nodes' shards: into the shared wheels, or to their owner's last mile. Returns
+    /// those that were left.
+    async fn promote_foreign(&self, pointers: &[Pointer]) -> Result<Vec<Pointer>, Error> {
         let mut shards: Vec<i32> = pointers.iter().map(|pointer| pointer.shard).collect();
         shards.sort_unstable();
         shards.dedup();
@@ -206,7 +235,7 @@ impl Promoter {
         let near =
             |pointer: &&Pointer| rows.get(&pointer.shard).is_some_and(|row| pointer.wake_at < row.watermark);
         let mut express: BTreeMap<&str, Vec<Pointer>> = BTreeMap::new();
-        let mut left = 0;
+        let mut left = Vec::new();
         // Only their owner knows which minutes are cascaded: what is refused as a minute is tried as a second.
         let cascaded = self.store.clock().now().plus(self.near);
         let mut open: Vec<(Pointer, Slot)> = pointers
@@ -225,7 +254,8 @@ impl Promoter {
             }
             let appends = appends(slots);
             let Ok(answers) = self.hot.append(&appends).await else {
-                return Ok(left + appends.iter().map(|append| append.pointers.len()).sum::<usize>());
+                left.extend(appends.into_iter().flat_map(|append| append.pointers));
+                return Ok(left);
             };
             for (append, appended) in appends.into_iter().zip(answers) {
                 let owner = rows.get(&append.shard).and_then(|row| row.owner.as_deref());
@@ -238,13 +268,13 @@ impl Promoter {
                     (Appended::Taken, Some(owner)) => {
                         express.entry(owner).or_default().extend(append.pointers);
                     }
-                    _ => left += append.pointers.len(),
+                    _ => left.extend(append.pointers),
                 }
             }
         }
         for (owner, pointers) in express {
             if !self.hot.send_express(owner, &pointers).await.unwrap_or(false) {
-                left += pointers.len();
+                left.extend(pointers);
             }
         }
         Ok(left)

@@ -28,7 +28,7 @@ use super::history::{Answer, Arrival, Ask, Call, Fault, History, Struck, Terms, 
 /// How long after its end a fault may still excuse an unrecorded result: connections are made anew.
 const RECONNECT_US: Us = 2_000_000;
 /// How many findings of a kind are told in words.
-const TOLD: usize = 5;
+const TOLD: usize = 20;
 
 /// How patient the checker is.
 #[derive(Debug, Clone, Copy)]
@@ -53,6 +53,7 @@ enum End {
 }
 
 /// First attempts, for the lateness.
+#[derive(Clone, Copy)]
 struct First {
     timer: u32,
     due_ms: i64,

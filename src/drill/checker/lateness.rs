@@ -1,7 +1,7 @@
 //! How late first attempts were, by what was wrong when they were due; who straggled, and what may have expired.
 
-use super::{Check, First, LateOrLost, Lateness};
-use crate::drill::history::{Fault, Struck, Us};
+use super::{Check, First, LateOrLost, Lateness, story};
+use crate::drill::history::{Arrival, Call, Fault, Struck, Us};
 
 /// Lateness that only the sweep gives: what the wheel knows comes within milliseconds.
 const STRAGGLES_US: Us = 900_000;
@@ -51,12 +51,20 @@ impl Check<'_> {
                 recovered = recovered.max(Some((first.at_us - fault.until_us).max(0)));
             }
             if phase == 0 && lateness > STRAGGLES_US && neighbours_in_time(&firsts, place) {
-                straggling.push((first.timer, lateness));
+                straggling.push(place);
             }
         }
         self.found.stragglers = straggling.len() as u64;
-        for (timer, lateness) in straggling {
-            self.tell("straggler", timer, || format!("{} ms late", lateness / 1000));
+        let origin = faults.iter().map(|fault| fault.from_us).min().unwrap_or_default();
+        for place in straggling {
+            let First { timer, due_ms, from_us, at_us } = firsts[place];
+            let history = self.history;
+            self.tell("straggler", timer, || {
+                let calls: Vec<&Call> = history.calls.iter().filter(|call| call.timer == timer).collect();
+                let arrivals: Vec<&Arrival> = history.arrivals.iter().filter(|a| a.timer == timer).collect();
+                let (late, due) = ((at_us - from_us) / 1000, (due_ms * 1000 - origin) as f64 / 1e6);
+                format!("{late} ms late, due at {due:+.1} s: {}", story(&calls, &arrivals))
+            });
         }
         let [healthy, faulted, recovering] = late.map(summary);
         (self.found.healthy, self.found.faulted, self.found.recovering) = (healthy, faulted, recovering);

@@ -11,9 +11,11 @@ use mainspring::model::pointer::Pointer;
 use mainspring::model::time::UnixMs;
 use mainspring::replay;
 use mainspring::wheel::HotWheel;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
 
 use super::parts::{MINUTE, Parts, SECOND, USUAL, on_all};
-use super::rig::{At, Node, Rig, START};
+use super::rig::{At, Call, Fault, Node, Rig, START};
 use super::space::START_MS;
 
 /// One step of a race.
@@ -179,6 +181,30 @@ async fn who_writes_on_another_node_is_never_missed() {
         let missed = missed(&rig, &mut owner, Some(&writer), order, true).await;
         assert_eq!(missed, [] as [[Step; 4]; 0]);
     }
+}
+
+/// What could not be brought to another node's wheels is brought there when they can be reached again.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_written_on_another_node_is_brought_again_until_it_is_due() {
+    let (rig, _dir) = Parts::new(true, At::Redis).await.rig(&USUAL).await;
+    let mut owner = rig.start("a").await;
+    owner.crank().await;
+    let writer = rig.start("b").await;
+    let (door, inbox) = mpsc::channel(10);
+    let promoting = tokio::spawn(Arc::clone(&writer.promoter).run(inbox, CancellationToken::new()));
+    let pointers = rig.commit(&[rig.timer("t", 60 * SECOND), rig.timer("past", -1)]).await;
+    rig.hot.fault(Call::Append, Fault::Fail);
+    for pointer in &pointers {
+        door.send(*pointer).await.expect("promotes");
+    }
+    let lies = async {
+        while rig.lying(&pointers[0]).await.iter().sum::<usize>() == 0 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), lies).await.expect("it is brought again");
+    drop(door);
+    promoting.await.expect("ends with its door");
 }
 
 /// Many writers, a loader over moving window ends: every timer comes to the last mile in time, and none
