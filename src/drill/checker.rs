@@ -28,7 +28,7 @@ use super::history::{Answer, Arrival, Ask, Call, Fault, History, Struck, Terms, 
 /// How long after its end a fault may still excuse an unrecorded result: connections are made anew.
 const RECONNECT_US: Us = 2_000_000;
 /// How many findings of a kind are told in words.
-const TOLD: usize = 20;
+const TOLD: usize = 5;
 
 /// How patient the checker is.
 #[derive(Debug, Clone, Copy)]
@@ -350,9 +350,6 @@ impl Check<'_> {
         if in_force.iter().any(|(due_us, _)| *due_us > self.history.ended_us) {
             return End::Pending;
         }
-        if calls.iter().any(|call| call.ask == Ask::Cancel && call.answer == Answer::Unknown) {
-            return End::Open;
-        }
         let failed = arrivals.iter().filter(|arrival| arrival.replied.is_some()).count();
         let gone = arrivals.iter().any(|arrival| arrival.replied == Some(410));
         if let Some(attempts) = terms.attempts {
@@ -378,6 +375,9 @@ impl Check<'_> {
             if in_force.iter().any(held_up) {
                 return End::Expired;
             }
+        }
+        if calls.iter().any(|call| call.ask == Ask::Cancel && call.answer == Answer::Unknown) {
+            return End::Open;
         }
         End::Lost
     }
