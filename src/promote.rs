@@ -5,9 +5,8 @@
 //! which the loader raises before it scans, as long as the lease still holds when it is read; for others it
 //! is read from SQL, once a batch.
 //!
-//! Nobody waits for this: callers were answered at the commit. A pointer that does not fit, or that this
-//! node's own wheels do not take, is dropped; its timer is in SQL, and whatever builds the wheel anew finds it,
-//! or the sweep. One that could not be brought to another node's wheels is tried again until it is due.
+//! Nobody waits for this: callers were answered at the commit. A pointer that the wheels do not take is tried
+//! again until it is due. One that does not fit is dropped; its timer is in SQL and the sweep finds it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -76,15 +75,6 @@ impl Promotion {
     }
 }
 
-/// What a batch left behind.
-#[derive(Debug, Default)]
-pub struct Left {
-    /// How many of this node's own: whatever builds their wheel anew finds them, or the sweep.
-    pub dropped: usize,
-    /// Those of other nodes that could not be reached.
-    pub again: Vec<Pointer>,
-}
-
 /// Promotes what comes through the door.
 pub struct Promoter {
     /// The cold store.
@@ -105,8 +95,8 @@ pub struct Promoter {
 
 impl Promoter {
     /// Promotes until the doors are closed, or until stopped and everything that came before is promoted. What
-    /// could not be brought to another node's wheels is tried again until it is due: this node may have been
-    /// cut off from the stores alone, so that nobody else knows what is missing there.
+    /// was left is tried again until it is due: this node may have been paused, or cut off from the stores
+    /// alone, so that nobody else knows what is missing. What the wheels have by then they have twice.
     pub async fn run(self: Arc<Self>, mut inbox: mpsc::Receiver<Pointer>, stop: CancellationToken) {
         let mut batch = Vec::with_capacity(BATCH);
         let (mut again, mut tried_at) = (Vec::new(), Monotonic::now());
@@ -127,33 +117,33 @@ impl Promoter {
                 batch.extend(again.drain(..again.len().min(BATCH)));
             }
             let left = self.promote(&batch).await;
-            self.metrics.unpromoted.inc_by(left.dropped as u64);
-            if !left.again.is_empty() {
+            if !left.is_empty() {
                 tried_at = Monotonic::now();
             }
             let room = if self.hot.is_shared() { QUEUE - again.len() } else { 0 };
-            self.metrics.unpromoted.inc_by(left.again.len().saturating_sub(room) as u64);
-            again.extend(left.again.into_iter().take(room));
+            self.metrics.unpromoted.inc_by(left.len().saturating_sub(room) as u64);
+            again.extend(left.into_iter().take(room));
         }
     }
 
-    /// Promotes a batch.
-    pub async fn promote(&self, pointers: &[Pointer]) -> Left {
-        let (mut own, mut foreign) = (Vec::new(), Vec::new());
+    /// Promotes a batch; returns what was left.
+    pub async fn promote(&self, pointers: &[Pointer]) -> Vec<Pointer> {
+        let (mut own, mut foreign, mut left) = (Vec::new(), Vec::new(), Vec::new());
         for (pointer, (goes, epoch)) in pointers.iter().zip(self.positions.place(pointers)) {
             // While it is this node's, judged after the place was looked up, nobody else has scanned.
             let still = self.ownership.owns(pointer.shard, epoch);
             match goes {
                 Goes::LastMile if still => own.push((*pointer, None)),
                 Goes::Slot(slot) if still => own.push((*pointer, Some(slot))),
-                // Found in SQL by whatever builds the wheel, or by the sweep.
-                Goes::NoWheel => {}
                 Goes::Cold if still => {}
-                Goes::LastMile | Goes::Slot(_) | Goes::Cold | Goes::Foreign => foreign.push(*pointer),
+                // Found in SQL by this node when it builds the wheel; but another may have it by then.
+                Goes::NoWheel if still => left.push(*pointer),
+                _ => foreign.push(*pointer),
             }
         }
-        let dropped = self.keep(own).await;
-        Left { dropped, again: self.pass_on(foreign).await }
+        left.extend(self.keep(own).await);
+        left.extend(self.pass_on(foreign).await);
+        left
     }
 
     /// Promotes timers of other nodes' shards, where they can be reached; returns those that were left.
@@ -167,8 +157,8 @@ impl Promoter {
     }
 
     /// Puts pointers of own shards where they belong: into slots, or to the last mile when their slot is
-    /// taken. A shard whose append failed has lost its wheel.
-    pub async fn keep(&self, pointers: Vec<(Pointer, Option<Slot>)>) -> usize {
+    /// taken. A shard whose append failed has lost its wheel. Returns what was left.
+    pub async fn keep(&self, pointers: Vec<(Pointer, Option<Slot>)>) -> Vec<Pointer> {
         let mut near: Vec<Pointer> = Vec::new();
         let mut slots: BTreeMap<(i32, Slot), Vec<Pointer>> = BTreeMap::new();
         for (pointer, slot) in pointers {
@@ -180,7 +170,7 @@ impl Promoter {
         self.last_mile.push(&near);
         let appends = appends(slots);
         let shards: Vec<i32> = appends.iter().map(|append| append.shard).collect();
-        let (mut left, mut ceded) = (0, Vec::new());
+        let (mut left, mut ceded) = (Vec::new(), Vec::new());
         match self.hot.append(&appends).await {
             Ok(answers) => {
                 for (append, appended) in appends.iter().zip(answers) {
@@ -188,7 +178,7 @@ impl Promoter {
                         Appended::Kept => self.metrics.promoted.inc_by(append.pointers.len() as u64),
                         // A minute is cascaded just now: its seconds are open still, or their slot is taken.
                         Appended::Taken if append.slot.level == Level::Minute => {
-                            left += Box::pin(self.keep(in_seconds(&append.pointers))).await;
+                            left.extend(Box::pin(self.keep(in_seconds(&append.pointers))).await);
                         }
                         // It may be the next owner who has taken it.
                         Appended::Taken if self.ownership.begin(append.shard).is_none() => {
@@ -198,11 +188,11 @@ impl Promoter {
                         Appended::Away(why) => {
                             tracing::debug!(%why, append.shard, "pointers not promoted");
                             self.positions.lose(&[append.shard], NOT_ADDED);
-                            left += append.pointers.len();
+                            left.extend_from_slice(&append.pointers);
                         }
                         Appended::NoWheel => {
                             self.positions.lose(&[append.shard], "it was emptied");
-                            left += append.pointers.len();
+                            left.extend_from_slice(&append.pointers);
                         }
                     }
                 }
@@ -210,10 +200,11 @@ impl Promoter {
             Err(why) => {
                 tracing::debug!(%why, "pointers not promoted");
                 self.positions.lose(&shards, NOT_ADDED);
-                left += appends.iter().map(|append| append.pointers.len()).sum::<usize>();
+                left.extend(appends.into_iter().flat_map(|append| append.pointers));
             }
         }
-        left + self.pass_on(ceded).await.len()
+        left.extend(self.pass_on(ceded).await);
+        left
     }
 
     /// Promotes timers of other nodes' shards: into the shared wheels, or to their owner's last mile. Returns

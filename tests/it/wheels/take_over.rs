@@ -109,6 +109,27 @@ async fn what_is_written_while_a_wheel_changes_hands_goes_into_it() {
     assert!(!cause.contains("anew"), "{cause}");
 }
 
+/// An owner that stood still in the midst of an append wakes to its failure, and the shard is another's: that one
+/// has taken the wheel as it was, and knows of nothing that would be missing.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_an_owner_could_not_add_goes_to_the_next_owner() {
+    let sets = ["shards=1", "wheel.window=PT10M", "wheel.near=PT2M"];
+    let (rig, _dir) = Parts::new(true, At::Redis).await.rig(&sets).await;
+    let mut before = rig.start("a").await;
+    before.crank().await;
+    let all = rig.commit(&[rig.timer("second", 50 * SECOND), rig.timer("minute", 5 * MINUTE)]).await;
+    let mut after = rig.usurp(&before, "b").await;
+    after.crank().await;
+    rig.hot.fault(Call::Append, Fault::Fail);
+    let left = before.promoter.promote(&all).await;
+    assert_eq!(left, all, "nothing is dropped");
+    let left = before.promoter.promote(&left).await;
+    assert_eq!(left, all, "its wheel is lost, as far as it knows");
+    before.promoter.ownership.run_once(&rig.store, |_| 0).await.expect("learns that it has lost the shard");
+    assert_eq!(before.promoter.promote(&left).await, []);
+    assert_eq!((rig.lying(&all[0]).await, rig.lying(&all[1]).await), ([1, 0, 0], [0, 1, 0]));
+}
+
 /// The cursor in SQL tells a new owner that a wheel of the right name is an older copy.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wheel_that_was_set_back_before_its_new_owner_looked_is_built_anew() {
