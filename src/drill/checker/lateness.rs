@@ -55,7 +55,8 @@ impl Check<'_> {
             }
         }
         self.found.stragglers = straggling.len() as u64;
-        let origin = faults.iter().map(|fault| fault.from_us).min().unwrap_or_default();
+        let began = || self.history.calls.iter().map(|call| call.asked_us).min();
+        let origin = faults.iter().map(|fault| fault.from_us).min().or_else(began).unwrap_or_default();
         for place in straggling {
             let First { timer, due_ms, from_us, at_us } = firsts[place];
             let history = self.history;
