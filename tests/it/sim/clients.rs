@@ -7,7 +7,7 @@ use std::time::Duration;
 use mainspring::cold::{Applied, Change, ChangeEvent, Edit, NewTimer, Registered};
 use mainspring::intake::Registrar;
 use mainspring::metrics::Metrics;
-use mainspring::model::id::{TimerId, Uid};
+use mainspring::model::id::Uid;
 use mainspring::model::policy::{Policies, Retry};
 use mainspring::model::target::{Target, Webhook};
 use mainspring::model::time::{Span, UnixMs};
@@ -16,6 +16,7 @@ use mainspring::model::timer::Answer;
 use super::book::Book;
 use super::node::{Node, Task};
 use super::world::World;
+use crate::support::new_timer;
 
 /// What a client asks for.
 #[derive(Debug, Clone)]
@@ -129,26 +130,16 @@ impl Desk {
 
     fn make(&mut self, world: &World, due_at: UnixMs) -> NewTimer {
         self.made += 1;
-        let id = TimerId::parse(&format!("t{}", self.made)).expect("an id");
         let retry = Retry {
             attempts: 100,
             first: Span::from_duration(Duration::from_millis(300)),
             cap: Span::from_duration(Duration::from_millis(1000)),
         };
         NewTimer {
-            uid: id.uid("default"),
-            id,
-            caller_id: true,
-            again: false,
-            owner: None,
-            due_at,
-            minute: false,
             target: target(self.made),
-            data: None,
-            labels: None,
             policies: Policies { retry: Some(retry), late: None },
             request_hash: hash(due_at),
-            created_at: UnixMs::new(world.now()),
+            ..new_timer(&format!("t{}", self.made), due_at, UnixMs::new(world.now()))
         }
     }
 }

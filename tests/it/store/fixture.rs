@@ -1,6 +1,5 @@
 //! A store of its own for each test, and what tests do with it.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,14 +8,12 @@ use mainspring::cold::{
     Applied, AttemptRecord, Change, ChangeEvent, ColdStore, Identity, NewTimer, Probe, Registered, TimerRow,
 };
 use mainspring::config::Config;
-use mainspring::model::id::{Epoch, TimerId, Uid};
+use mainspring::model::id::{Epoch, Uid};
 use mainspring::model::pointer::Pointer;
-use mainspring::model::policy::Policies;
-use mainspring::model::target::{Target, Webhook};
 use mainspring::model::time::UnixMs;
 use mainspring::model::timer::{Answer, AttemptResult, Token};
 
-use crate::support::{fresh_database, psql};
+use crate::support::{fresh_database, new_timer, psql};
 
 pub const START: UnixMs = UnixMs::new(1_800_000_000_000);
 
@@ -64,24 +61,8 @@ impl Fixture {
     }
 
     pub fn timer(&self, id: &str, due_in_ms: i64) -> NewTimer {
-        let id = TimerId::parse(id).expect("an id");
-        NewTimer {
-            uid: id.uid("default"),
-            id,
-            caller_id: true,
-            again: false,
-            owner: None,
-            due_at: UnixMs::new(self.now().get() + due_in_ms),
-            minute: false,
-            target: Target::Webhook(
-                Webhook::new("http://127.0.0.1:9/x", None, BTreeMap::new()).expect("a hook"),
-            ),
-            data: Some(br#"{"a":"\u0000"}"#.to_vec()),
-            labels: None,
-            policies: Policies::default(),
-            request_hash: [7; 16],
-            created_at: self.now(),
-        }
+        let due_at = UnixMs::new(self.now().get() + due_in_ms);
+        NewTimer { data: Some(br#"{"a":"\u0000"}"#.to_vec()), ..new_timer(id, due_at, self.now()) }
     }
 
     pub async fn register(&self, timers: &[NewTimer]) -> Vec<Registered> {

@@ -14,6 +14,7 @@ mod receiver;
 mod redis;
 mod scrape;
 mod servers;
+mod timer;
 mod traffic;
 
 use std::sync::Once;
@@ -29,6 +30,7 @@ pub use receiver::{Received, Receiver, Reply};
 pub use redis::{Keeps, Redis, SharedRedis};
 pub use scrape::in_wheels;
 pub use servers::{Postgres, free_port, fresh_database, psql};
+pub use timer::new_timer;
 pub use traffic::{Traffic, Verdict, register, rfc3339};
 
 /// Chooses the TLS provider for this process. A client cannot be built before; more calls do nothing.

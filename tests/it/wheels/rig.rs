@@ -13,10 +13,8 @@ use mainspring::dispatch::Dispatcher;
 use mainspring::last_mile::LastMile;
 use mainspring::loader::Loader;
 use mainspring::metrics::Metrics;
-use mainspring::model::id::{Epoch, TimerId};
+use mainspring::model::id::Epoch;
 use mainspring::model::pointer::{Pointer, Via};
-use mainspring::model::policy::Policies;
-use mainspring::model::target::{Target, Webhook};
 use mainspring::model::time::UnixMs;
 use mainspring::ownership::Ownership;
 use mainspring::positions::Positions;
@@ -29,6 +27,7 @@ use mainspring::wheel::{
 use tokio::sync::{Notify, mpsc};
 
 use super::space::{Dumps, START_MS, Space};
+use crate::support::new_timer;
 
 pub const START: UnixMs = UnixMs::new(START_MS);
 
@@ -296,24 +295,7 @@ impl Rig {
 
     /// A timer that is due so many milliseconds after the start.
     pub fn timer(&self, id: &str, due_ms: i64) -> NewTimer {
-        let id = TimerId::parse(id).expect("an id");
-        NewTimer {
-            uid: id.uid("default"),
-            id,
-            caller_id: true,
-            again: false,
-            owner: None,
-            due_at: UnixMs::new(START_MS + due_ms),
-            minute: false,
-            target: Target::Webhook(
-                Webhook::new("http://127.0.0.1:9/x", None, BTreeMap::new()).expect("a hook"),
-            ),
-            data: None,
-            labels: None,
-            policies: Policies::default(),
-            request_hash: [7; 16],
-            created_at: self.now(),
-        }
+        new_timer(id, UnixMs::new(START_MS + due_ms), self.now())
     }
 
     /// Commits timers, and nothing more.

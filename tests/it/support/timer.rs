@@ -1,0 +1,30 @@
+//! A timer as the intake hands it to the cold store.
+
+use std::collections::BTreeMap;
+
+use mainspring::cold::NewTimer;
+use mainspring::model::id::TimerId;
+use mainspring::model::policy::Policies;
+use mainspring::model::target::{Target, Webhook};
+use mainspring::model::time::UnixMs;
+
+/// One under the caller's id, for a webhook that nobody serves.
+pub fn new_timer(id: &str, due_at: UnixMs, created_at: UnixMs) -> NewTimer {
+    let id = TimerId::parse(id).expect("an id");
+    let hook = Webhook::new("http://127.0.0.1:9/x", None, BTreeMap::new()).expect("a hook");
+    NewTimer {
+        uid: id.uid("default"),
+        id,
+        caller_id: true,
+        again: false,
+        owner: None,
+        due_at,
+        minute: false,
+        target: Target::Webhook(hook),
+        data: None,
+        labels: None,
+        policies: Policies::default(),
+        request_hash: [7; 16],
+        created_at,
+    }
+}
