@@ -5,10 +5,11 @@
 //! success of the attempt under way: one statement, matched by the attempt's token.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use super::end::End;
 use super::row::{AttemptRecord, COLUMNS, TimerRow, WIDTH};
-use super::sql::{Column, Statement, Tx};
+use super::sql::{Column, Dialect, Statement, Tx};
 use super::{ColdStore, Error};
 use crate::model::id::{Epoch, Generation, Uid};
 use crate::model::time::UnixMs;
@@ -82,6 +83,10 @@ impl Applied {
     }
 }
 
+/// How long, in milliseconds, changes wait for timers that other transactions hold, again and again, before they
+/// take them one by one.
+const PAUSES_MS: [u64; 6] = [1, 2, 4, 8, 16, 32];
+
 /// What a transaction of [`ColdStore::apply`] has to write.
 #[derive(Default)]
 struct Writes {
@@ -94,11 +99,45 @@ struct Writes {
 }
 
 impl ColdStore {
-    /// Applies events in one transaction, in order; answers in the order given. Two events on one timer see
-    /// each other. Run again when two transactions stood in each other's way.
+    /// Applies events in order; answers in the order given. Two events on one timer see each other.
+    ///
+    /// Timers that another transaction holds are passed over, and their turn comes when it may have ended: at
+    /// last one by one, each in a transaction of its own. So who waits for a row holds no other. Claims and ends
+    /// lock rows in whatever order their plan has, and would wait for each other in a circle with one who held
+    /// some and waited for more. After an error some may have been applied.
     pub async fn apply(&self, changes: &[Change]) -> Result<Vec<Applied>, Error> {
+        let mut answers: Vec<Option<Applied>> = changes.iter().map(|_| None).collect();
+        let mut left: BTreeSet<Uid> = changes.iter().map(|change| change.uid).collect();
+        let mut pauses = PAUSES_MS.into_iter();
+        while !left.is_empty() {
+            let pause = pauses.next().filter(|_| left.len() > 1);
+            let most = if pause.is_some() { left.len() } else { 1 };
+            let uids: Vec<Uid> = left.iter().take(most).copied().collect();
+            let is_its = |uid: &Uid| uids.binary_search(uid).is_ok();
+            let (places, its): (Vec<usize>, Vec<Change>) =
+                changes.iter().cloned().enumerate().filter(|(_, change)| is_its(&change.uid)).unzip();
+            let (applied, held) = self.apply_in_turn(&its, &uids, pause.is_some()).await?;
+            for (place, applied) in places.into_iter().zip(applied) {
+                answers[place] = Some(applied);
+            }
+            left.retain(|uid| held.contains(uid) || !is_its(uid));
+            if let Some(pause) = pause.filter(|_| !left.is_empty()) {
+                self.clock.sleep(Duration::from_millis(pause)).await;
+            }
+        }
+        let answer = |answer: Option<Applied>| answer.ok_or(Error::Busy);
+        answers.into_iter().map(answer).collect()
+    }
+
+    /// Run again when two transactions stood in each other's way all the same.
+    async fn apply_in_turn(
+        &self,
+        changes: &[Change],
+        uids: &[Uid],
+        passes: bool,
+    ) -> Result<(Vec<Applied>, BTreeSet<Uid>), Error> {
         for _ in 0..3 {
-            match self.apply_once(changes).await {
+            match self.apply_once(changes, uids, passes).await {
                 Err(why) if why.is_deadlock() => {}
                 other => return other,
             }
@@ -106,15 +145,20 @@ impl ColdStore {
         Err(Error::Busy)
     }
 
-    async fn apply_once(&self, changes: &[Change]) -> Result<Vec<Applied>, Error> {
-        let mut uids: Vec<Uid> = changes.iter().map(|change| change.uid).collect();
-        uids.sort_unstable();
-        uids.dedup();
+    /// One transaction. With `passes` it passes timers that another one holds; these are returned, and their
+    /// answers mean nothing.
+    async fn apply_once(
+        &self,
+        changes: &[Change],
+        uids: &[Uid],
+        passes: bool,
+    ) -> Result<(Vec<Applied>, BTreeSet<Uid>), Error> {
         let mut tx = self.pool.begin().await?;
         let mut s = Statement::new(self.dialect(), "apply_lock");
         let batch = s.batch("b", vec![("b_uid", Column::Uuid(uids.iter().map(|uid| uid.0).collect()))]);
         let now = s.now(self.given());
-        let lock = self.dialect().lock("FOR UPDATE OF timers");
+        let lock = if passes { "FOR UPDATE OF timers SKIP LOCKED" } else { "FOR UPDATE OF timers" };
+        let lock = self.dialect().lock(lock);
         s.push(&format!(
             "WITH {batch} SELECT {COLUMNS}, {now} FROM timers JOIN b ON uid = b_uid ORDER BY uid {lock}"
         ));
@@ -132,10 +176,14 @@ impl ColdStore {
                 }
             }
         }
+        let missing: Vec<Uid> =
+            uids.iter().filter(|uid| !rows.contains_key(uid) && !unreadable.contains(uid)).copied().collect();
+        let held = if passes { self.held(&mut tx, &missing).await? } else { BTreeSet::new() };
         let mut writes = Writes::default();
         let mut answers = Vec::with_capacity(changes.len());
         for change in changes {
             answers.push(match rows.get_mut(&change.uid) {
+                _ if held.contains(&change.uid) => Applied::NotLive,
                 Some(row) => decide(row, &change.event, store_now, self.planted, &mut writes),
                 None if unreadable.contains(&change.uid) => Applied::Unreadable,
                 None => self.amend_ended(&mut tx, change).await?,
@@ -143,7 +191,18 @@ impl ColdStore {
         }
         self.write_down(&mut tx, writes).await?;
         tx.commit().await.map_err(Error::at_commit)?;
-        Ok(answers)
+        Ok((answers, held))
+    }
+
+    /// Of timers that were not locked: those that are live, so that another transaction must hold them.
+    async fn held(&self, tx: &mut Tx, missing: &[Uid]) -> Result<BTreeSet<Uid>, Error> {
+        if missing.is_empty() || self.dialect() == Dialect::Sqlite {
+            return Ok(BTreeSet::new());
+        }
+        let mut s = Statement::new(self.dialect(), "apply_held");
+        let batch = s.batch("b", vec![("b_uid", Column::Uuid(missing.iter().map(|uid| uid.0).collect()))]);
+        s.push(&format!("WITH {batch} SELECT uid FROM timers JOIN b ON uid = b_uid"));
+        tx.fetch(s).await?.iter().map(|row| row.get(0).map(Uid)).collect()
     }
 
     /// The result of an attempt whose timer has ended meanwhile is still written to that attempt's record.

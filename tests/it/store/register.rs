@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use mainspring::cold::{Applied, Change, ChangeEvent, Edit, NewTimer, Registered};
-use mainspring::model::id::Generation;
+use mainspring::model::id::{Generation, Uid};
 use mainspring::model::timer::{Answer, AttemptResult, State};
 
 use super::fixture::{Fixture, held_open, on_both_stores, record, somebody_waits};
@@ -96,6 +96,31 @@ async fn an_edit_changes_only_what_it_names(f: Fixture) {
     assert!(matches!(again[..], [Applied::OtherVersion(3)]), "{again:?}");
     let row = f.find(uid).await;
     assert_eq!((row.data.as_deref(), row.labels.as_deref()), (Some(&b"[1]"[..]), Some(r#"{"a":"b"}"#)));
+}
+
+/// Whoever waits for a timer holds no other: claims and ends lock theirs in any order, and would wait in a circle.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_waits_for_a_timer_holds_no_other() {
+    let f = Fixture::postgres().await;
+    let mut uids = [f.put("a", 1000).await, f.put("b", 1000).await, f.put("c", 1000).await];
+    uids.sort_unstable();
+    let mut other = held_open(&f.config.cold.url).await;
+    let lock =
+        |uid: Uid| sea_orm::sqlx::query("SELECT 1 FROM timers WHERE uid = $1 FOR UPDATE NOWAIT").bind(uid.0);
+    lock(uids[1]).execute(&mut *other).await.expect("locks");
+    let cancel = |uid| Change { uid, event: ChangeEvent::Cancel };
+    let (store, changes) = (f.store.clone(), uids.map(cancel));
+    let applying = tokio::spawn(async move { store.apply(&changes).await });
+    somebody_waits(&f.config.cold.url).await;
+    for free in [uids[0], uids[2]] {
+        lock(free).execute(&mut *other).await.expect("nobody holds it");
+    }
+    other.commit().await.expect("commits");
+    for applied in applying.await.expect("runs").expect("applies") {
+        let Applied::Live(row, Answer::Cancelled) = applied else { panic!("{applied:?}") };
+        assert_eq!(row.life.state, State::Cancelled);
+    }
+    f.balanced().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
