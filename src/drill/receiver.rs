@@ -25,7 +25,7 @@ use crate::model::time::UnixMs;
 const SLOW: Duration = Duration::from_millis(300);
 /// How long a grudging one takes for its refusal, and for its consent: a node that stood still wakes to the one
 /// while another waits for the other.
-const GRUDGE: [Duration; 2] = [Duration::from_millis(1200), Duration::from_millis(4500)];
+const GRUDGE: [Duration; 2] = [Duration::from_millis(2000), Duration::from_millis(4000)];
 /// What a giant answers with, in chunks of 64 KiB.
 const GIANT: usize = 256;
 

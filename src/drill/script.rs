@@ -8,7 +8,7 @@ use super::fault::{Hold, Strike};
 use super::plan::Shape;
 
 /// The most timers a second whose receiver is grudging.
-const GRUDGING_PER_SECOND: u32 = 12;
+const GRUDGING_PER_SECOND: u32 = 20;
 
 /// The drills by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -100,7 +100,7 @@ impl Drill {
         let (bad_receivers, grudging, expiring) = match self {
             Self::SlowHook => (30, 0, 0),
             Self::Outage => (0, 0, 15),
-            Self::Pause => (0, 10, 2),
+            Self::Pause => (0, 20, 2),
             Self::Partition | Self::Kill | Self::PostgresStop | Self::Compound => (0, 6, 2),
             _ => (0, 0, 2),
         };
@@ -133,11 +133,11 @@ impl Drill {
                 };
                 (down, Strike::Kill(node(round)))
             }),
-            // One long enough for a take-over whose second attempts are under way when the node wakes; one of
-            // any length.
+            // One of any length; and when much is under way one that is long enough for a take-over, whose second
+            // attempts have not ended when the node wakes.
             Self::Pause => rounds(dice, first, last, 2, |round, dice| {
                 let leases =
-                    if round == 0 { dice.random_range(1.6..2.5) } else { dice.random_range(0.5..3.0) };
+                    if round == 1 { dice.random_range(1.35..1.55) } else { dice.random_range(0.5..3.0) };
                 ((lease_ms as f64 * leases) as i64, Strike::Pause(node(round)))
             }),
             Self::RedisFlush => rounds(dice, first, last, 3, |_, _| (100, Strike::RedisFlush)),
