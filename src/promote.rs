@@ -169,6 +169,9 @@ impl Promoter {
         }
         self.last_mile.push(&near);
         let appends = appends(slots);
+        if appends.is_empty() {
+            return Vec::new();
+        }
         let shards: Vec<i32> = appends.iter().map(|append| append.shard).collect();
         let (mut left, mut ceded) = (Vec::new(), Vec::new());
         match self.hot.append(&appends).await {
