@@ -74,6 +74,7 @@ struct Check<'a> {
 /// A timer that may have expired, if others of its time were late too.
 struct LateOrLost {
     timer: u32,
+    /// Its due times ([`in_force`]).
     dues: Vec<(Us, Us)>,
     grace_us: Us,
     story: String,
