@@ -2,10 +2,12 @@
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use anyhow::Context;
-use clap::{Args, ValueEnum as _};
+use clap::builder::PossibleValue;
+use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::exit::{Exit, usage};
@@ -18,17 +20,19 @@ use crate::drill::{self, Options};
 
 /// `drill …`
 #[derive(Args)]
-#[command(after_help = "Examples:\n  \
+#[command(
+    arg_required_else_help = true,
+    after_help = "Examples:\n  \
     mainspring drill kill\n    \
       three nodes on a PostgreSQL and a Redis of the drill's own; nothing else is touched\n  \
     mainspring drill all --embedded --seeds 5\n    \
       all that applies to one node on SQLite, with five seeds\n  \
     mainspring drill compound --seconds 600 --report drill.json\n    \
       two random faults every ten seconds for ten minutes, and a file to keep\n\n\
-    Exit code 6 if a promise was broken. docs/drills.md tells how to read a verdict.")]
+    Exit code 6 if a promise was broken. docs/drills.md tells how to read a verdict."
+)]
 pub struct DrillArgs {
-    /// Which; `all` is every one that applies
-    #[arg(value_parser = named)]
+    /// What to rehearse
     name: Name,
     /// What makes the same load and the same faults again [default: a new one]
     #[arg(long, value_name = "N")]
@@ -80,14 +84,21 @@ enum Name {
     All,
 }
 
-fn named(text: &str) -> Result<Name, String> {
-    if text == "all" {
-        return Ok(Name::All);
+/// The values of [`Name`], in the order in which they are shown.
+static NAMES: LazyLock<Vec<Name>> =
+    LazyLock::new(|| Drill::ALL.into_iter().map(Name::One).chain([Name::All]).collect());
+
+impl ValueEnum for Name {
+    fn value_variants<'a>() -> &'a [Self] {
+        &NAMES
     }
-    Drill::from_str(text, false).map(Name::One).map_err(|_| {
-        let all: Vec<String> = Drill::ALL.iter().map(|drill| drill.name()).collect();
-        format!("there are: {}, all", all.join(", "))
-    })
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        match self {
+            Self::One(drill) => drill.to_possible_value(),
+            Self::All => Some(PossibleValue::new("all").help("All that apply, one after another")),
+        }
+    }
 }
 
 /// Rehearses, and tells the verdicts.
