@@ -217,12 +217,14 @@ async fn work(
     let (promotion, to_promote) = Promotion::new(
         store.clock().clone(),
         config.wheel.window.get(),
-        config.wheel.enabled,
+        config.wheel.enabled.then(|| Arc::clone(&positions)),
         app.metrics.clone(),
     );
+    // What callers ask for does not hold up the node's own work.
+    let urgent = store.urgently();
     let (dispatcher, recorder) = Dispatcher::new(
         config,
-        store.clone(),
+        urgent.clone(),
         Arc::clone(&ownership),
         app.metrics.clone(),
         promotion.clone(),
@@ -240,11 +242,11 @@ async fn work(
     // Set once: `work` runs once a process.
     let _ = app.service.set(start_service(app, store, &ownership, &hot, &positions, &promotion, &failed));
 
-    let renewing = own::own(Arc::clone(app), store.clone(), disown.clone());
+    let renewing = own::own(Arc::clone(app), urgent.clone(), disown.clone());
     spawn_watched(&owning, &failed, "ownership", renewing);
     if config.wheel.enabled {
         let promoter = Promoter {
-            store: store.clone(),
+            store: urgent.clone(),
             hot: Arc::clone(&hot),
             ownership: Arc::clone(&ownership),
             positions: Arc::clone(&positions),
@@ -268,7 +270,7 @@ async fn work(
         tracing::warn!("`wheel.enabled` is false: timers fire from SQL, up to a second late");
     }
     let sweep = Sweep::new(
-        store.clone(),
+        urgent,
         Arc::clone(&ownership),
         Arc::clone(&dispatcher),
         positions,
@@ -417,13 +419,9 @@ fn start_service(
         Batcher::new(store.writers(), MAX_APPLY_BATCH, QUEUE, move |batch: Vec<Change>| {
             let (store, promotion) = changing.clone();
             async move {
-                match store.apply(&batch).await {
-                    Ok(applied) => {
-                        promotion.written(applied.iter().filter_map(Applied::changed_row));
-                        applied.into_iter().map(Ok).collect()
-                    }
-                    Err(why) => batch.iter().map(|_| Err(why.clone())).collect(),
-                }
+                let answers = store.apply(&batch).await;
+                promotion.written(answers.iter().flatten().filter_map(Applied::changed_row));
+                answers
             }
         });
     for worker in workers {

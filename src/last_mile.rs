@@ -15,7 +15,8 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::clock::StoreClock;
-use crate::dispatch::{Dispatcher, Offer};
+use crate::dispatch::Dispatcher;
+use crate::loader::OVERDUE;
 use crate::metrics::Metrics;
 use crate::model::pointer::Pointer;
 use crate::model::time::UnixMs;
@@ -26,9 +27,6 @@ const HELD: usize = 500_000;
 
 /// How long pointers gather between two hand-outs.
 const GATHER: Duration = Duration::from_millis(5);
-
-/// How long what found its lane full waits before it is offered again.
-const AGAIN: Duration = Duration::from_millis(50);
 
 /// The longest sleep: a clock that is set forward is noticed this late.
 const LONGEST: Duration = Duration::from_secs(1);
@@ -116,17 +114,16 @@ impl LastMile {
     /// Hands out until stopped.
     pub async fn run(self: Arc<Self>, stop: CancellationToken) {
         loop {
-            let (next, full) = self.run_once(self.clock.now());
+            let next = self.run_once(self.clock.now());
             self.metrics.last_mile.set(i64::try_from(self.held()).unwrap_or(i64::MAX));
             let wait = next
                 .map_or(LONGEST, |at| self.clock.until(at).saturating_sub(self.lead).clamp(GATHER, LONGEST));
-            let wait = if full { wait.max(AGAIN) } else { wait };
             tokio::select! {
                 () = stop.cancelled() => return,
                 () = tokio::time::sleep(wait) => {}
                 () = self.dispatcher.ownership().parting() => self.part(self.clock.now()),
                 // Even what is due at once lets others gather for a moment.
-                () = self.earlier.notified(), if !full => tokio::time::sleep(GATHER.min(wait) / 2).await,
+                () = self.earlier.notified() => tokio::time::sleep(GATHER.min(wait) / 2).await,
             }
         }
     }
@@ -142,30 +139,18 @@ impl LastMile {
         })
     }
 
-    /// Hands out what is due by `now` and the lead. Tells when the next is due, and whether some found no room.
-    pub fn run_once(&self, now: UnixMs) -> (Option<UnixMs>, bool) {
+    /// Hands out what is due by `now` and the lead, and tells when the next is due. What finds its lane full is
+    /// left to the sweep: kept here it would stand before what is due for others.
+    pub fn run_once(&self, now: UnixMs) -> Option<UnixMs> {
         let until = now.plus(self.lead);
         loop {
-            let (due, next) = self.take_due(until, BATCH);
+            let (mut due, next) = self.take_due(until, BATCH);
             if due.is_empty() {
-                return (next, false);
+                return next;
             }
-            let offers = self.dispatcher.offer(&due);
-            // What its slow lane has no room for is left to the sweep, which puts it off.
-            let full: Vec<Pointer> = due
-                .iter()
-                .zip(offers)
-                .filter(|(_, offer)| *offer == Offer::Full)
-                .map(|(pointer, _)| *pointer)
-                .collect();
-            if !full.is_empty() {
-                self.with(|heap| {
-                    heap.extend(full.iter().map(|pointer| {
-                        Reverse(Entry { wake_at: pointer.wake_at, uid: pointer.uid.0, pointer: *pointer })
-                    }));
-                });
-                return (next, true);
-            }
+            // Slots that nobody took for a while: what falls due now does not wait behind what lay in them.
+            due.iter_mut().for_each(|one| one.overdue |= now.since(one.wake_at) > OVERDUE);
+            self.dispatcher.offer(&due);
         }
     }
 

@@ -37,7 +37,8 @@ const TICK: Duration = Duration::from_millis(200);
 /// How often it tries while the wheels or the store do not answer.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// Overdue pointers that may wait for room before a scan goes on.
+/// Overdue pointers that may wait for room before a scan goes on; no receiver counts for more than a few
+/// thousand, so that one alone does not hold it up.
 const BACKLOG: usize = 50_000;
 
 /// Why a round came to nothing.
@@ -96,11 +97,12 @@ impl Loader {
     pub async fn run_once(&self) -> Result<Duration, Error> {
         let Promoter { ownership, positions, .. } = &*self.promoter;
         positions.sync(&ownership.kept());
-        replay::run_once(&self.promoter, self.window).await?;
-        self.raise().await?;
-        let pause = self.scan().await?;
-        self.cascade().await?;
-        Ok(pause)
+        // What one server refuses does not keep the shards of the others from the next step.
+        let replayed = replay::run_once(&self.promoter, self.window).await;
+        let raised = self.raise().await;
+        let scanned = self.scan().await;
+        let cascaded = self.cascade().await;
+        replayed.and(raised).and(cascaded).and(scanned)
     }
 
     /// Commits the new watermark of shards whose window has moved on, then orders the slice to be scanned.
@@ -151,7 +153,7 @@ impl Loader {
     pub async fn scan(&self) -> Result<Duration, Error> {
         let Promoter { store, positions, .. } = &*self.promoter;
         let ranges = positions.ranges();
-        if ranges.is_empty() || !self.promoter.last_mile.has_room() || self.dispatcher.held() > BACKLOG {
+        if ranges.is_empty() || !self.promoter.last_mile.has_room() || self.dispatcher.backlog() > BACKLOG {
             return Ok(TICK);
         }
         let began = Monotonic::now();

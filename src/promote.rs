@@ -42,32 +42,33 @@ const NOT_ADDED: &str = "pointers could not be added to it";
 /// The door for those who write timers.
 #[derive(Clone)]
 pub struct Promotion {
-    queue: Option<mpsc::Sender<Pointer>>,
+    queue: Option<(mpsc::Sender<Pointer>, Arc<Positions>)>,
     clock: StoreClock,
     reach: Duration,
     metrics: Metrics,
 }
 
 impl Promotion {
-    /// A door, and the queue behind it; without wheels nothing is promoted.
+    /// A door, and the queue behind it; without wheels, which have positions, nothing is promoted.
     pub fn new(
         clock: StoreClock,
         window: Duration,
-        enabled: bool,
+        wheels: Option<Arc<Positions>>,
         metrics: Metrics,
     ) -> (Self, mpsc::Receiver<Pointer>) {
         let (queue, inbox) = mpsc::channel(QUEUE);
-        (Self { queue: enabled.then_some(queue), clock, reach: window + SLACK, metrics }, inbox)
+        let queue = wheels.map(|positions| (queue, positions));
+        (Self { queue, clock, reach: window + SLACK, metrics }, inbox)
     }
 
     /// Takes in timers that were just written, after their commit.
     pub fn written<'a>(&self, rows: impl IntoIterator<Item = &'a TimerRow>) {
-        let Some(queue) = &self.queue else { return };
+        let Some((queue, positions)) = &self.queue else { return };
         let horizon = self.clock.now().plus(self.reach);
+        // After the window was shortened a watermark lies further ahead for a while.
+        let near = |one: &Pointer| one.wake_at < horizon || one.wake_at < positions.watermark(one.shard);
         for row in rows {
-            let Some(pointer) = row.pointer(Via::Express).filter(|pointer| pointer.wake_at < horizon) else {
-                continue;
-            };
+            let Some(pointer) = row.pointer(Via::Express).filter(near) else { continue };
             if queue.try_send(pointer).is_err() {
                 self.metrics.unpromoted.inc();
             }

@@ -4,7 +4,7 @@
 //! very bottom. While a shard's wheel turns, only what is a second overdue is looked at, and in a healthy run
 //! there is none; without its wheel everything fires from here. Found rows are offered to the dispatcher;
 //! claims that ran out become retries; what is later than its grace expires; rows that a slow receiver's full
-//! lane cannot hold are put off.
+//! lane cannot hold are put off. Receivers for which much waits already are passed over until it has gone.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -106,7 +106,7 @@ impl Sweep {
             tokio::select! {
                 () = stop.cancelled() => {}
                 () = tokio::time::sleep(tick.max(rest)) => {}
-                () = self.dispatcher.has_room(), if !failing && alone => {}
+                () = self.dispatcher.has_room(), if !failing => {}
                 () = self.ownership.recalled() => {}
             }
         }
@@ -121,18 +121,21 @@ impl Sweep {
         let mut handed_on = 0;
         loop {
             let probes = self.probes();
-            if probes.is_empty() || !self.dispatcher.takes_from_sweep() {
+            if probes.is_empty() {
                 return Ok(handed_on);
             }
-            let limit = self.dispatcher.held() + PROBE;
+            let crowded = self.dispatcher.crowded();
+            // What waits in the lanes is found here too.
+            let held = self.dispatcher.uncrowded();
+            let limit = held + PROBE;
             // All that is held may be of one shard, whose rows would then hide those behind them.
-            let per_shard = self.dispatcher.held() + (4 * PROBE / probes.len()).max(256);
-            let found = self.store.due(&probes, limit, per_shard).await?;
+            let per_shard = held + (4 * PROBE / probes.len()).max(256);
+            let found = self.store.due(&probes, &crowded, limit, per_shard).await?;
             let now = found.store_now.unwrap_or_else(|| self.store.clock().now());
             let mut of_shard: HashMap<i32, usize> = HashMap::new();
             found.rows.iter().for_each(|due| *of_shard.entry(due.pointer.shard).or_default() += 1);
             let more = found.rows.len() >= limit || of_shard.values().any(|rows| *rows >= per_shard);
-            if !more {
+            if !more && crowded.is_empty() {
                 self.raise_floors(&probes, &found.rows, now.get());
             }
             let moved = self.hand_on(found.rows).await?;
@@ -157,7 +160,7 @@ impl Sweep {
             match offer {
                 Offer::Held => held += 1,
                 Offer::Later(ms) => put_off.push((*pointer, ms)),
-                Offer::Known | Offer::Full => {}
+                Offer::Known => {}
             }
         }
         for chunk in put_off.chunks(1000) {
@@ -172,8 +175,16 @@ impl Sweep {
         // The result may be known here and only not recorded yet.
         changes.retain(|change| !self.dispatcher.has_in_hand(&change.uid));
         for chunk in changes.chunks(MAX_APPLY_BATCH) {
-            for (applied, change) in self.store.apply(chunk).await?.into_iter().zip(chunk) {
-                let Applied::Live(row, Answer::Done) = applied else { continue };
+            let mut failed = None;
+            for (applied, change) in self.store.apply(chunk).await.into_iter().zip(chunk) {
+                let row = match applied {
+                    Ok(Applied::Live(row, Answer::Done)) => row,
+                    Ok(_) => continue,
+                    Err(why) => {
+                        failed = Some(why);
+                        continue;
+                    }
+                };
                 if matches!(change.event, ChangeEvent::ClaimExpired(_)) {
                     self.metrics.claims_expired.inc();
                 }
@@ -181,6 +192,9 @@ impl Sweep {
                 if row.life.state.is_end() {
                     self.metrics.ended.with_label_values(&[row.life.state.word()]).inc();
                 }
+            }
+            if let Some(why) = failed {
+                return Err(why);
             }
         }
         Ok(changes.len())
@@ -230,8 +244,8 @@ impl Sweep {
     fn raise_floors(&self, probes: &[Probe], rows: &[Due], now: i64) {
         let mut floors = self.floors.lock().unwrap_or_else(PoisonError::into_inner);
         for probe in probes {
-            // What lies below is still being read by the replay.
-            if self.positions.replaying_since(probe.shard).is_none() {
+            // What lies below a higher one was left to a replay, which may be over by now.
+            if probe.floor == floors.by_shard.get(&probe.shard).copied().unwrap_or(i64::MIN) {
                 floors.by_shard.insert(probe.shard, now - SETTLED_MS);
             }
         }

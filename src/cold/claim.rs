@@ -62,6 +62,22 @@ pub struct Probe {
     pub grace_ms: i64,
 }
 
+/// Receivers, by their lanes, for which so much waits already that their rows are passed over.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct Crowded {
+    /// With first attempts.
+    pub first: Vec<i64>,
+    /// With further ones.
+    pub retry: Vec<i64>,
+}
+
+impl Crowded {
+    /// Whether nothing is passed over.
+    pub fn is_empty(&self) -> bool {
+        self.first.is_empty() && self.retry.is_empty()
+    }
+}
+
 /// What a look for due rows found.
 #[derive(Debug, Default)]
 pub struct Found {
@@ -73,8 +89,14 @@ pub struct Found {
 
 impl ColdStore {
     /// Rows of these shards whose `wake_at` has passed by more than the probe's grace, at most `limit`, and
-    /// at most `per_shard` of each, earliest first.
-    pub async fn due(&self, probes: &[Probe], limit: usize, per_shard: usize) -> Result<Found, Error> {
+    /// at most `per_shard` of each, earliest first; without what is to be sent to crowded lanes.
+    pub async fn due(
+        &self,
+        probes: &[Probe],
+        crowded: &Crowded,
+        limit: usize,
+        per_shard: usize,
+    ) -> Result<Found, Error> {
         let mut s = Statement::new(self.dialect(), "due");
         let of = |pick: fn(&Probe) -> i64| Column::Int(probes.iter().map(pick).collect());
         let batch = s.batch(
@@ -87,11 +109,13 @@ impl ColdStore {
         );
         let now = s.now(self.given());
         let (limit, per_shard) = (s.int(limit as i64), s.int(per_shard as i64));
+        let (first, retry) = (s.among(&crowded.first), s.among(&crowded.retry));
         let columns =
             format!("{POINTER}, state, CASE WHEN expire_at < {now} AND attempt = 0 THEN true ELSE false END");
         let probe = format!(
             "FROM timers t WHERE t.shard = b_shard AND t.wake_at >= b_floor AND t.wake_at <= {now} - b_grace \
-             AND t.state <> 3 ORDER BY t.wake_at LIMIT {per_shard}"
+             AND t.state <> 3 AND (t.state = 1 OR NOT CASE WHEN t.attempt = 0 THEN t.lane {first} \
+             ELSE t.lane {retry} END) ORDER BY t.wake_at LIMIT {per_shard}"
         );
         match self.dialect() {
             Dialect::Postgres => s.push(&format!(

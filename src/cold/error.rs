@@ -171,6 +171,7 @@ impl From<DbErr> for Error {
                 Ok(why) => Self::from(why),
                 Err(shared) => Self::Refused(shared),
             },
+            DbErr::ConnectionAcquire(_) => Self::Unavailable(Arc::new(sqlx::Error::PoolTimedOut)),
             other => Self::Migration(other.to_string()),
         }
     }

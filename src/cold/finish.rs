@@ -104,9 +104,10 @@ impl ColdStore {
     /// Timers that another transaction holds are passed over, and their turn comes when it may have ended: at
     /// last one by one, each in a transaction of its own. So who waits for a row holds no other. Claims and ends
     /// lock rows in whatever order their plan has, and would wait for each other in a circle with one who held
-    /// some and waited for more. After an error some may have been applied.
-    pub async fn apply(&self, changes: &[Change]) -> Result<Vec<Applied>, Error> {
-        let mut answers: Vec<Option<Applied>> = changes.iter().map(|_| None).collect();
+    /// some and waited for more. When one of the transactions fails, its events and those after it get the
+    /// error; those before it are applied.
+    pub async fn apply(&self, changes: &[Change]) -> Vec<Result<Applied, Error>> {
+        let mut answers: Vec<Result<Applied, Error>> = changes.iter().map(|_| Err(Error::Busy)).collect();
         let mut left: BTreeSet<Uid> = changes.iter().map(|change| change.uid).collect();
         let mut pauses = PAUSES_MS.into_iter();
         while !left.is_empty() {
@@ -116,17 +117,24 @@ impl ColdStore {
             let is_its = |uid: &Uid| uids.binary_search(uid).is_ok();
             let (places, its): (Vec<usize>, Vec<Change>) =
                 changes.iter().cloned().enumerate().filter(|(_, change)| is_its(&change.uid)).unzip();
-            let (applied, held) = self.apply_in_turn(&its, &uids, pause.is_some()).await?;
+            let (applied, held) = match self.apply_in_turn(&its, &uids, pause.is_some()).await {
+                Ok(applied) => applied,
+                Err(why) => {
+                    let is_left = |change: &Change| left.contains(&change.uid);
+                    let open = changes.iter().zip(&mut answers).filter(|(change, _)| is_left(change));
+                    open.for_each(|(_, answer)| *answer = Err(why.clone()));
+                    return answers;
+                }
+            };
             for (place, applied) in places.into_iter().zip(applied) {
-                answers[place] = Some(applied);
+                answers[place] = Ok(applied);
             }
             left.retain(|uid| held.contains(uid) || !is_its(uid));
             if let Some(pause) = pause.filter(|_| !left.is_empty()) {
                 self.clock.sleep(Duration::from_millis(pause)).await;
             }
         }
-        let answer = |answer: Option<Applied>| answer.ok_or(Error::Busy);
-        answers.into_iter().map(answer).collect()
+        answers
     }
 
     /// Run again when two transactions stood in each other's way all the same.

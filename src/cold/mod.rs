@@ -34,7 +34,7 @@ use sea_orm::sqlx::{ConnectOptions, PgPool};
 use sea_orm::{DatabaseConnection, EntityTrait, SqlxPostgresConnector, SqlxSqliteConnector};
 use sea_orm_migration::MigratorTrait;
 
-pub use claim::{Due, Found, MAX_BATCH as MAX_CLAIM_BATCH, Probe};
+pub use claim::{Crowded, Due, Found, MAX_BATCH as MAX_CLAIM_BATCH, Probe};
 pub use error::Error;
 pub use finish::{Applied, Change, ChangeEvent, Edit, MAX_BATCH as MAX_APPLY_BATCH};
 #[cfg(feature = "planted")]
@@ -57,8 +57,8 @@ pub const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
 /// twice as long.
 const ACQUIRE: Duration = Duration::from_secs(5);
 
-/// Connections to PostgreSQL beside `cold.connections`, for leases, claims and results.
-const URGENT_CONNECTIONS: u32 = 4;
+/// Connections to PostgreSQL beside `cold.connections`, for the node's own work.
+const URGENT_CONNECTIONS: u32 = 6;
 
 /// Rows of each total that one process adds to.
 const SLOTS: i64 = 4;
@@ -73,11 +73,13 @@ const MIGRATION_LOCK: i64 = 0x6d61_696e_7370_7267;
 #[derive(Clone)]
 pub struct ColdStore {
     pool: Pool,
-    /// Connections that callers' queries cannot use up: leases, claims and results go over these.
+    /// Connections that callers' queries cannot use up: leases and claims go over these, and whatever else a
+    /// node does by itself ([`ColdStore::urgently`]).
     urgent: Pool,
     /// One connection to listen on; none on SQLite.
     news: Option<PgPool>,
     db: DatabaseConnection,
+    urgent_db: DatabaseConnection,
     clock: StoreClock,
     /// Tests turn the clock of PostgreSQL too.
     manual: bool,
@@ -116,11 +118,12 @@ impl ColdStore {
         exclusive: bool,
     ) -> Result<Self, Error> {
         let kind = config.cold_kind().map_err(|why| Error::Url(why.to_string()))?;
-        let (pool, urgent, news, db, store_clock, lock) = match kind {
+        let (pool, urgent, news, db, urgent_db, store_clock, lock) = match kind {
             ColdKind::Postgres => {
                 let pool = postgres_pool(config, config.cold.connections)?;
                 let urgent = postgres_pool(config, URGENT_CONNECTIONS)?;
                 let db = SqlxPostgresConnector::from_sqlx_postgres_pool(pool.clone());
+                let urgent_db = SqlxPostgresConnector::from_sqlx_postgres_pool(urgent.clone());
                 let clock = if manual { StoreClock::local(clock) } else { StoreClock::remote(clock) };
                 let news = Some(postgres_pool(config, 1)?);
                 (
@@ -128,6 +131,7 @@ impl ColdStore {
                     Pool::to(Database::Postgres(urgent)),
                     news,
                     db,
+                    urgent_db,
                     clock,
                     None,
                 )
@@ -139,7 +143,7 @@ impl ColdStore {
                 let (writer, readers) = sqlite_pools(&path);
                 let db = SqlxSqliteConnector::from_sqlx_sqlite_pool(readers.clone());
                 let pool = Pool::to(Database::Sqlite { writer, readers });
-                (pool.clone(), pool, None, db, StoreClock::local(clock), lock)
+                (pool.clone(), pool, None, db.clone(), db, StoreClock::local(clock), lock)
             }
         };
         Ok(Self {
@@ -147,6 +151,7 @@ impl ColdStore {
             urgent,
             news,
             db,
+            urgent_db,
             clock: store_clock,
             manual,
             namespace: config.namespace.clone(),
@@ -206,6 +211,10 @@ impl ColdStore {
         let held = match &self.pool.to {
             Database::Postgres(pool) => {
                 let mut held = pool.begin().await?;
+                // It stands still while the steps are made, which may take long.
+                sea_orm::sqlx::query("SET LOCAL idle_in_transaction_session_timeout = 0")
+                    .execute(&mut *held)
+                    .await?;
                 sea_orm::sqlx::query("SELECT pg_advisory_xact_lock($1)")
                     .bind(MIGRATION_LOCK)
                     .execute(&mut *held)
@@ -265,7 +274,7 @@ impl ColdStore {
         Ok(())
     }
 
-    /// Opens the connections for leases, claims and results beforehand: a node that takes part is given shards at
+    /// Opens the connections for the node's own work beforehand: a node that takes part is given shards at
     /// once, whose timers do not wait.
     pub async fn warm_up(&self) -> Result<(), Error> {
         if let Database::Postgres(urgent) = &self.urgent.to {
@@ -308,6 +317,12 @@ impl ColdStore {
     /// What this node knows of the store's clock.
     pub const fn clock(&self) -> &StoreClock {
         &self.clock
+    }
+
+    /// The same store over the connections that callers' queries cannot use up.
+    #[must_use]
+    pub fn urgently(&self) -> Self {
+        Self { pool: self.urgent.clone(), db: self.urgent_db.clone(), ..self.clone() }
     }
 
     /// The same store, through a gate and under another clock, which is the store's own too.

@@ -173,8 +173,9 @@ impl ColdStore {
         let mut s = Statement::new(self.dialect(), "recall");
         let batch = s.batch("b", held_columns(&sorted(taken)));
         let now = s.now(self.given());
-        // A claim's expiry lies at most this far ahead, which keeps the look within the index's near end.
-        let (reach, within) = (s.int(MAX_CLAIM_MS), s.int(within_ms));
+        // A claim's expiry lies at most this far ahead, if its node had the same settings; that keeps the look
+        // within the index's near end.
+        let (reach, within) = (s.int(self.claim_ttl_ms), s.int(within_ms));
         s.push(&format!(
             "WITH {batch}, own AS (SELECT b_shard, b_epoch, spared FROM b JOIN shards ON shard = b_shard \
                AND epoch = b_epoch) \
@@ -276,9 +277,6 @@ impl ColdStore {
         self.urgent.write(s).await.map(drop)
     }
 }
-
-/// The longest a claim can last: the longest timeout that can be set and its margin.
-const MAX_CLAIM_MS: i64 = 120_000;
 
 pub(super) fn sorted(held: &[(i32, Epoch)]) -> Vec<(i32, Epoch)> {
     let mut sorted = held.to_vec();

@@ -181,6 +181,17 @@ impl Statement {
         self.typed(mark, "uuid")
     }
 
+    /// Binds numbers and returns the text that asks whether what stands before it is one of them.
+    pub fn among(&mut self, values: &[i64]) -> String {
+        match self.dialect {
+            Dialect::Postgres => format!("= ANY({}::bigint[])", self.add_array(values.to_vec())),
+            Dialect::Sqlite => {
+                let values: Vec<String> = values.iter().map(i64::to_string).collect();
+                format!("IN (SELECT value FROM json_each({}))", self.add(format!("[{}]", values.join(","))))
+            }
+        }
+    }
+
     fn typed(&self, mark: String, ty: &str) -> String {
         match self.dialect {
             Dialect::Postgres => format!("{mark}::{ty}"),

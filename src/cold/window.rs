@@ -87,7 +87,7 @@ impl ColdStore {
         if !shards.is_empty() {
             find = find.filter(entity::shard::Column::Shard.is_in(shards.iter().copied()));
         }
-        let find = async { Ok(find.all(&self.db).await?) };
+        let find = async { Ok(find.all(&self.urgent_db).await?) };
         let rows = self.urgent.way.pass(Call::Read, "shard_rows", find).await?;
         Ok(rows
             .into_iter()
@@ -104,7 +104,7 @@ impl ColdStore {
     }
 
     /// Raises the watermark of these shards, each under its epoch; returns those that are still this
-    /// owner's. It only rises: with a shorter window a shard keeps its reach until time catches up with it.
+    /// owner's. It must only rise: with a shorter window a shard keeps its reach until time catches up with it.
     pub async fn raise_watermarks(
         &self,
         held: &[(i32, Epoch)],

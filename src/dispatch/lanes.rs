@@ -3,12 +3,16 @@
 //! A plain structure without I/O or clock. What is due waits here as pointers, unclaimed, until its lane has
 //! room; so a receiver that hangs fills its own lane and nobody else's. A lane that is well may claim
 //! twice as many again as it may send at once, so that the next are claimed by the time a place is free;
-//! those wait at its gate ([`Lanes::enter`]). A lane starts small, grows with
+//! those wait at its gate ([`Lanes::enter`]), as long as half of the node is free. A lane starts small, grows with
 //! every success and halves when its receiver does not answer in time. Retries have lanes of their own and
 //! never take more than a quarter of the node; what an outage left overdue has lanes of its own too, and
 //! never takes more than half, so that what falls due now is not delayed by it.
+//!
+//! A lane holds what its receiver takes within half a minute, and no more than all lanes leave free; so there is
+//! always room for another receiver. What it does not hold stays in SQL, where the sweep passes over lanes
+//! that are crowded ([`Lanes::crowded`]) and puts off what a slow one cannot hold.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use tokio::sync::oneshot;
 
@@ -21,18 +25,24 @@ const START: usize = 16;
 /// Attempts at once that a receiver which never answers is left with.
 const FLOOR: usize = 4;
 
-/// Pointers that one lane holds at most.
-const LANE_HELD: usize = 131_072;
+/// Seconds of its receiver's work that a lane holds.
+const AHEAD_S: f64 = 30.0;
 
-/// Pointers that the lane of a receiver which does not answer holds at most, so that many such lanes
-/// together leave room for the others.
+/// Pointers that a lane may hold however slow its receiver is.
 const SLOW_HELD: usize = 64;
 
-/// How long, in milliseconds, a full lane may take to drain before its further rows are put off.
-const SOON_MS: f64 = 30_000.0;
+/// Pointers that all lanes hold at most. Each may hold as many as are left: one alone half of them, two a
+/// third each, so that some are always left for another (dynamic thresholds, Choudhury and Hahne 1998).
+const ALL_HELD: usize = 524_288;
 
-/// Pointers that all lanes hold at most.
-const ALL_HELD: usize = 262_144;
+/// With so many waiting a lane is crowded, until a quarter of them are left.
+const CROWDED: usize = 2048;
+
+/// The longest that a row is put off, in milliseconds.
+const LONGEST_MS: f64 = 300_000.0;
+
+/// The half-life of what is remembered of a receiver's pace, in milliseconds, and how often it is looked at.
+const PACE_MS: f64 = 500.0;
 
 /// Receivers that are remembered while nothing of theirs waits.
 const IDLE_LANES: usize = 32_768;
@@ -80,9 +90,7 @@ pub enum Offer {
     /// It waits already, or a newer one of its timer does, or that is in hand: taken, and its outcome not
     /// recorded yet.
     Known,
-    /// Its lane is full but moves; leave the row as it is.
-    Full,
-    /// Its lane is full and slow: look at the row again this many milliseconds later.
+    /// Its lane is full: look at the row again this many milliseconds later.
     Later(i64),
 }
 
@@ -111,7 +119,13 @@ struct Lane {
     rate: f64,
     answered: u32,
     rated_at_ms: i64,
-    answered_at_ms: i64,
+    /// Nobody waited at some moment since then, so that it may be quicker than it shows.
+    idled: bool,
+    /// When something last came and nobody waited.
+    empty_at_ms: i64,
+    /// Rows that were put off, and whose turn comes before that of another.
+    outside: f64,
+    outside_at_ms: i64,
 }
 
 /// What was taken, and what has come of its timer since.
@@ -134,6 +148,9 @@ pub struct Lanes {
     /// What was taken and is not recorded yet. Nobody else may touch these: a claim whose answer was lost may
     /// have happened, and a result that is not written yet is a result all the same.
     in_hand: HashMap<Uid, InHand>,
+    crowded: HashSet<LaneKey>,
+    /// A lane is crowded no more.
+    eased: bool,
     queued: usize,
     in_flight: usize,
     in_flight_retries: usize,
@@ -150,6 +167,8 @@ impl Lanes {
             turn: VecDeque::new(),
             waiting: HashMap::new(),
             in_hand: HashMap::new(),
+            crowded: HashSet::new(),
+            eased: false,
             queued: 0,
             in_flight: 0,
             in_flight_retries: 0,
@@ -178,39 +197,44 @@ impl Lanes {
         if self.lanes.len() > IDLE_LANES {
             self.lanes.retain(|_, lane| lane.in_flight > 0 || !lane.queue.is_empty());
         }
-        let (per_lane, room) = (self.per_lane, self.queued < ALL_HELD);
-        let lane = self.lanes.entry(key).or_insert_with(|| Lane {
-            queue: VecDeque::new(),
-            in_flight: 0,
-            sending: 0,
-            gate: VecDeque::new(),
-            limit: START.min(per_lane),
-            rate: 10_000.0,
-            answered: 0,
-            rated_at_ms: now_ms,
-            answered_at_ms: now_ms,
-        });
-        if lane.queue.len() >= lane.cap(START.min(per_lane)) {
-            lane.rerate(now_ms);
-            let drain_ms = lane.queue.len() as f64 / (lane.rate + 0.1) * 1000.0;
-            // As long again as it has been silent, so that a short stall does not put rows off for long.
-            let silent_ms = (now_ms - lane.answered_at_ms).clamp(1000, 300_000);
-            return if drain_ms > SOON_MS {
-                Offer::Later((drain_ms.min(300_000.0) as i64).min(silent_ms))
-            } else {
-                Offer::Full
-            };
-        }
-        if !room {
-            return Offer::Full;
+        let free = ALL_HELD.saturating_sub(self.queued);
+        let lane = self.lanes.entry(key).or_insert_with(|| Lane::new(START.min(self.per_lane), now_ms));
+        lane.rerate(now_ms);
+        if lane.queue.len() >= lane.cap().min(free) {
+            return Offer::Later(lane.put_off(now_ms));
         }
         if lane.queue.is_empty() {
+            lane.empty_at_ms = now_ms;
             self.turn.push_back(key);
         }
         lane.queue.push_back(pointer);
+        if lane.queue.len() >= CROWDED {
+            self.crowded.insert(key);
+        }
         self.queued += 1;
         self.waiting.insert(pointer.uid, version);
         Offer::Held
+    }
+
+    /// The lanes in which so many wait that nothing more need be looked for, until [`Lanes::has_eased`].
+    pub fn crowded(&self) -> impl Iterator<Item = LaneKey> {
+        self.crowded.iter().copied()
+    }
+
+    /// Whether a lane has ceased to be crowded since this was asked last.
+    pub fn has_eased(&mut self) -> bool {
+        std::mem::take(&mut self.eased)
+    }
+
+    /// How many pointers wait, those in crowded lanes not counted.
+    pub fn uncrowded(&self) -> usize {
+        let crowded = self.crowded.iter().filter_map(|key| self.lanes.get(key));
+        self.queued - crowded.map(|lane| lane.queue.len()).sum::<usize>()
+    }
+
+    /// How many pointers wait, where no lane counts for more than it takes to crowd it.
+    pub fn backlog(&self) -> usize {
+        self.uncrowded() + self.crowded.len() * CROWDED
     }
 
     /// Takes up to `most` pointers that may be sent now, lane by lane in turn, and reserves their places.
@@ -222,7 +246,9 @@ impl Lanes {
             let Some(lane) = self.lanes.get_mut(&key) else {
                 continue;
             };
-            let places = lane.places(START.min(self.per_lane));
+            // What waits at a gate takes no place that others need.
+            let ahead = self.in_flight < self.total / 2;
+            let places = if ahead { lane.places(START.min(self.per_lane)) } else { lane.limit };
             let room = places.saturating_sub(lane.in_flight).min(self.total - self.in_flight);
             let room = match key.kind {
                 Kind::First => room,
@@ -249,8 +275,12 @@ impl Lanes {
                 Kind::Retry => self.in_flight_retries += n,
                 Kind::CatchUp => self.in_flight_catch_up += n,
             }
+            lane.idled |= lane.queue.is_empty();
             if !lane.queue.is_empty() {
                 self.turn.push_back(key);
+            }
+            if lane.queue.len() < CROWDED / 4 && self.crowded.remove(&key) {
+                self.eased = true;
             }
             idle = if room == 0 { idle + 1 } else { 0 };
         }
@@ -304,20 +334,22 @@ impl Lanes {
             Left::Answered => {
                 lane.limit = (lane.limit + 1).min(per_lane);
                 lane.answered += 1;
-                lane.answered_at_ms = now_ms;
                 lane.rerate(now_ms);
             }
             Left::Silent => {
                 lane.limit = (lane.limit / 2).max(FLOOR).min(per_lane);
                 lane.rerate(now_ms);
                 // What no longer fits is found again by the sweep, which then puts it off.
-                while lane.queue.len() > lane.cap(START.min(per_lane)) {
+                while lane.queue.len() > lane.cap() {
                     dropped.extend(lane.queue.pop_back().map(|last| last.uid));
                 }
             }
             Left::Unused => {}
         });
         self.queued -= dropped.len();
+        if !dropped.is_empty() && self.crowded.remove(&key) {
+            self.eased = true;
+        }
         for uid in dropped {
             self.waiting.remove(&uid);
         }
@@ -361,27 +393,61 @@ impl Lanes {
     pub fn clear(&mut self) {
         self.turn.clear();
         self.waiting.clear();
+        self.crowded.clear();
         self.queued = 0;
         self.lanes.values_mut().for_each(|lane| lane.queue.clear());
     }
 }
 
 impl Lane {
+    fn new(limit: usize, now_ms: i64) -> Self {
+        Self {
+            queue: VecDeque::new(),
+            in_flight: 0,
+            sending: 0,
+            gate: VecDeque::new(),
+            limit,
+            rate: 10_000.0,
+            answered: 0,
+            rated_at_ms: now_ms,
+            idled: false,
+            empty_at_ms: now_ms,
+            outside: 0.0,
+            outside_at_ms: now_ms,
+        }
+    }
+
     /// How many may be claimed at once: twice as many again as may be sent, while the receiver answers.
     fn places(&self, start: usize) -> usize {
         if self.limit < start { self.limit } else { 3 * self.limit }
     }
 
-    /// How many pointers may wait: few while the receiver answers worse than a new one would.
-    fn cap(&self, start: usize) -> usize {
-        if self.limit < start { SLOW_HELD } else { LANE_HELD }
+    /// How many pointers may wait.
+    fn cap(&self) -> usize {
+        ((self.rate * AHEAD_S) as usize).max(SLOW_HELD)
+    }
+
+    /// For how long to put off one that finds no room: until those have gone that wait here and those that were
+    /// put off before it, but not for longer than there has been a queue, so that a short stall does not put
+    /// rows off for long.
+    fn put_off(&mut self, now_ms: i64) -> i64 {
+        let passed_s = (now_ms - self.outside_at_ms) as f64 / 1000.0;
+        let before = (self.outside - passed_s * self.rate).clamp(0.0, LONGEST_MS / 1000.0 * self.rate);
+        (self.outside, self.outside_at_ms) = (before + 1.0, now_ms);
+        let drain_ms = (self.queue.len() as f64 + before) / (self.rate + 0.1) * 1000.0;
+        let queue_ms = (now_ms - self.empty_at_ms) as f64;
+        drain_ms.min(queue_ms).clamp(1000.0, LONGEST_MS) as i64
     }
 
     fn rerate(&mut self, now_ms: i64) {
-        let passed = now_ms - self.rated_at_ms;
-        if passed >= 500 {
-            let seen = f64::from(self.answered) * 1000.0 / passed as f64;
-            self.rate = self.rate * 0.5 + seen * 0.5;
+        let passed = (now_ms - self.rated_at_ms) as f64;
+        if passed >= PACE_MS {
+            let seen = f64::from(self.answered) * 1000.0 / passed;
+            let kept = 0.5_f64.powf(passed / PACE_MS);
+            let rate = self.rate * kept + seen * (1.0 - kept);
+            // With nobody waiting it shows what was asked of it, not what it could do.
+            self.rate = if self.idled { rate.max(self.rate) } else { rate };
+            self.idled = self.queue.is_empty();
             self.answered = 0;
             self.rated_at_ms = now_ms;
         }

@@ -15,7 +15,6 @@ mod record;
 pub mod webhook;
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -24,11 +23,11 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub use lanes::Offer;
-use lanes::{LaneKey, Lanes, Left};
+use lanes::{Kind, LaneKey, Lanes, Left};
 use record::Report;
 
 use crate::clock::Monotonic;
-use crate::cold::{AttemptRecord, ColdStore, Error, MAX_CLAIM_BATCH, TimerRow};
+use crate::cold::{AttemptRecord, ColdStore, Crowded, Error, MAX_CLAIM_BATCH, TimerRow};
 use crate::config::Config;
 use crate::metrics::Metrics;
 use crate::model::id::{Epoch, Uid};
@@ -40,9 +39,6 @@ use crate::ownership::{Ownership, PARTING_REACH};
 use crate::planted::Defect;
 use crate::promote::Promotion;
 use webhook::{Outcome, Sender};
-
-/// Fewer pointers than this wait when the sweep may bring more: it reads from SQL what waits here too.
-const SWEEP_HELD: usize = 8192;
 
 /// How long what was claimed waits for its lane to have a place.
 const AT_GATE: Duration = Duration::from_secs(2);
@@ -56,9 +52,8 @@ pub struct Dispatcher {
     lanes: Arc<Mutex<Lanes>>,
     /// Somebody waits, or a place became free.
     work: Arc<Notify>,
-    /// There is room for more pointers, after the sweep was turned away.
+    /// A lane that the sweep has passed over has room.
     room: Notify,
-    turned_away: AtomicBool,
     reports: mpsc::Sender<Report>,
     attempts: TaskTracker,
     /// Nothing more is claimed, and nobody waits for a place.
@@ -101,7 +96,6 @@ impl Dispatcher {
             lanes: Arc::clone(&lanes),
             work: Arc::clone(&work),
             room: Notify::new(),
-            turned_away: AtomicBool::new(false),
             reports,
             attempts: TaskTracker::new(),
             stop: CancellationToken::new(),
@@ -126,13 +120,28 @@ impl Dispatcher {
         offers
     }
 
-    /// Whether the sweep may bring more; if not, [`Dispatcher::has_room`] tells when.
-    pub fn takes_from_sweep(&self) -> bool {
-        let takes = self.held() < SWEEP_HELD;
-        if !takes {
-            self.turned_away.store(true, Ordering::SeqCst);
-        }
-        takes
+    /// What the sweep need not look for; [`Dispatcher::has_room`] tells when there is less of it.
+    pub fn crowded(&self) -> Crowded {
+        let mut crowded = Crowded::default();
+        self.with(|lanes| {
+            for key in lanes.crowded() {
+                match key.kind {
+                    Kind::First | Kind::CatchUp => crowded.first.push(key.lane),
+                    Kind::Retry => crowded.retry.push(key.lane),
+                }
+            }
+        });
+        crowded
+    }
+
+    /// How many pointers wait in lanes that the sweep does not pass over.
+    pub fn uncrowded(&self) -> usize {
+        self.with(|lanes| lanes.uncrowded())
+    }
+
+    /// How many pointers wait, where no receiver counts for more than a few thousand.
+    pub fn backlog(&self) -> usize {
+        self.with(|lanes| lanes.backlog())
     }
 
     /// How many pointers wait.
@@ -150,7 +159,7 @@ impl Dispatcher {
         &self.ownership
     }
 
-    /// Completes when there is room for more pointers after there was none.
+    /// Completes when a lane that was crowded has room again.
     pub async fn has_room(&self) {
         self.room.notified().await;
     }
@@ -201,8 +210,7 @@ impl Dispatcher {
         if !owned.is_empty() {
             self.claim(owned).await?;
         }
-        let low = self.with(|lanes| lanes.held() < SWEEP_HELD / 4);
-        if low && self.turned_away.swap(false, Ordering::SeqCst) {
+        if self.with(Lanes::has_eased) {
             self.room.notify_one();
         }
         self.gauge();

@@ -68,7 +68,7 @@ pub(super) async fn run(
         while let Err(why) = record(&store, &metrics, &promotion, &reports).await {
             metrics.store_errors.inc();
             failures += 1;
-            if !why.is_passing() {
+            if !why.is_passing() || why.is_data() {
                 one_by_one(&store, &metrics, &promotion, &reports).await;
                 break;
             }
@@ -138,16 +138,21 @@ async fn record(
     if changes.is_empty() {
         return Ok(());
     }
-    for (applied, report) in store.apply(&changes).await?.into_iter().zip(&changes) {
-        if let Applied::Live(row, Answer::Done) = applied {
-            if row.life.state.is_end() {
-                metrics.ended.with_label_values(&[row.life.state.word()]).inc();
+    let mut failed = None;
+    for (applied, report) in store.apply(&changes).await.into_iter().zip(&changes) {
+        match applied {
+            Ok(Applied::Live(row, Answer::Done)) => {
+                if row.life.state.is_end() {
+                    metrics.ended.with_label_values(&[row.life.state.word()]).inc();
+                }
+                promotion.written([&*row]);
+                if matches!(report.event, ChangeEvent::Released(..)) {
+                    metrics.released.inc();
+                }
             }
-            promotion.written([&*row]);
-            if matches!(report.event, ChangeEvent::Released(..)) {
-                metrics.released.inc();
-            }
+            Ok(_) => {}
+            Err(why) => failed = Some(why),
         }
     }
-    Ok(())
+    failed.map_or(Ok(()), Err)
 }

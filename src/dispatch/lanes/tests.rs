@@ -150,17 +150,116 @@ fn a_newer_generation_replaces_a_waiting_pointer() {
     assert_eq!((lanes.held(), lanes.in_flight()), (0, 1));
 }
 
+/// A receiver that answers so many attempts in each of so many seconds, with more waiting all the time.
+fn paced(lanes: &mut Lanes, lane: i64, per_second: usize, seconds: i64) {
+    let key = LaneKey { lane, kind: Kind::First };
+    let mut n = 0;
+    for second in 0..seconds {
+        for _ in 0..2 * per_second {
+            n += 1;
+            lanes.offer(pointer((lane as u128) << 64 | n, lane, 0), second * 1000);
+        }
+        for taken in lanes.take(per_second) {
+            let _ = lanes.enter(key);
+            lanes.left(key, Left::Answered, second * 1000 + 999);
+            lanes.recorded(&taken.uid, second * 1000 + 999);
+        }
+    }
+}
+
 #[test]
-fn only_a_slow_full_lane_puts_rows_off() {
-    let mut lanes = Lanes::new(100, 20);
-    for n in 0..LANE_HELD as u128 {
+fn a_lane_holds_half_a_minutes_work_of_its_receiver() {
+    let mut lanes = Lanes::new(1000, 100);
+    paced(&mut lanes, 1, 10, 60);
+    for n in 0..20 {
+        lanes.offer(pointer(n << 96, 1, 0), 60_000);
+    }
+    let held = lanes.held();
+    assert!((250..350).contains(&held), "ten a second: {held}");
+    let mut puts_off = || match lanes.offer(pointer(u128::MAX, 1, 0), 60_000) {
+        Offer::Later(ms) => ms,
+        other => panic!("{other:?}"),
+    };
+    let first = puts_off();
+    let later = (0..100).map(|_| puts_off()).last().unwrap_or_default();
+    assert!(first >= 25_000, "those that wait here come before it: {first}");
+    assert!((9000..11_000).contains(&(later - first)), "and a hundred that were put off: {first}, {later}");
+    assert_eq!(lanes.offer(pointer(u128::MAX, 2, 0), 60_000), Offer::Held, "another receiver's");
+}
+
+#[test]
+fn a_short_stall_puts_nothing_off_for_long() {
+    let mut lanes = Lanes::new(1000, 100);
+    // Nobody is taken and nothing answers; looked at every second.
+    let mut offers = Vec::new();
+    for second in 0..20 {
+        for n in 0..100_000 {
+            offers.push(lanes.offer(pointer(second << 32 | n, 1, 0), second as i64 * 1000));
+        }
+    }
+    let longest =
+        offers.iter().filter_map(|offer| if let Offer::Later(ms) = offer { Some(*ms) } else { None });
+    assert_eq!(longest.max(), Some(19_000), "as long as there has been a queue");
+}
+
+#[test]
+fn one_lane_leaves_room_for_others_and_two_for_a_third() {
+    let mut lanes = Lanes::new(1000, 100);
+    for lane in 1..4 {
+        for n in 0..ALL_HELD as u128 {
+            if lanes.offer(pointer(lane << 64 | n, lane as i64, 0), 0) != Offer::Held {
+                break;
+            }
+        }
+        assert_eq!(ALL_HELD - lanes.held(), ALL_HELD >> lane, "half of what was left");
+    }
+}
+
+#[test]
+fn a_crowded_lane_is_named_until_it_has_eased() {
+    let mut lanes = Lanes::new(10_000, 10_000);
+    for n in 0..CROWDED as u128 {
+        assert_eq!(lanes.crowded().count(), 0);
         lanes.offer(pointer(n, 1, 0), 0);
     }
-    assert_eq!(lanes.offer(pointer(u128::MAX, 1, 0), 0), Offer::Full);
-    // Nothing answered for seconds.
-    let new = u128::MAX;
-    let offers: Vec<_> = (1..8).map(|i| lanes.offer(pointer(new, 1, 0), i * 1000)).collect();
-    assert!(matches!(offers.last(), Some(Offer::Later(7000))), "as long as it was silent: {offers:?}");
+    lanes.offer(pointer(0, 2, 0), 0);
+    lanes.offer(pointer(u128::MAX, 2, 0), 0);
+    let key = LaneKey { lane: 1, kind: Kind::First };
+    assert_eq!(lanes.crowded().collect::<Vec<_>>(), [key]);
+    assert_eq!((lanes.uncrowded(), lanes.backlog()), (1, CROWDED + 1));
+    while lanes.held() >= CROWDED / 4 {
+        assert!(!lanes.has_eased());
+        for _ in lanes.take(64) {
+            let _ = lanes.enter(key);
+            lanes.left(key, Left::Answered, 0);
+        }
+    }
+    assert!(lanes.has_eased() && !lanes.has_eased(), "told once");
+    assert_eq!((lanes.crowded().count(), lanes.uncrowded()), (0, lanes.held()));
+}
+
+#[test]
+fn what_waits_at_gates_takes_at_most_half() {
+    let mut lanes = Lanes::new(240, 16);
+    for lane in 0..20 {
+        for n in 0..100 {
+            lanes.offer(pointer(lane << 64 | n, lane as i64, 0), 0);
+        }
+    }
+    let taken = lanes.take(1000);
+    let of = |lane| taken.iter().filter(|pointer| pointer.lane == lane).count();
+    assert_eq!(taken.len(), 240);
+    assert!((0..15).all(|lane| of(lane) > 0), "each of many receivers gets a turn");
+    // Nothing comes back, and yet another receiver finds a place.
+    let mut lanes = Lanes::new(240, 16);
+    for lane in 0..6 {
+        for n in 0..100 {
+            lanes.offer(pointer(lane << 64 | n, lane as i64, 0), 0);
+        }
+        lanes.take(1000);
+    }
+    lanes.offer(pointer(u128::MAX, 99, 0), 0);
+    assert_eq!(lanes.take(1000), [pointer(u128::MAX, 99, 0)]);
 }
 
 #[test]
@@ -176,11 +275,10 @@ fn silent_receivers_leave_room_for_others() {
             lanes.left(key, Left::Silent, 60_000);
         }
     }
-    assert!(lanes.held() <= ALL_HELD);
     let before = lanes.held();
     for n in 0..100 {
         lanes.offer(pointer(1_000_000 + n, 77, 0), 60_000);
     }
     assert!(lanes.held() - before <= SLOW_HELD, "a lane that was silent holds few");
-    assert!(before < ALL_HELD, "and so do all of them together: {before}");
+    assert!(before <= 200 * SLOW_HELD, "and so do all of them together: {before}");
 }

@@ -1,18 +1,24 @@
 //! A bad receiver costs nobody else anything, and neither do retries.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use super::{LONG, Stream, node, percentile, shared_as};
-use crate::support::{Api, Node, Received, Receiver, Reply, free_port, fresh_database};
+use serde_json::{Value, json};
+
+use super::{LONG, Stream, node, percentile, register, shared_as};
+use crate::support::{Api, Node, Received, Receiver, Reply, free_port, fresh_database, rfc3339, to, wall_ms};
 
 /// What a quiet machine's noise may add, in milliseconds: what hangs here hangs for ten seconds.
 const NOISE_MS: i64 = 750;
 
-/// Two nodes that send so many attempts at once to one receiver.
-async fn two_nodes(concurrency: u32) -> (Node, Node, Vec<Api>) {
+/// Two nodes that send so many attempts at once to one receiver, and wait so long for its answers.
+async fn two_nodes(concurrency: u32, timeout: &str) -> (Node, Node, Vec<Api>) {
     let url = fresh_database().await;
     let build = |name| {
-        node(name, &url).env("MAINSPRING__WEBHOOK__CONCURRENCY", concurrency.to_string()).start_ready()
+        node(name, &url)
+            .env("MAINSPRING__WEBHOOK__CONCURRENCY", concurrency.to_string())
+            .env("MAINSPRING__WEBHOOK__TIMEOUT", timeout)
+            .start_ready()
     };
     let (a, b) = (build("a").await, build("b").await);
     shared_as(&a.api(), &[("a", 32), ("b", 32)], LONG).await;
@@ -38,7 +44,7 @@ fn not_delayed(alone: &[Received], beside: &[Received]) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_receiver_that_hangs_and_one_that_refuses_do_not_delay_a_third() {
-    let (_a, _b, apis) = two_nodes(64).await;
+    let (_a, _b, apis) = two_nodes(64, "PT10S").await;
     let (fine, hangs) = (Receiver::start().await, Receiver::start().await);
     let alone = Stream::start("alone", apis.clone(), fine.url("/ok"), 100);
     tokio::time::sleep(Duration::from_secs(3)).await;
@@ -57,8 +63,65 @@ async fn a_receiver_that_hangs_and_one_that_refuses_do_not_delay_a_third() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_receiver_that_is_slow_and_much_in_demand_does_not_delay_another() {
+    let (_a, _b, apis) = two_nodes(64, "PT1S").await;
+    let (fine, slow) = (Receiver::start().await, Receiver::start().await);
+    // Every third attempt finds no answer, so its lane stays small and moves all the same.
+    let count = AtomicUsize::new(0);
+    slow.on("/slow", move |_| match count.fetch_add(1, Ordering::Relaxed) % 3 {
+        0 => Reply::hang(),
+        _ => Reply::ok().after(Duration::from_millis(200)),
+    });
+    let alone = Stream::start("alone", apis.clone(), fine.url("/ok"), 100);
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let alone = all_of(&fine, "alone", alone.end().await).await;
+
+    let wanted = Stream::start("s", apis.clone(), slow.url("/slow"), 800);
+    // Until thousands find no room.
+    tokio::time::sleep(Duration::from_secs(8)).await;
+    let beside = Stream::start("beside", apis, fine.url("/ok"), 100);
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    let beside = all_of(&fine, "beside", beside.end().await).await;
+    let (wanted, done) = (wanted.end().await, slow.received().len());
+    assert!(done > 20 && done + 3000 < wanted, "{done} of {wanted}");
+    not_delayed(&alone, &beside);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_wheels_what_waits_for_one_receiver_does_not_hide_what_is_due_for_another() {
+    let url = fresh_database().await;
+    let node = node("a", &url)
+        .env("MAINSPRING__WHEEL__ENABLED", "false")
+        .env("MAINSPRING__WEBHOOK__CONCURRENCY", "4")
+        .start_ready()
+        .await;
+    let (fine, slow) = (Receiver::start().await, Receiver::start().await);
+    slow.on("/slow", |_| Reply::ok().after(Duration::from_millis(500)));
+    let due_at = rfc3339(wall_ms() + 1000);
+    for batch in 0..4 {
+        let timers: Vec<Value> = (0..2500)
+            .map(|n| {
+                json!({"id": format!("s{batch}-{n}"), "fire_at": due_at, "target": to(&slow.url("/slow"))})
+            })
+            .collect();
+        register(&[node.api()], batch, &json!({ "timers": timers })).await;
+    }
+    slow.wait_for(8, LONG).await;
+    let beside = Stream::start("beside", vec![node.api()], fine.url("/ok"), 50);
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    let beside = all_of(&fine, "beside", beside.end().await).await;
+    let done = slow.received().len();
+    assert!(done < 2000, "nothing waited: {done}");
+    let p95 = percentile(&beside, 95);
+    assert!(
+        p95 <= 2000,
+        "everything fires from SQL, which is looked through several times a second: {p95} ms"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn retries_do_not_delay_first_attempts_at_the_same_receiver() {
-    let (_a, _b, apis) = two_nodes(32).await;
+    let (_a, _b, apis) = two_nodes(32, "PT10S").await;
     let receiver = Receiver::start().await;
     // Retries want several times the room that there is: fewer than 64 a second can be made.
     receiver.on("/fails", |_| Reply::status(500).after(Duration::from_secs(1)));

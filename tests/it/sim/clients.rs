@@ -190,9 +190,10 @@ impl Clients {
                 }
                 Ask::Cancel(uid) => {
                     this.book.lock().expect("plain").cancelling(*uid);
-                    let applied = store.apply(&[Change { uid: *uid, event: ChangeEvent::Cancel }]).await;
+                    let applied =
+                        store.apply(&[Change { uid: *uid, event: ChangeEvent::Cancel }]).await.remove(0);
                     if let Ok(applied) = &applied {
-                        this.book.lock().expect("plain").cancelled(&applied[0]);
+                        this.book.lock().expect("plain").cancelled(applied);
                     }
                     applied.is_ok()
                 }
@@ -203,10 +204,10 @@ impl Clients {
                         }
                         _ => ChangeEvent::Fire,
                     };
-                    let applied = store.apply(&[Change { uid: *uid, event }]).await;
+                    let applied = store.apply(&[Change { uid: *uid, event }]).await.remove(0);
                     if let Ok(applied) = &applied {
-                        promotion.written(applied.iter().filter_map(Applied::changed_row));
-                        if let Applied::Live(row, Answer::Done) = &applied[0] {
+                        promotion.written(applied.changed_row());
+                        if let Applied::Live(row, Answer::Done) = applied {
                             this.book.lock().expect("plain").moved(row, now);
                         }
                     }

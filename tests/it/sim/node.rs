@@ -173,8 +173,12 @@ impl Node {
         let ownership = Arc::new(ownership);
         let positions = Arc::new(Positions::new(config.shards));
         let clock = store.clock().clone();
-        let (promotion, inbox) =
-            Promotion::new(clock.clone(), config.wheel.window.get(), true, metrics.clone());
+        let (promotion, inbox) = Promotion::new(
+            clock.clone(),
+            config.wheel.window.get(),
+            Some(Arc::clone(&positions)),
+            metrics.clone(),
+        );
         let (dispatcher, recorder) = Dispatcher::sending(
             config,
             store.clone(),
@@ -348,12 +352,9 @@ impl Node {
     pub fn mile(&mut self) {
         let given = self.server.take_express(&self.name);
         self.last_mile.push(&given);
-        let (next, full) = self.last_mile.run_once(self.store.clock().now());
+        let next = self.last_mile.run_once(self.store.clock().now());
         let lead = i64::try_from(self.config.wheel.lead.get().as_millis()).expect("short");
         self.mile_at = next.map(|at| at.get() - lead);
-        if full {
-            self.mile_at = Some(self.world.now() + 50);
-        }
     }
 
     /// Nothing of its work is held up any longer.

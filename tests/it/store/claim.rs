@@ -3,10 +3,11 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use mainspring::cold::{Applied, Change, ChangeEvent, Edit, NewTimer};
+use mainspring::cold::{Applied, Change, ChangeEvent, Crowded, Edit, NewTimer};
 use mainspring::model::id::{Epoch, Generation};
 use mainspring::model::pointer::{Pointer, Via};
 use mainspring::model::policy::{Late, Policies, Then};
+use mainspring::model::target::{Target, Webhook};
 use mainspring::model::time::Span;
 use mainspring::model::timer::{Answer, AttemptResult, Next, State};
 
@@ -139,7 +140,7 @@ async fn of_a_claim_and_a_cancel_exactly_one_wins(f: Fixture) {
     let cancels = async {
         let mut cancelled = HashSet::new();
         for chunk in changes.rchunks(20) {
-            for (applied, change) in f.store.apply(chunk).await.expect("applies").into_iter().zip(chunk) {
+            for (applied, change) in f.apply(chunk).await.into_iter().zip(chunk) {
                 match applied {
                     Applied::Live(_, Answer::Cancelled) => drop(cancelled.insert(change.uid)),
                     Applied::Live(row, Answer::InFlight) => assert_eq!(row.life.state, State::Delivering),
@@ -195,6 +196,31 @@ async fn postponed_rows_leave_the_head_and_keep_their_due_time(f: Fixture) {
     assert_eq!(f.claim_due(&owned).await.len(), 1);
 }
 
+async fn what_is_for_a_crowded_lane_is_passed_over_and_ends_are_not(f: Fixture) {
+    let owned = f.own_all().await;
+    let Target::Webhook(hook) = f.timer("t", 0).target;
+    let lane = hook.lane();
+    let elsewhere = Webhook { url: "http://elsewhere/".parse().expect("a URL"), ..hook };
+    let other = NewTimer { target: Target::Webhook(elsewhere), ..f.timer("other", 0) };
+    let (claimed, other, first) = (f.put("claimed", 0).await, other, f.put("first", 60_000).await);
+    let row = f.claim_due(&owned).await.remove(0);
+    f.register(std::slice::from_ref(&other)).await;
+    f.clock.set(row.life.wake_at.plus(Duration::from_secs(60)));
+    let but = async |first: &[i64], retry: &[i64]| {
+        let found = f.due_but(&owned, &Crowded { first: first.to_vec(), retry: retry.to_vec() }).await;
+        let mut found: Vec<_> = found.into_iter().map(|(pointer, _)| pointer.uid).collect();
+        assert!(found.contains(&other.uid), "another receiver's is always found");
+        found.retain(|uid| *uid != other.uid);
+        found
+    };
+    assert_eq!(but(&[], &[lane]).await, [claimed, first], "it is no retry");
+    assert_eq!(but(&[1, lane], &[lane]).await, [claimed], "its claim has run out");
+    f.change(claimed, ChangeEvent::ClaimExpired(token(&row))).await;
+    f.clock.advance(Duration::from_secs(60));
+    assert_eq!(but(&[lane], &[1]).await, [claimed], "it is a retry now");
+    assert!(but(&[lane], &[lane, 1]).await.is_empty());
+}
+
 /// One unreadable row (of a newer version, or damaged) holds nobody else up.
 async fn an_unreadable_timer_is_left_alone(f: Fixture) {
     let owned = f.own_all().await;
@@ -205,7 +231,7 @@ async fn an_unreadable_timer_is_left_alone(f: Fixture) {
     assert_eq!(claimed.rows.iter().map(|row| row.uid).collect::<Vec<_>>(), [good]);
     assert_eq!(claimed.unreadable, [bad]);
     let cancel = |uid| Change { uid, event: ChangeEvent::Cancel };
-    let answers = f.store.apply(&[cancel(bad), cancel(good)]).await.expect("applies");
+    let answers = f.apply(&[cancel(bad), cancel(good)]).await;
     assert!(matches!(answers[..], [Applied::Unreadable, Applied::Live(_, Answer::InFlight)]), "{answers:?}");
 }
 
@@ -219,5 +245,6 @@ on_both_stores!(
     what_is_found_later_than_its_grace_expires_unattempted,
     a_release_is_only_for_the_holder_of_the_epoch,
     postponed_rows_leave_the_head_and_keep_their_due_time,
+    what_is_for_a_crowded_lane_is_passed_over_and_ends_are_not,
     an_unreadable_timer_is_left_alone,
 );

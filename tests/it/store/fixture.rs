@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use mainspring::clock::{Clock, ManualClock};
 use mainspring::cold::{
-    Applied, AttemptRecord, Change, ChangeEvent, ColdStore, Identity, NewTimer, Probe, Registered, TimerRow,
+    Applied, AttemptRecord, Change, ChangeEvent, ColdStore, Crowded, Identity, NewTimer, Probe, Registered,
+    TimerRow,
 };
 use mainspring::config::Config;
 use mainspring::model::id::{Epoch, Uid};
@@ -84,9 +85,14 @@ impl Fixture {
 
     /// What is due, paired with the epochs of `owned`.
     pub async fn due(&self, owned: &[(i32, Epoch)]) -> Vec<(Pointer, Epoch)> {
+        self.due_but(owned, &Crowded::default()).await
+    }
+
+    /// The same, without what is for crowded lanes.
+    pub async fn due_but(&self, owned: &[(i32, Epoch)], crowded: &Crowded) -> Vec<(Pointer, Epoch)> {
         let probe = |shard| Probe { shard, floor: i64::MIN, grace_ms: 0 };
         let probes: Vec<_> = owned.iter().map(|(shard, _)| probe(*shard)).collect();
-        let found = self.store.due(&probes, 10_000, 10_000).await.expect("looks");
+        let found = self.store.due(&probes, crowded, 10_000, 10_000).await.expect("looks");
         let epoch = |shard: i32| owned.iter().find(|(one, _)| *one == shard).expect("owned").1;
         found.rows.iter().map(|due| (due.pointer, epoch(due.pointer.shard))).collect()
     }
@@ -101,10 +107,15 @@ impl Fixture {
     }
 
     pub async fn change(&self, uid: Uid, event: ChangeEvent) -> (TimerRow, Answer) {
-        match self.store.apply(&[Change { uid, event }]).await.expect("applies").remove(0) {
+        match self.store.apply(&[Change { uid, event }]).await.remove(0).expect("applies") {
             Applied::Live(row, answer) => (*row, answer),
             other => panic!("{other:?}"),
         }
+    }
+
+    /// Makes all these changes.
+    pub async fn apply(&self, changes: &[Change]) -> Vec<Applied> {
+        self.store.apply(changes).await.into_iter().collect::<Result<_, _>>().expect("applies")
     }
 
     pub async fn find(&self, uid: Uid) -> TimerRow {

@@ -106,7 +106,7 @@ impl Case {
     }
 
     async fn change(&self, uid: Uid, event: ChangeEvent) -> (TimerRow, Answer) {
-        match self.rig.store.apply(&[Change { uid, event }]).await.expect("applies").remove(0) {
+        match self.rig.store.apply(&[Change { uid, event }]).await.remove(0).expect("applies") {
             Applied::Live(row, answer) => (*row, answer),
             other => panic!("{other:?}"),
         }

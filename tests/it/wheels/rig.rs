@@ -362,7 +362,8 @@ impl Rig {
     /// A node's sweep, and what it hands on to be promoted.
     pub fn sweep(&self, node: &Node) -> (Sweep, mpsc::Receiver<Pointer>) {
         let (clock, window) = (self.store.clock().clone(), self.config.wheel.window.get());
-        let (promotion, inbox) = Promotion::new(clock, window, true, self.metrics.clone());
+        let (promotion, inbox) =
+            Promotion::new(clock, window, Some(Arc::clone(&node.promoter.positions)), self.metrics.clone());
         let Promoter { ownership, positions, .. } = &*node.promoter;
         let sweep = Sweep::new(
             self.store.clone(),
@@ -390,7 +391,7 @@ fn dispatcher(config: &Arc<Config>, store: &ColdStore, metrics: &Metrics) -> Arc
     let me = Identity { name: "nobody".into(), incarnation: "1".into(), address: "127.0.0.1:1".into() };
     let ownership = Arc::new(Ownership::new(me, config.lease.get(), config.shards, false));
     let (promotion, _) =
-        Promotion::new(store.clock().clone(), config.wheel.window.get(), false, metrics.clone());
+        Promotion::new(store.clock().clone(), config.wheel.window.get(), None, metrics.clone());
     let made = Dispatcher::new(config, store.clone(), ownership, metrics.clone(), promotion);
     made.expect("a client").0
 }
