@@ -63,6 +63,40 @@ async fn a_fourth_node_gets_its_share_and_leaves_without_a_loss() {
     verdict(&receiver, count).await.is_clean(count);
 }
 
+/// Callers who keep every connection of theirs busy for longer than a lease cost no node a shard.
+#[tokio::test(flavor = "multi_thread")]
+async fn slow_calls_cost_no_node_its_shards() {
+    let url = fresh_database().await;
+    let busy = |name| node(name, &url).env("MAINSPRING__COLD__CONNECTIONS", "2").start_ready();
+    let nodes = [busy("a").await, busy("b").await];
+    shared_as(&nodes[0].api(), &[("a", 32), ("b", 32)], LONG).await;
+    let taken = async |node: &Node| node.api().metric("mainspring_shards_taken_total").await;
+    let before = [taken(&nodes[0]).await, taken(&nodes[1]).await];
+    let sql = "BEGIN; LOCK TABLE totals; SELECT pg_sleep(9); COMMIT";
+    let locked = tokio::spawn({
+        let url = url.clone();
+        async move { psql(&url, sql).await }
+    });
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let calls: Vec<_> = nodes
+        .iter()
+        .flat_map(|node| (0..6).map(|_| node.api()))
+        .map(|api| tokio::spawn(async move { api.get("/v1/ledger").await.0 }))
+        .collect();
+    while !locked.is_finished() {
+        for node in &nodes {
+            assert_eq!(node.api().metric("mainspring_shards_owned").await, 32.0);
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    let mut slow = 0;
+    for call in calls {
+        slow += usize::from(call.await.expect("is answered") == 503);
+    }
+    assert!(slow > 0, "some waited for a connection in vain");
+    assert_eq!([taken(&nodes[0]).await, taken(&nodes[1]).await], before);
+}
+
 /// What a killed node had is taken when its lease has run out.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_killed_node_had_is_taken_within_a_lease_and_two_seconds() {

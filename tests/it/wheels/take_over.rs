@@ -76,18 +76,27 @@ async fn a_new_owner_of_an_intact_wheel_reads_again_what_was_taken() {
             )
         );
 
-        // Down for a while: every slot that was missed is taken in turn, and everything fires once.
+        // Down for a while: every slot that was missed is taken in turn. Down for long: its overdue timers are
+        // read in order and at the set rate instead. Either way everything fires once.
         drop(after);
-        rig.at(7 * MINUTE);
-        let mut last = rig.start("a").await;
-        last.crank().await;
-        let mut fired: Vec<Uid> = last.due().into_iter().map(|one| one.uid).collect();
-        let claimed = last.claim(&all, 0).await;
-        assert_eq!((fired.len(), claimed.len()), (5, 5));
-        fired.sort_unstable();
-        let mut expected: Vec<Uid> = all[1..6].iter().map(|one| one.uid).collect();
-        expected.sort_unstable();
-        assert_eq!(fired, expected, "each once");
+        for (at, cause, missed) in [
+            (2 * MINUTE + 30 * SECOND, "taken over from another owner, with its wheel", &all[1..4]),
+            (7 * MINUTE, "it stood still for long", &all[4..6]),
+        ] {
+            rig.at(at);
+            let mut last = rig.start("a").await;
+            last.crank().await;
+            let due = last.due();
+            assert_eq!(due.iter().all(|one| one.via == Via::Replay), cause.contains("long"), "{due:?}");
+            let fired: BTreeSet<Uid> = due.iter().map(|one| one.uid).collect();
+            assert_eq!(fired, missed.iter().map(|one| one.uid).collect());
+            assert_eq!(
+                (due.len(), last.claim(&due, 0).await.len()),
+                (missed.len(), missed.len()),
+                "each once"
+            );
+            assert_eq!(replays(&rig).await.pop().map(|(cause, _)| cause).as_deref(), Some(cause));
+        }
     }
 }
 

@@ -1,12 +1,14 @@
 //! The way of a timer: cold store, minute wheel, second wheel, last mile; and what cuts it short.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use mainspring::cold::NewTimer;
 use mainspring::model::id::Uid;
 use mainspring::model::pointer::{Pointer, Via};
 use mainspring::model::time::UnixMs;
+use mainspring::promote::Promotion;
 use mainspring::wheel::{HotWheel, Level};
 
 use super::parts::{MINUTE, Parts, SECOND, USUAL, on_all, walk};
@@ -82,6 +84,22 @@ async fn a_timer_that_is_near_goes_where_its_slots_are_open(parts: Parts) {
         let pointer = node.write(&rig, &[rig.timer(&format!("t{due}"), due)]).await[0];
         assert_eq!((rig.lying(&pointer).await, node.held().len() - before), (lying, held), "{due}");
         assert_eq!(pointer.wake_at, UnixMs::new(START_MS + due.max(250)));
+    }
+}
+
+/// A shard keeps the reach it had: what lies within is promoted by whoever writes it, whatever the window is now.
+async fn after_the_window_was_shortened_what_is_written_within_the_old_one_is_promoted(parts: Parts) {
+    let (rig, _dir) = parts.rig(&USUAL).await;
+    let mut node = rig.start("a").await;
+    node.crank().await;
+    let positions = Some(Arc::clone(&node.promoter.positions));
+    let (promotion, mut inbox) =
+        Promotion::new(rig.store.clock().clone(), Duration::from_secs(60), positions, rig.metrics.clone());
+    for (id, due, promoted) in [("within", 8 * MINUTE, true), ("beyond", 11 * MINUTE, false)] {
+        let pointer = rig.commit(&[rig.timer(id, due)]).await[0];
+        let row = rig.store.find(pointer.uid).await.expect("reads").expect("is there");
+        promotion.written([&row]);
+        assert_eq!(inbox.try_recv().ok().map(|one| one.uid), promoted.then_some(pointer.uid), "{id}");
     }
 }
 
@@ -235,6 +253,7 @@ on_all!(
     a_timer_passes_from_sql_through_minute_and_second_to_the_last_mile,
     a_timer_that_is_near_goes_where_its_slots_are_open,
     a_timer_of_minute_precision_waits_in_its_whole_minute,
+    after_the_window_was_shortened_what_is_written_within_the_old_one_is_promoted,
     a_crash_between_watermark_and_scan_loses_nothing,
     a_cascade_that_was_cut_short_is_done_again,
     a_tick_that_was_cut_short_is_done_again,
