@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::{LONG, to};
 use crate::support::{
     Api, Cluster, Node, Received, Receiver, Traffic, Verdict, eventually, fresh_database, in_wheels, psql,
-    register, wall_ms,
+    register, rfc3339, wall_ms,
 };
 
 /// Timers a second.
@@ -167,6 +167,46 @@ async fn a_master_that_is_lost_and_comes_back_empty_costs_its_shards_lateness_an
         let log = node.log();
         assert!(log.contains("part of the wheels does not answer") && !log.contains("panicked"), "{log}");
     }
+}
+
+/// It still answers, so it does not count as away; its refusals are not those of the others.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_master_that_is_full_does_not_keep_timers_from_the_wheels_of_the_others() {
+    let cluster = Cluster::start().await;
+    let cold = fresh_database().await;
+    let node = Node::builder()
+        .cold(&cold)
+        .hot(cluster.url())
+        .name("one")
+        .env("MAINSPRING__WHEEL__WINDOW", "PT6S")
+        .env("MAINSPRING__WHEEL__NEAR", "PT2S")
+        .start_ready()
+        .await;
+    let (api, receiver) = (node.api(), Receiver::start().await);
+    status_is(std::slice::from_ref(&api), "ok").await;
+    let its = shards_of(&cluster, 0).await;
+    // Beyond the window: they are brought by the loader, or by nobody but the sweep.
+    let (from, until) = (wall_ms() + 10_000, wall_ms() + 16_000);
+    let timers: Vec<Value> = (0..1200)
+        .map(|n| {
+            let due = rfc3339(from + 5 * n);
+            json!({"id": format!("t{n}"), "fire_at": due, "target": to(&receiver.url("/ok"))})
+        })
+        .collect();
+    register(&api, &timers).await;
+    cluster.masters[0].cli(&["CONFIG", "SET", "maxmemory", "1"]).await;
+    status_is(std::slice::from_ref(&api), "degraded").await;
+    let received = receiver.wait_for(timers.len(), LONG).await;
+    Verdict::on(&received).is_clean(timers.len());
+    eventually("the account closes", LONG, async || {
+        let ledger = api.ledger().await;
+        if ledger.delivered == timers.len() as u64 { Ok(()) } else { Err(ledger) }
+    })
+    .await;
+    let (full, others) = swept(&cold, &its, from, until).await;
+    println!("by sweep: {full} of the full master's shards, {others} of the others");
+    assert!(full > 200, "nothing could be written there: {full}");
+    assert!(others < 100, "the others go on by wheel: {others}");
 }
 
 /// What `mainspring doctor` says of the wheels: the result, and all of it.
