@@ -371,13 +371,13 @@ async fn start_sweep(app: Arc<App>, sweep: Sweep, halt: CancellationToken) -> an
             !app.config.wheel.enabled || service.positions.has_looked() || began.elapsed() > REPLAY_FIRST
         });
         if replayed && sweep.run_once().await.is_ok() {
+            app.recovered.store(true, Ordering::SeqCst);
+            tracing::info!("ready");
+            sweep.run(halt).await;
             break;
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    app.recovered.store(true, Ordering::SeqCst);
-    tracing::info!("ready");
-    sweep.run(halt).await;
     Ok(())
 }
 

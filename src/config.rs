@@ -24,7 +24,7 @@ use crate::planted::Planted;
 /// The prefix of environment variables that set a key.
 const ENV_PREFIX: &str = "MAINSPRING__";
 
-/// The longest attempt that may be configured; replay after a take-over looks this far ahead for claims.
+/// The longest attempt that may be configured.
 pub const MAX_WEBHOOK_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// What is wrong with the settings; every variant names the key or file and the cure.

@@ -73,7 +73,7 @@ pub struct AttemptRecord {
     pub generation: i32,
     /// Its number within the generation, from 1.
     pub attempt: i32,
-    /// When the claim was made.
+    /// When the attempt began; if nobody knows, when its claim was made.
     pub started_at: i64,
     /// When the outcome was known.
     pub ended_at: i64,

@@ -115,7 +115,8 @@ impl Server {
         let Some((_, first)) = first else { return Ok(Vec::new()) };
         let mut rest = cmd("LPOP");
         rest.arg(list).arg(most);
-        let rest: Option<Vec<Vec<u8>>> = rest.query_async(&mut connection).await?;
+        // What has come is not lost with the rest.
+        let rest: Option<Vec<Vec<u8>>> = rest.query_async(&mut connection).await.unwrap_or_default();
         Ok(std::iter::once(first).chain(rest.unwrap_or_default()).collect())
     }
 

@@ -7,6 +7,7 @@ use mainspring::model::id::{Generation, Uid};
 use mainspring::model::timer::{Answer, AttemptResult, State};
 
 use super::fixture::{Fixture, held_open, on_both_stores, record, somebody_waits};
+use crate::support::psql;
 
 async fn an_ended_id_stays_taken_and_again_starts_the_next_generation(f: Fixture) {
     let owned = f.own_all().await;
@@ -161,6 +162,36 @@ async fn a_value_that_the_database_refuses_fails_alone() {
         }
     }
     assert_eq!(f.store.ledger().await.expect("reads").registered, 99);
+}
+
+/// What is committed stays told when a later transaction of the same batch fails.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failure_takes_nothing_back_that_was_made_before_it() {
+    let f = Fixture::postgres().await;
+    let uids = [f.put("a", 1000).await, f.put("b", 1000).await, f.put("c", 1000).await];
+    let mut other = held_open(&f.config.cold.url).await;
+    let lock = sea_orm::sqlx::query("SELECT 1 FROM timers WHERE uid = $1 FOR UPDATE").bind(uids[1].0);
+    lock.execute(&mut *other).await.expect("locks");
+    let changes = uids.map(|uid| Change { uid, event: ChangeEvent::Cancel });
+    let store = f.store.clone();
+    let applying = tokio::spawn(async move { store.apply(&changes).await });
+    somebody_waits(&f.config.cold.url).await;
+    let database = f.config.cold.url.rsplit('/').next().expect("a name");
+    let sql = format!(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{database}' AND wait_event_type = 'Lock'"
+    );
+    psql(&f.config.cold.url, &sql).await;
+    let answers = applying.await.expect("runs");
+    assert!(
+        matches!(
+            &answers[..],
+            [Ok(Applied::Live(_, Answer::Cancelled)), Err(_), Ok(Applied::Live(_, Answer::Cancelled))]
+        ),
+        "{answers:?}"
+    );
+    other.commit().await.expect("commits");
+    assert_eq!(f.find(uids[1]).await.life.state, State::Scheduled);
+    f.balanced().await;
 }
 
 on_both_stores!(
