@@ -76,6 +76,8 @@
 //!
 //! 10. **Isolation.** A dead or slow destination does not delay the others; retries do not delay first firings.
 //!     `fleet::isolation::a_receiver_that_hangs_and_one_that_refuses_do_not_delay_a_third`,
+//!     `fleet::isolation::a_receiver_that_is_slow_and_much_in_demand_does_not_delay_another`,
+//!     `fleet::isolation::without_wheels_what_waits_for_one_receiver_does_not_hide_what_is_due_for_another`,
 //!     `fleet::isolation::retries_do_not_delay_first_attempts_at_the_same_receiver`
 //!
 //! All of these together, in seeded runs of whole nodes while everything goes wrong: `tests/it/sim`, which also

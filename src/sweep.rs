@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Monotonic;
-use crate::cold::{Applied, Change, ChangeEvent, ColdStore, Due, Error, MAX_APPLY_BATCH, Probe};
+use crate::cold::{Applied, Change, ChangeEvent, ColdStore, Crowded, Due, Error, MAX_APPLY_BATCH, Probe};
 use crate::dispatch::{Dispatcher, Offer};
 use crate::loader::OVERDUE;
 use crate::metrics::Metrics;
@@ -65,6 +65,8 @@ struct Floors {
     full_at: Option<Monotonic>,
     /// The store's time at the last look. When its clock is set back, new rows lie below the old floors.
     looked_at: i64,
+    /// When everything was last seen that is due for lanes that are not crowded.
+    complete_at: Option<Monotonic>,
 }
 
 impl Sweep {
@@ -135,12 +137,12 @@ impl Sweep {
             let mut of_shard: HashMap<i32, usize> = HashMap::new();
             found.rows.iter().for_each(|due| *of_shard.entry(due.pointer.shard).or_default() += 1);
             let more = found.rows.len() >= limit || of_shard.values().any(|rows| *rows >= per_shard);
-            if !more && crowded.is_empty() {
-                self.raise_floors(&probes, &found.rows, now.get());
+            if !more {
+                self.complete(&probes, &found.rows, now.get(), &crowded);
             }
             let moved = self.hand_on(found.rows).await?;
             handed_on += moved;
-            if !more || moved == 0 {
+            if !more || moved == 0 || self.may_wait() {
                 return Ok(handed_on);
             }
         }
@@ -240,9 +242,21 @@ impl Sweep {
         floors.by_shard.retain(|shard, _| claimable.iter().any(|(one, _)| one == shard));
     }
 
-    /// Everything below what was found, and settled, need not be looked at again.
-    fn raise_floors(&self, probes: &[Probe], rows: &[Due], now: i64) {
+    /// Whether those for which enough was brought now may have their turn: to look past all that is due for them
+    /// takes long when it is much, and every tick is often enough for the others.
+    fn may_wait(&self) -> bool {
+        let floors = self.floors.lock().unwrap_or_else(PoisonError::into_inner);
+        !self.dispatcher.crowded().is_empty() && floors.complete_at.is_some_and(|at| at.elapsed() < ALONE)
+    }
+
+    /// All that is due was seen, but for crowded lanes. Everything below what was found, and settled, need not be
+    /// looked at again.
+    fn complete(&self, probes: &[Probe], rows: &[Due], now: i64, crowded: &Crowded) {
         let mut floors = self.floors.lock().unwrap_or_else(PoisonError::into_inner);
+        floors.complete_at = Some(Monotonic::now());
+        if !crowded.is_empty() {
+            return;
+        }
         for probe in probes {
             // What lies below a higher one was left to a replay, which may be over by now.
             if probe.floor == floors.by_shard.get(&probe.shard).copied().unwrap_or(i64::MIN) {
