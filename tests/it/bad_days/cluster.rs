@@ -190,7 +190,7 @@ async fn a_master_that_is_full_does_not_keep_timers_from_the_wheels_of_the_other
     let timers: Vec<Value> = (0..1200)
         .map(|n| {
             let due = rfc3339(from + 5 * n);
-            json!({"id": format!("t{n}"), "fire_at": due, "target": to(&receiver.url("/ok"))})
+            json!({"id": format!("t{n}"), "fire_at": due, "target": to(receiver.url("/ok"))})
         })
         .collect();
     register(&api, &timers).await;

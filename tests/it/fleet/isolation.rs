@@ -101,7 +101,7 @@ async fn without_wheels_what_waits_for_one_receiver_does_not_hide_what_is_due_fo
     for batch in 0..4 {
         let timers: Vec<Value> = (0..2500)
             .map(|n| {
-                json!({"id": format!("s{batch}-{n}"), "fire_at": due_at, "target": to(&slow.url("/slow"))})
+                json!({"id": format!("s{batch}-{n}"), "fire_at": due_at, "target": to(slow.url("/slow"))})
             })
             .collect();
         register(&[node.api()], batch, &json!({ "timers": timers })).await;
