@@ -147,6 +147,6 @@ mod tests {
             assert!(source.contains(&format!("async fn {test}(")), "{path} has no {test}");
             named += 1;
         }
-        assert_eq!(named, 35, "tests that promises name");
+        assert_eq!(named, 37, "tests that promises name");
     }
 }
