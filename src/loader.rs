@@ -37,8 +37,8 @@ const TICK: Duration = Duration::from_millis(200);
 /// How often it tries while the wheels or the store do not answer.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// Overdue pointers that may wait for room before a scan goes on; no receiver counts for more than a few
-/// thousand, so that one alone does not hold it up.
+/// Pointers that may wait for room before a scan goes on; what waits in crowded lanes does not count, so that
+/// a few receivers do not hold it up.
 const BACKLOG: usize = 50_000;
 
 /// Why a round came to nothing.
@@ -153,7 +153,7 @@ impl Loader {
     pub async fn scan(&self) -> Result<Duration, Error> {
         let Promoter { store, positions, .. } = &*self.promoter;
         let ranges = positions.ranges();
-        if ranges.is_empty() || !self.promoter.last_mile.has_room() || self.dispatcher.backlog() > BACKLOG {
+        if ranges.is_empty() || !self.promoter.last_mile.has_room() || self.dispatcher.uncrowded() > BACKLOG {
             return Ok(TICK);
         }
         let began = Monotonic::now();

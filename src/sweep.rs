@@ -162,7 +162,7 @@ impl Sweep {
             match offer {
                 Offer::Held => held += 1,
                 Offer::Later(ms) => put_off.push((*pointer, ms)),
-                Offer::Known => {}
+                Offer::Known | Offer::Left => {}
             }
         }
         for chunk in put_off.chunks(1000) {

@@ -89,7 +89,7 @@ pub struct Found {
 
 impl ColdStore {
     /// Rows of these shards whose `wake_at` has passed by more than the probe's grace, at most `limit`, and
-    /// at most `per_shard` of each, earliest first; without what is to be sent to crowded lanes.
+    /// at most `per_shard` of each, earliest first; without what is still to be sent to crowded lanes.
     pub async fn due(
         &self,
         probes: &[Probe],
@@ -114,8 +114,8 @@ impl ColdStore {
             format!("{POINTER}, state, CASE WHEN expire_at < {now} AND attempt = 0 THEN true ELSE false END");
         let probe = format!(
             "FROM timers t WHERE t.shard = b_shard AND t.wake_at >= b_floor AND t.wake_at <= {now} - b_grace \
-             AND t.state <> 3 AND (t.state = 1 OR NOT CASE WHEN t.attempt = 0 THEN t.lane {first} \
-             ELSE t.lane {retry} END) ORDER BY t.wake_at LIMIT {per_shard}"
+             AND t.state <> 3 AND (t.state = 1 OR (t.attempt = 0 AND t.expire_at < {now}) \
+             OR NOT CASE WHEN t.attempt = 0 THEN t.lane {first} ELSE t.lane {retry} END) ORDER BY t.wake_at LIMIT {per_shard}"
         );
         match self.dialect() {
             Dialect::Postgres => s.push(&format!(

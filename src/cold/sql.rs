@@ -184,7 +184,8 @@ impl Statement {
     /// Binds numbers and returns the text that asks whether what stands before it is one of them.
     pub fn among(&mut self, values: &[i64]) -> String {
         match self.dialect {
-            Dialect::Postgres => format!("= ANY({}::bigint[])", self.add_array(values.to_vec())),
+            // A sub-select is hashed; `= ANY` would compare with one after the other.
+            Dialect::Postgres => format!("IN (SELECT unnest({}::bigint[]))", self.add_array(values.to_vec())),
             Dialect::Sqlite => {
                 let values: Vec<String> = values.iter().map(i64::to_string).collect();
                 format!("IN (SELECT value FROM json_each({}))", self.add(format!("[{}]", values.join(","))))

@@ -87,8 +87,8 @@ impl ColdStore {
         if !shards.is_empty() {
             find = find.filter(entity::shard::Column::Shard.is_in(shards.iter().copied()));
         }
-        let find = async { Ok(find.all(&self.urgent_db).await?) };
-        let rows = self.urgent.way.pass(Call::Read, "shard_rows", find).await?;
+        let find = async { Ok(find.all(&self.db).await?) };
+        let rows = self.pool.way.pass(Call::Read, "shard_rows", find).await?;
         Ok(rows
             .into_iter()
             .map(|row| ShardRow {

@@ -10,7 +10,8 @@
 //!
 //! A lane holds what its receiver takes within half a minute, and no more than all lanes leave free; so there is
 //! always room for another receiver. What it does not hold stays in SQL, where the sweep passes over lanes
-//! that are crowded ([`Lanes::crowded`]) and puts off what a slow one cannot hold.
+//! that are crowded ([`Lanes::crowded`]) and puts off what a slow one cannot hold. While something of a
+//! receiver's is left there, the sweep's turn comes before that of what has only just fallen due.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -38,11 +39,21 @@ const ALL_HELD: usize = 524_288;
 /// With so many waiting a lane is crowded, until a quarter of them are left.
 const CROWDED: usize = 2048;
 
+/// With so many waiting a lane may be crowded where others wait too.
+const CROWDED_LEAST: usize = 64;
+
+/// Lanes that are not crowded hold about so many together: the sweep reads them all, each time it looks.
+const UNCROWDED: usize = 32_768;
+
 /// The longest that a row is put off, in milliseconds.
 const LONGEST_MS: f64 = 300_000.0;
 
-/// The half-life of what is remembered of a receiver's pace, in milliseconds, and how often it is looked at.
+/// The half-life of what is remembered of a receiver's pace of late, in milliseconds, and how often it is looked
+/// at.
 const PACE_MS: f64 = 500.0;
+
+/// The half-life of what is remembered of its usual pace, in milliseconds.
+const USUAL_MS: f64 = 30_000.0;
 
 /// Receivers that are remembered while nothing of theirs waits.
 const IDLE_LANES: usize = 32_768;
@@ -90,8 +101,10 @@ pub enum Offer {
     /// It waits already, or a newer one of its timer does, or that is in hand: taken, and its outcome not
     /// recorded yet.
     Known,
-    /// Its lane is full: look at the row again this many milliseconds later.
+    /// Its lane is full: look at the row again this many milliseconds later. Only what the sweep brings.
     Later(i64),
+    /// Its lane is full, or the sweep has older ones for it: the sweep brings it.
+    Left,
 }
 
 /// How an attempt left its lane.
@@ -115,14 +128,18 @@ struct Lane {
     gate: VecDeque<oneshot::Sender<()>>,
     /// How many may be sent at once.
     limit: usize,
-    /// Answers a second, smoothed; a new lane is thought quick until it shows otherwise.
+    /// Answers a second of late; a new lane is thought quick until it shows otherwise.
     rate: f64,
+    /// Answers a second as a rule, so that a pause of seconds does not make it a slow one.
+    usual: f64,
     answered: u32,
     rated_at_ms: i64,
     /// Nobody waited at some moment since then, so that it may be quicker than it shows.
     idled: bool,
     /// When something last came and nobody waited.
     empty_at_ms: i64,
+    /// How many, about, were left to the sweep and have not come yet.
+    left: usize,
     /// Rows that were put off, and whose turn comes before that of another.
     outside: f64,
     outside_at_ms: i64,
@@ -198,22 +215,38 @@ impl Lanes {
             self.lanes.retain(|_, lane| lane.in_flight > 0 || !lane.queue.is_empty());
         }
         let free = ALL_HELD.saturating_sub(self.queued);
+        let crowd = self.crowd();
         let lane = self.lanes.entry(key).or_insert_with(|| Lane::new(START.min(self.per_lane), now_ms));
         lane.rerate(now_ms);
-        if lane.queue.len() >= lane.cap().min(free) {
+        let swept = pointer.via == Via::Sweep;
+        let full = lane.queue.len() >= lane.cap().min(free);
+        if full && swept {
             return Offer::Later(lane.put_off(now_ms));
         }
+        // What the sweep has still to bring has waited longer than what falls due now.
+        if full || (!swept && lane.left > 0 && lane.queue.len() >= crowd / 4) {
+            lane.left += 1;
+            return Offer::Left;
+        }
+        lane.left = lane.left.saturating_sub(usize::from(swept));
         if lane.queue.is_empty() {
+            // Some of what was left may have been cancelled.
+            lane.left = 0;
             lane.empty_at_ms = now_ms;
             self.turn.push_back(key);
         }
         lane.queue.push_back(pointer);
-        if lane.queue.len() >= CROWDED {
+        if lane.queue.len() >= crowd {
             self.crowded.insert(key);
         }
         self.queued += 1;
         self.waiting.insert(pointer.uid, version);
         Offer::Held
+    }
+
+    /// With how many waiting a lane is crowded: the fewer, the more lanes there are.
+    fn crowd(&self) -> usize {
+        (UNCROWDED / self.turn.len().max(1)).clamp(CROWDED_LEAST, CROWDED)
     }
 
     /// The lanes in which so many wait that nothing more need be looked for, until [`Lanes::has_eased`].
@@ -232,15 +265,11 @@ impl Lanes {
         self.queued - crowded.map(|lane| lane.queue.len()).sum::<usize>()
     }
 
-    /// How many pointers wait, where no lane counts for more than it takes to crowd it.
-    pub fn backlog(&self) -> usize {
-        self.uncrowded() + self.crowded.len() * CROWDED
-    }
-
     /// Takes up to `most` pointers that may be sent now, lane by lane in turn, and reserves their places.
     pub fn take(&mut self, most: usize) -> Vec<Pointer> {
         let mut taken = Vec::new();
         let mut idle = 0;
+        let crowd = self.crowd();
         while taken.len() < most && self.in_flight < self.total && idle < self.turn.len() {
             let Some(key) = self.turn.pop_front() else { break };
             let Some(lane) = self.lanes.get_mut(&key) else {
@@ -279,7 +308,7 @@ impl Lanes {
             if !lane.queue.is_empty() {
                 self.turn.push_back(key);
             }
-            if lane.queue.len() < CROWDED / 4 && self.crowded.remove(&key) {
+            if lane.queue.len() < crowd / 4 && self.crowded.remove(&key) {
                 self.eased = true;
             }
             idle = if room == 0 { idle + 1 } else { 0 };
@@ -328,8 +357,9 @@ impl Lanes {
 
     /// An attempt that was let through the gate is over: its place is free.
     pub fn left(&mut self, key: LaneKey, how: Left, now_ms: i64) {
-        let per_lane = self.per_lane;
+        let (per_lane, crowd) = (self.per_lane, self.crowd());
         let mut dropped: Vec<Uid> = Vec::new();
+        let mut waiting = 0;
         self.free(key, true, |lane| match how {
             Left::Answered => {
                 lane.limit = (lane.limit + 1).min(per_lane);
@@ -343,11 +373,12 @@ impl Lanes {
                 while lane.queue.len() > lane.cap() {
                     dropped.extend(lane.queue.pop_back().map(|last| last.uid));
                 }
+                waiting = lane.queue.len();
             }
             Left::Unused => {}
         });
         self.queued -= dropped.len();
-        if !dropped.is_empty() && self.crowded.remove(&key) {
+        if !dropped.is_empty() && waiting < crowd / 4 && self.crowded.remove(&key) {
             self.eased = true;
         }
         for uid in dropped {
@@ -408,10 +439,12 @@ impl Lane {
             gate: VecDeque::new(),
             limit,
             rate: 10_000.0,
+            usual: 0.0,
             answered: 0,
             rated_at_ms: now_ms,
             idled: false,
             empty_at_ms: now_ms,
+            left: 0,
             outside: 0.0,
             outside_at_ms: now_ms,
         }
@@ -422,9 +455,14 @@ impl Lane {
         if self.limit < start { self.limit } else { 3 * self.limit }
     }
 
+    /// Answers a second that may be counted on.
+    fn pace(&self) -> f64 {
+        self.rate.max(self.usual)
+    }
+
     /// How many pointers may wait.
     fn cap(&self) -> usize {
-        ((self.rate * AHEAD_S) as usize).max(SLOW_HELD)
+        ((self.pace() * AHEAD_S) as usize).max(SLOW_HELD)
     }
 
     /// For how long to put off one that finds no room: until those have gone that wait here and those that were
@@ -432,9 +470,10 @@ impl Lane {
     /// rows off for long.
     fn put_off(&mut self, now_ms: i64) -> i64 {
         let passed_s = (now_ms - self.outside_at_ms) as f64 / 1000.0;
-        let before = (self.outside - passed_s * self.rate).clamp(0.0, LONGEST_MS / 1000.0 * self.rate);
+        let pace = self.pace();
+        let before = (self.outside - passed_s * pace).clamp(0.0, LONGEST_MS / 1000.0 * pace);
         (self.outside, self.outside_at_ms) = (before + 1.0, now_ms);
-        let drain_ms = (self.queue.len() as f64 + before) / (self.rate + 0.1) * 1000.0;
+        let drain_ms = (self.queue.len() as f64 + before) / (pace + 0.1) * 1000.0;
         let queue_ms = (now_ms - self.empty_at_ms) as f64;
         drain_ms.min(queue_ms).clamp(1000.0, LONGEST_MS) as i64
     }
@@ -443,10 +482,12 @@ impl Lane {
         let passed = (now_ms - self.rated_at_ms) as f64;
         if passed >= PACE_MS {
             let seen = f64::from(self.answered) * 1000.0 / passed;
-            let kept = 0.5_f64.powf(passed / PACE_MS);
-            let rate = self.rate * kept + seen * (1.0 - kept);
-            // With nobody waiting it shows what was asked of it, not what it could do.
-            self.rate = if self.idled { rate.max(self.rate) } else { rate };
+            for (rate, half_life) in [(&mut self.rate, PACE_MS), (&mut self.usual, USUAL_MS)] {
+                let kept = 0.5_f64.powf(passed / half_life);
+                let smoothed = *rate * kept + seen * (1.0 - kept);
+                // With nobody waiting it shows what was asked of it, not what it could do.
+                *rate = if self.idled { smoothed.max(*rate) } else { smoothed };
+            }
             self.idled = self.queue.is_empty();
             self.answered = 0;
             self.rated_at_ms = now_ms;

@@ -134,14 +134,9 @@ impl Dispatcher {
         crowded
     }
 
-    /// How many pointers wait in lanes that the sweep does not pass over.
+    /// How many pointers wait in lanes that are not crowded.
     pub fn uncrowded(&self) -> usize {
         self.with(|lanes| lanes.uncrowded())
-    }
-
-    /// How many pointers wait, where no receiver counts for more than a few thousand.
-    pub fn backlog(&self) -> usize {
-        self.with(|lanes| lanes.backlog())
     }
 
     /// How many pointers wait.

@@ -65,21 +65,26 @@ pub(super) async fn run(
         }
         let reports = std::mem::take(&mut batch);
         let mut failures = 0;
-        while let Err(why) = record(&store, &metrics, &promotion, &reports).await {
+        let mut parts = vec![&reports[..]];
+        while let Some(part) = parts.pop() {
+            let Err(why) = record(&store, &metrics, &promotion, part).await else { continue };
             metrics.store_errors.inc();
             failures += 1;
             if !why.is_passing() || why.is_data() {
-                one_by_one(&store, &metrics, &promotion, &reports).await;
-                break;
+                // Something cannot be written, however often it is tried: the others are.
+                match part {
+                    [_] => tracing::error!(%why, "a result cannot be recorded; its claim runs out"),
+                    _ => parts.extend(<[_; 2]>::from(part.split_at(part.len() / 2))),
+                }
+                continue;
             }
             if failures == 1 {
-                tracing::warn!(%why, results = reports.len(), "results not recorded yet; trying on");
+                tracing::warn!(%why, results = part.len(), "results not recorded yet; trying on");
             }
+            parts.push(part);
             if (inbox.is_closed() || all_reported.is_cancelled()) && failures > STOP_PATIENCE {
-                tracing::error!(
-                    results = reports.len(),
-                    "stopping without recording results; their claims run out"
-                );
+                let results: usize = parts.iter().map(|part| part.len()).sum();
+                tracing::error!(results, "stopping without recording results; their claims run out");
                 break;
             }
             store.clock().sleep(Duration::from_millis(u64::from(failures.min(10)) * 100)).await;
@@ -89,15 +94,6 @@ pub(super) async fn run(
             if lanes.recorded(&report.uid, Monotonic::now().as_ms()) {
                 work.notify_one();
             }
-        }
-    }
-}
-
-/// A batch holds something that cannot be written, however often it is tried: the others are, each alone.
-async fn one_by_one(store: &ColdStore, metrics: &Metrics, promotion: &Promotion, reports: &[Report]) {
-    for report in reports {
-        if let Err(why) = record(store, metrics, promotion, std::slice::from_ref(report)).await {
-            tracing::error!(%why, "a result cannot be recorded; its claim runs out");
         }
     }
 }

@@ -18,6 +18,10 @@ fn pointer(n: u128, lane: i64, attempt: i32) -> Pointer {
     }
 }
 
+fn swept(n: u128, lane: i64) -> Pointer {
+    Pointer { via: Via::Sweep, ..pointer(n, lane, 0) }
+}
+
 #[test]
 fn a_full_lane_leaves_room_for_the_others() {
     let mut lanes = Lanes::new(100, 20);
@@ -157,7 +161,7 @@ fn paced(lanes: &mut Lanes, lane: i64, per_second: usize, seconds: i64) {
     for second in 0..seconds {
         for _ in 0..2 * per_second {
             n += 1;
-            lanes.offer(pointer((lane as u128) << 64 | n, lane, 0), second * 1000);
+            lanes.offer(swept((lane as u128) << 64 | n, lane), second * 1000);
         }
         for taken in lanes.take(per_second) {
             let _ = lanes.enter(key);
@@ -176,7 +180,7 @@ fn a_lane_holds_half_a_minutes_work_of_its_receiver() {
     }
     let held = lanes.held();
     assert!((250..350).contains(&held), "ten a second: {held}");
-    let mut puts_off = || match lanes.offer(pointer(u128::MAX, 1, 0), 60_000) {
+    let mut puts_off = || match lanes.offer(swept(u128::MAX, 1), 60_000) {
         Offer::Later(ms) => ms,
         other => panic!("{other:?}"),
     };
@@ -194,12 +198,82 @@ fn a_short_stall_puts_nothing_off_for_long() {
     let mut offers = Vec::new();
     for second in 0..20 {
         for n in 0..100_000 {
-            offers.push(lanes.offer(pointer(second << 32 | n, 1, 0), second as i64 * 1000));
+            offers.push(lanes.offer(swept(second << 32 | n, 1), second as i64 * 1000));
         }
     }
     let longest =
         offers.iter().filter_map(|offer| if let Offer::Later(ms) = offer { Some(*ms) } else { None });
     assert_eq!(longest.max(), Some(19_000), "as long as there has been a queue");
+}
+
+#[test]
+fn a_pause_does_not_make_a_quick_receiver_a_slow_one() {
+    let mut lanes = Lanes::new(10_000, 1000);
+    paced(&mut lanes, 1, 300, 120);
+    let held = lanes.held();
+    assert!((8500..9500).contains(&held), "half a minute's work: {held}");
+    // Ten seconds without an answer, and what was sent is given up.
+    let key = LaneKey { lane: 1, kind: Kind::First };
+    for _ in lanes.take(10) {
+        let _ = lanes.enter(key);
+        lanes.left(key, Left::Silent, 130_000);
+    }
+    assert!(lanes.held() > held * 3 / 4, "of {held} wait {}", lanes.held());
+    assert_eq!(lanes.crowded().collect::<Vec<_>>(), [key], "so much waits that nothing more is looked for");
+    let put_off = (0..held as u128).filter_map(|n| match lanes.offer(swept(n << 96, 1), 130_000) {
+        Offer::Later(ms) => Some(ms),
+        _ => None,
+    });
+    let longest = put_off.max().unwrap_or_default();
+    assert!((30_000..75_000).contains(&longest), "until they can have their turn: {longest}");
+}
+
+#[test]
+fn what_was_left_to_the_sweep_comes_before_what_falls_due_now() {
+    let mut lanes = Lanes::new(1000, 100);
+    paced(&mut lanes, 1, 100, 20);
+    let mut n = 1_u128 << 96;
+    let mut next = || {
+        n += 1;
+        n
+    };
+    while lanes.offer(pointer(next(), 1, 0), 20_000) == Offer::Held {}
+    assert_eq!(lanes.offer(pointer(next(), 1, 0), 20_000), Offer::Left, "the lane is full");
+    let key = LaneKey { lane: 1, kind: Kind::First };
+    let serve = |lanes: &mut Lanes, until: usize| {
+        while lanes.held() > until {
+            for taken in lanes.take((lanes.held() - until).min(64)) {
+                let _ = lanes.enter(key);
+                lanes.left(key, Left::Answered, 20_000);
+                lanes.recorded(&taken.uid, 20_000);
+            }
+        }
+    };
+    serve(&mut lanes, CROWDED);
+    assert_eq!(lanes.offer(pointer(next(), 1, 0), 20_000), Offer::Left, "there is room, for older ones");
+    assert_eq!(lanes.offer(pointer(next(), 2, 0), 20_000), Offer::Held, "another receiver's");
+    while lanes.offer(swept(next(), 1), 20_000) == Offer::Held && lanes.held() < CROWDED + 10 {}
+    assert_eq!(lanes.offer(pointer(next(), 1, 0), 20_000), Offer::Held, "all of them have come");
+    // And what was left may have been cancelled.
+    while lanes.offer(pointer(next(), 1, 0), 20_000) == Offer::Held {}
+    assert_eq!(lanes.take(20).len(), 20, "under way, so that the lane is not forgotten");
+    serve(&mut lanes, 0);
+    for _ in 0..CROWDED {
+        assert_eq!(lanes.offer(pointer(next(), 1, 0), 20_000), Offer::Held);
+    }
+}
+
+#[test]
+fn many_lanes_are_crowded_sooner() {
+    let mut lanes = Lanes::new(1000, 100);
+    for n in 0..200 {
+        for lane in 0..1000 {
+            lanes.offer(pointer(n << 64 | lane, lane as i64, 0), 0);
+        }
+    }
+    assert_eq!(lanes.held(), 200_000);
+    assert!(lanes.uncrowded() < 2 * UNCROWDED, "read at every look: {}", lanes.uncrowded());
+    assert_eq!(lanes.crowded().count(), 1000);
 }
 
 #[test]
@@ -226,7 +300,7 @@ fn a_crowded_lane_is_named_until_it_has_eased() {
     lanes.offer(pointer(u128::MAX, 2, 0), 0);
     let key = LaneKey { lane: 1, kind: Kind::First };
     assert_eq!(lanes.crowded().collect::<Vec<_>>(), [key]);
-    assert_eq!((lanes.uncrowded(), lanes.backlog()), (1, CROWDED + 1));
+    assert_eq!(lanes.uncrowded(), 1);
     while lanes.held() >= CROWDED / 4 {
         assert!(!lanes.has_eased());
         for _ in lanes.take(64) {

@@ -8,7 +8,7 @@ use reqwest::Method;
 use serde_json::json;
 
 use super::{LONG, all_delivered, due_in};
-use crate::support::{Api, Node, Postgres, Receiver, eventually, problem};
+use crate::support::{Api, Node, Postgres, Receiver, eventually, fresh_database, problem, psql};
 
 /// An answer may wait for the store as long as this, and no longer: 5 s for a connection, and as long before
 /// for the writer that waits for one already.
@@ -176,4 +176,37 @@ async fn a_database_that_is_stopped_and_started_loses_nothing() {
 #[tokio::test]
 async fn a_database_that_crashes_and_recovers_loses_nothing() {
     an_outage_loses_nothing(async |server: &Postgres| server.kill_immediate().await).await;
+}
+
+/// What the database refuses for good (here a trigger does) takes no other result of its batch with it.
+#[tokio::test]
+async fn a_result_that_cannot_be_written_is_left_behind_alone() {
+    let url = fresh_database().await;
+    let node = Node::builder().cold(url.clone()).start_ready().await;
+    let refuse = "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ \
+                  BEGIN RAISE 'no' USING ERRCODE = '22003'; END $$; \
+                  CREATE TRIGGER refuse BEFORE INSERT ON history FOR EACH ROW WHEN (NEW.id = 'bad') \
+                  EXECUTE FUNCTION refuse()";
+    psql(&url, refuse).await;
+    let (api, receiver) = (node.api(), Receiver::start().await);
+    // Answered in the same moment, so that their results are written together.
+    let timers: Vec<_> = (0..40)
+        .map(|n| {
+            let mut timer = due_in(1000, receiver.url("/ok"));
+            timer["id"] = json!(if n == 17 { "bad".into() } else { format!("t{n}") });
+            timer
+        })
+        .collect();
+    assert_eq!(api.post("/v1/timers/batch", &json!({ "timers": timers })).await.0, 200);
+    eventually("all but one are recorded", LONG, async || {
+        let ledger = api.ledger().await;
+        if (ledger.delivered, ledger.pending) == (39, 1) { Ok(()) } else { Err(ledger) }
+    })
+    .await;
+    let told = eventually("the log tells of the one", LONG, async || {
+        let told = node.log().matches("a result cannot be recorded").count();
+        if told > 0 { Ok(told) } else { Err(node.log()) }
+    })
+    .await;
+    assert_eq!((told, receiver.received().len()), (1, 40), "{}", node.log());
 }

@@ -204,13 +204,20 @@ async fn what_is_for_a_crowded_lane_is_passed_over_and_ends_are_not(f: Fixture) 
     let other = NewTimer { target: Target::Webhook(elsewhere), ..f.timer("other", 0) };
     let (claimed, other, first) = (f.put("claimed", 0).await, other, f.put("first", 60_000).await);
     let row = f.claim_due(&owned).await.remove(0);
-    f.register(std::slice::from_ref(&other)).await;
+    let grace = Late { grace: Span::parse("PT1S").expect("a span"), then: Then::Expire };
+    let late = NewTimer {
+        policies: Policies { late: Some(grace), ..Policies::default() },
+        ..f.timer("late", 60_000)
+    };
+    f.register(&[other.clone(), late.clone()]).await;
     f.clock.set(row.life.wake_at.plus(Duration::from_secs(60)));
     let but = async |first: &[i64], retry: &[i64]| {
         let found = f.due_but(&owned, &Crowded { first: first.to_vec(), retry: retry.to_vec() }).await;
         let mut found: Vec<_> = found.into_iter().map(|(pointer, _)| pointer.uid).collect();
-        assert!(found.contains(&other.uid), "another receiver's is always found");
-        found.retain(|uid| *uid != other.uid);
+        for always in [&other, &late] {
+            assert!(found.contains(&always.uid), "another receiver's and what is to expire: {}", always.id);
+            found.retain(|uid| *uid != always.uid);
+        }
         found
     };
     assert_eq!(but(&[], &[lane]).await, [claimed, first], "it is no retry");
