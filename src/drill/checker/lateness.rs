@@ -79,15 +79,21 @@ fn others_were_late(firsts: &[First], due_us: Us, grace_us: Us) -> bool {
     firsts.iter().filter(about).any(|first| first.at_us - first.from_us > grace_us / 2)
 }
 
-/// Whether half of those due at about the same time came in time: then it was not the machine that was slow.
+/// Whether half of those due a moment before came in time, and half of those due a moment later: then it was not
+/// the machine that stood still. What is due when that begins has neighbours in time on one side only.
 fn neighbours_in_time(firsts: &[First], place: usize) -> bool {
     let due = firsts[place].due_ms;
     let before = firsts[..place].iter().rev().take_while(|first| due - first.due_ms <= NEAR_MS);
     let after = firsts[place + 1..].iter().take_while(|first| first.due_ms - due <= NEAR_MS);
-    let (all, in_time) = before.chain(after).fold((0, 0), |(all, in_time), first| {
-        (all + 1, in_time + usize::from(first.at_us - first.from_us < IN_TIME_US))
-    });
-    in_time >= 3 && in_time * 2 >= all
+    let in_time = |first: &First| first.at_us - first.from_us < IN_TIME_US;
+    let neighbours: Vec<&First> = before.chain(after).collect();
+    let half = |side: fn(i64, i64) -> bool| {
+        let side = neighbours.iter().filter(|first| side(first.due_ms, due));
+        let (all, in_time) = side.fold((0, 0), |(all, n), first| (all + 1, n + usize::from(in_time(first))));
+        in_time * 2 >= all
+    };
+    let some = neighbours.iter().filter(|first| in_time(first)).count() >= 3;
+    some && half(|theirs, due| theirs <= due) && half(|theirs, due| theirs >= due)
 }
 
 fn summary(mut late: Vec<f64>) -> Lateness {

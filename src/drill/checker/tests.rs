@@ -267,6 +267,21 @@ fn a_straggler_is_late_alone_and_in_healthy_times() {
 }
 
 #[test]
+fn what_is_due_when_the_machine_stands_still_does_not_straggle() {
+    let mut told = Told::new();
+    // More are due before it stands still than while it does.
+    let due = (0..50).map(|n| DUE - 500 + 10 * n).chain((0..75).map(|n| DUE + 20 * n));
+    for (delivery, due) in (1..).zip(due) {
+        let goes_on = DUE + 1400;
+        let at = if (DUE..goes_on).contains(&due) { goes_on } else { due };
+        told = told.register(due).arrival(Arrival { delivery, due_ms: due, ..attempt_at(1, at) }).next();
+    }
+    let found = told.found();
+    assert!(found.healthy.max_ms > 1300.0 && found.healthy.p50_ms < 600.0, "{:?}", found.healthy);
+    assert_eq!(told.violations(), []);
+}
+
+#[test]
 fn what_ends_by_its_terms_is_not_lost() {
     let refusing = Terms { attempts: Some(2), difficult: true, ..Terms::default() };
     let told = Told::one().terms(refusing).failed(1, DUE).failed(2, DUE + 200);
