@@ -365,19 +365,23 @@ fn start_wheels(
 /// Sweeps, once the replay of this node's shards has had its chance to find what is overdue.
 async fn start_sweep(app: Arc<App>, sweep: Sweep, halt: CancellationToken) -> anyhow::Result<()> {
     let began = Monotonic::now();
-    while !halt.is_cancelled() {
+    let is_replayed = || {
         let service = app.service().filter(|service| service.ownership.has_entered());
-        let replayed = service.is_some_and(|service| {
+        service.is_some_and(|service| {
             !app.config.wheel.enabled || service.positions.has_looked() || began.elapsed() > REPLAY_FIRST
-        });
-        if replayed && sweep.run_once().await.is_ok() {
-            app.recovered.store(true, Ordering::SeqCst);
-            tracing::info!("ready");
-            sweep.run(halt).await;
-            break;
+        })
+    };
+    while !is_replayed() {
+        if halt.is_cancelled() {
+            return Ok(());
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+    let recovered = || {
+        app.recovered.store(true, Ordering::SeqCst);
+        tracing::info!("ready");
+    };
+    sweep.run(halt, recovered).await;
     Ok(())
 }
 

@@ -5,15 +5,22 @@
 //! there is none; without its wheel everything fires from here. Found rows are offered to the dispatcher;
 //! claims that ran out become retries; what is later than its grace expires; rows that a slow receiver's full
 //! lane cannot hold are put off. Receivers for which much waits already are passed over until it has gone.
+//!
+//! What they have waiting in SQL is read past, and may be millions of rows. So what woke within the last two
+//! minutes is looked at by itself, and what lies deeper in as many statements as it takes, with a look at what
+//! is recent between any two.
+
+mod floors;
+mod stride;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Monotonic;
-use crate::cold::{Applied, Change, ChangeEvent, ColdStore, Crowded, Due, Error, MAX_APPLY_BATCH, Probe};
+use crate::cold::{Applied, Change, ChangeEvent, ColdStore, Due, Error, MAX_APPLY_BATCH, Probe};
 use crate::dispatch::{Dispatcher, Offer};
 use crate::loader::OVERDUE;
 use crate::metrics::Metrics;
@@ -22,6 +29,8 @@ use crate::model::timer::{Answer, State, Token};
 use crate::ownership::Ownership;
 use crate::positions::Positions;
 use crate::promote::Promotion;
+use floors::{FULL_DEPTH, Floors};
+use stride::Stride;
 
 /// How often the sweep looks while the wheels turn.
 const TICK: Duration = Duration::from_secs(1);
@@ -38,15 +47,8 @@ const LONGEST_REST: Duration = Duration::from_secs(1);
 /// Rows looked at in one probe beyond those that are held already.
 const PROBE: usize = 2048;
 
-/// A row's `wake_at` lies at or after the store's time at the start of the statement that wrote it; such a
-/// transaction is over, or given up, well within this.
-const SETTLED_MS: i64 = 60_000;
-
 /// How long before a replay began, in milliseconds, claims may have been made due by the take-over.
 const BEFORE_REPLAY_MS: i64 = 2000;
-
-/// How often every shard is looked through from the bottom.
-const FULL_DEPTH: Duration = Duration::from_secs(60);
 
 /// Finds what is due.
 pub struct Sweep {
@@ -56,17 +58,39 @@ pub struct Sweep {
     positions: Arc<Positions>,
     promotion: Promotion,
     metrics: Metrics,
-    floors: Mutex<Floors>,
+    depth: Mutex<Depth>,
 }
 
+/// How deep to look, and in how many statements.
 #[derive(Default)]
-struct Floors {
-    by_shard: HashMap<i32, i64>,
-    full_at: Option<Monotonic>,
-    /// The store's time at the last look. When its clock is set back, new rows lie below the old floors.
-    looked_at: i64,
+struct Depth {
+    floors: Floors,
+    recent: Stride,
+    deep: Stride,
+    /// The last look at all that lies deep, if that was not too much for one look.
+    deepest: Option<DeepLook>,
     /// When everything was last seen that is due for lanes that are not crowded.
     complete_at: Option<Monotonic>,
+}
+
+/// A look at what lies deep.
+struct DeepLook {
+    /// When the next is due at the latest.
+    next: Monotonic,
+    /// How often a lane had eased before: what was passed over may have room since.
+    eased: u64,
+    shards: Vec<i32>,
+}
+
+/// Which of its strides a look takes.
+type Pace = fn(&mut Depth) -> &mut Stride;
+
+/// What a round of looks came to.
+#[derive(Default)]
+struct Round {
+    handed_on: usize,
+    /// A look was full: there is more.
+    more: bool,
 }
 
 impl Sweep {
@@ -79,30 +103,37 @@ impl Sweep {
         promotion: Promotion,
         metrics: Metrics,
     ) -> Self {
-        Self { store, ownership, dispatcher, positions, promotion, metrics, floors: Mutex::default() }
+        Self { store, ownership, dispatcher, positions, promotion, metrics, depth: Mutex::default() }
     }
 
-    /// Sweeps until stopped.
-    pub async fn run(self, stop: CancellationToken) {
+    /// Sweeps until stopped; tells when everything was looked at once.
+    pub async fn run(self, stop: CancellationToken, looked: impl FnOnce()) {
         let mut failing = false;
+        let mut looked = Some(looked);
         while !stop.is_cancelled() {
             let began = Monotonic::now();
             match self.run_once().await {
-                // Without shards nothing was asked of the store, so nothing is known of it.
-                Ok(_) if failing && !self.ownership.claimable().is_empty() => {
-                    failing = false;
-                    tracing::info!("sweeping again");
+                Ok(_) => {
+                    // Without shards nothing was asked of the store, so nothing is known of it.
+                    if failing && !self.ownership.claimable().is_empty() {
+                        failing = false;
+                        tracing::info!("sweeping again");
+                    }
+                    if let Some(tell) = looked.take() {
+                        tell();
+                    }
                 }
-                Ok(_) => {}
                 Err(why) => {
                     self.metrics.store_errors.inc();
                     if !failing {
-                        tracing::warn!(%why, "sweep failed; nothing fires until the cold store is back");
+                        tracing::warn!(%why, "sweep failed; trying on");
                     }
                     failing = true;
                 }
             }
-            let alone = self.probes_now().iter().any(|probe| probe.grace_ms == 0);
+            let now = self.store.clock().now();
+            let alone = |(shard, _): (i32, _)| self.positions.grace_ms(shard, now) == 0;
+            let alone = self.ownership.claimable().into_iter().any(alone);
             let tick = if alone { ALONE } else { TICK };
             let rest = if failing { Duration::ZERO } else { (began.elapsed() * REST).min(LONGEST_REST) };
             tokio::select! {
@@ -122,30 +153,92 @@ impl Sweep {
         self.end(recalled.collect()).await?;
         let mut handed_on = 0;
         loop {
-            let probes = self.probes();
-            if probes.is_empty() {
+            let mut round = Round::default();
+            let (recent, deep) = self.probes();
+            if recent.is_empty() {
                 return Ok(handed_on);
             }
-            let crowded = self.dispatcher.crowded();
-            // What waits in the lanes is found here too.
-            let held = self.dispatcher.uncrowded();
-            let limit = held + PROBE;
-            // All that is held may be of one shard, whose rows would then hide those behind them.
-            let per_shard = held + (4 * PROBE / probes.len()).max(256);
-            let found = self.store.due(&probes, &crowded, limit, per_shard).await?;
-            let now = found.store_now.unwrap_or_else(|| self.store.clock().now());
-            let mut of_shard: HashMap<i32, usize> = HashMap::new();
-            found.rows.iter().for_each(|due| *of_shard.entry(due.pointer.shard).or_default() += 1);
-            let more = found.rows.len() >= limit || of_shard.values().any(|rows| *rows >= per_shard);
-            if !more {
-                self.complete(&probes, &found.rows, now.get(), &crowded);
+            self.look_through(|depth| &mut depth.recent, recent.clone(), &mut round).await?;
+            // All shards, in order.
+            if self.is_deep_due(&recent) {
+                self.look_deep(deep, &recent, &mut round).await?;
             }
-            let moved = self.hand_on(found.rows).await?;
-            handed_on += moved;
-            if !more || moved == 0 || self.may_wait() {
+            if !round.more {
+                self.depth().complete_at = Some(Monotonic::now());
+            }
+            handed_on += round.handed_on;
+            if !round.more || round.handed_on == 0 || self.may_wait() {
                 return Ok(handed_on);
             }
         }
+    }
+
+    /// Whether there may be something deep down that was not seen. A look that took long is not repeated at
+    /// once; what was handed on in vain since waits so long, if it is older than what is looked at each time.
+    fn is_deep_due(&self, shards: &[Probe]) -> bool {
+        let eased = self.dispatcher.eased();
+        self.depth().deepest.as_ref().is_none_or(|last| {
+            let is_new = |probe: &Probe| last.shards.binary_search(&probe.shard).is_err();
+            last.eased != eased || Monotonic::now() >= last.next || shards.iter().any(is_new)
+        })
+    }
+
+    /// Looks at what lies deep, part by part; what falls due meanwhile does not wait for the end.
+    async fn look_deep(&self, mut deep: Vec<Probe>, all: &[Probe], round: &mut Round) -> Result<(), Error> {
+        let (began, eased) = (Monotonic::now(), self.dispatcher.eased());
+        let pace: Pace = |depth| &mut depth.deep;
+        self.depth().deep.turn(&mut deep);
+        let mut left = &deep[..];
+        while !left.is_empty() {
+            left = self.look(pace, left, round).await?;
+            if !left.is_empty() {
+                let (recent, _) = self.probes();
+                self.look_through(|depth| &mut depth.recent, recent, round).await?;
+            }
+        }
+        let shards = all.iter().map(|probe| probe.shard).collect();
+        let next = Monotonic::now().plus((began.elapsed() * REST).min(FULL_DEPTH));
+        self.depth().deepest = (!round.more).then_some(DeepLook { next, eased, shards });
+        Ok(())
+    }
+
+    async fn look_through(&self, pace: Pace, mut probes: Vec<Probe>, round: &mut Round) -> Result<(), Error> {
+        pace(&mut self.depth()).turn(&mut probes);
+        let mut left = &probes[..];
+        while !left.is_empty() {
+            left = self.look(pace, left, round).await?;
+        }
+        Ok(())
+    }
+
+    /// Looks at as many of these as one statement takes, and hands on what it finds. Returns the others.
+    async fn look<'a>(
+        &self,
+        pace: Pace,
+        probes: &'a [Probe],
+        round: &mut Round,
+    ) -> Result<&'a [Probe], Error> {
+        let (probes, left) = pace(&mut self.depth()).part(probes);
+        let crowded = self.dispatcher.crowded();
+        // What waits in the lanes is found here too.
+        let held = self.dispatcher.uncrowded();
+        let limit = held + PROBE;
+        // All that is held may be of one shard, whose rows would then hide those behind them.
+        let per_shard = held + (4 * PROBE / probes.len()).max(256);
+        let began = Monotonic::now();
+        let found = self.store.due(probes, &crowded, limit, per_shard).await;
+        let found = found.inspect_err(|_| pace(&mut self.depth()).failed(probes.len(), left))?;
+        pace(&mut self.depth()).took(probes.len(), began.elapsed());
+        let now = found.store_now.unwrap_or_else(|| self.store.clock().now());
+        let mut of_shard: HashMap<i32, usize> = HashMap::new();
+        found.rows.iter().for_each(|due| *of_shard.entry(due.pointer.shard).or_default() += 1);
+        let all = found.rows.len() < limit && of_shard.values().all(|rows| *rows < per_shard);
+        if all && crowded.is_empty() {
+            self.depth().floors.rise(probes, &found.rows, now.get());
+        }
+        round.more |= !all;
+        round.handed_on += self.hand_on(found.rows).await?;
+        Ok(left)
     }
 
     async fn hand_on(&self, rows: Vec<Due>) -> Result<usize, Error> {
@@ -202,71 +295,37 @@ impl Sweep {
         Ok(changes.len())
     }
 
-    fn probes(&self) -> Vec<Probe> {
-        self.settle_floors();
-        self.probes_now()
-    }
-
-    fn probes_now(&self) -> Vec<Probe> {
-        let floors = self.floors.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Where to look: at what woke of late, and at what lies deeper.
+    fn probes(&self) -> (Vec<Probe>, Vec<Probe>) {
         let now = self.store.clock().now();
-        let claimable = self.ownership.claimable().into_iter();
-        claimable
-            .map(|(shard, _)| Probe {
-                shard,
-                floor: self.floor(shard, &floors),
-                grace_ms: self.positions.grace_ms(shard, now),
-            })
-            .collect()
+        let shards: Vec<i32> = self.ownership.claimable().into_iter().map(|(shard, _)| shard).collect();
+        let mut depth = self.depth();
+        depth.floors.begin(now.get(), &shards);
+        let probe = |shard| Probe {
+            shard,
+            floor: self.floor(shard, &depth.floors),
+            grace_ms: self.positions.grace_ms(shard, now),
+        };
+        floors::part(shards.into_iter().map(probe).collect(), now.get())
     }
 
     /// From where to look: what a replay is reading, in order and at its rate, is left to it, but for what
     /// woke just before it began (claims of a dead owner, made due by the take-over).
     fn floor(&self, shard: i32, floors: &Floors) -> i64 {
-        let floor = floors.by_shard.get(&shard).copied().unwrap_or(i64::MIN);
+        let floor = floors.of(shard);
         let replaying = self.positions.replaying_since(shard);
         replaying.map_or(floor, |since| floor.max(since.get() - BEFORE_REPLAY_MS))
     }
 
-    fn settle_floors(&self) {
-        let mut floors = self.floors.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = self.store.clock().now().get();
-        let set_back = now < floors.looked_at - SETTLED_MS / 2;
-        floors.looked_at = now;
-        if set_back || floors.full_at.is_none_or(|at| at.elapsed() >= FULL_DEPTH) {
-            floors.by_shard.clear();
-            floors.full_at = Some(Monotonic::now());
-        }
-        let claimable = self.ownership.claimable();
-        // A shard that was lost and came back is looked through from the bottom.
-        floors.by_shard.retain(|shard, _| claimable.iter().any(|(one, _)| one == shard));
+    fn depth(&self) -> MutexGuard<'_, Depth> {
+        self.depth.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether those for which enough was brought now may have their turn: to look past all that is due for them
     /// takes long when it is much, and every tick is often enough for the others.
     fn may_wait(&self) -> bool {
-        let floors = self.floors.lock().unwrap_or_else(PoisonError::into_inner);
-        !self.dispatcher.crowded().is_empty() && floors.complete_at.is_some_and(|at| at.elapsed() < ALONE)
-    }
-
-    /// All that is due was seen, but for crowded lanes. Everything below what was found, and settled, need not be
-    /// looked at again.
-    fn complete(&self, probes: &[Probe], rows: &[Due], now: i64, crowded: &Crowded) {
-        let mut floors = self.floors.lock().unwrap_or_else(PoisonError::into_inner);
-        floors.complete_at = Some(Monotonic::now());
-        if !crowded.is_empty() {
-            return;
-        }
-        for probe in probes {
-            // What lies below a higher one was left to a replay, which may be over by now.
-            if probe.floor == floors.by_shard.get(&probe.shard).copied().unwrap_or(i64::MIN) {
-                floors.by_shard.insert(probe.shard, now - SETTLED_MS);
-            }
-        }
-        for due in rows {
-            let wake_at = due.pointer.wake_at.get();
-            floors.by_shard.entry(due.pointer.shard).and_modify(|floor| *floor = wake_at.min(*floor));
-        }
+        let complete_at = self.depth().complete_at;
+        !self.dispatcher.crowded().is_empty() && complete_at.is_some_and(|at| at.elapsed() < ALONE)
     }
 }
 

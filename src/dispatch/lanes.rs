@@ -166,8 +166,8 @@ pub struct Lanes {
     /// have happened, and a result that is not written yet is a result all the same.
     in_hand: HashMap<Uid, InHand>,
     crowded: HashSet<LaneKey>,
-    /// A lane is crowded no more.
-    eased: bool,
+    /// How often a lane has ceased to be crowded.
+    eased: u64,
     queued: usize,
     in_flight: usize,
     in_flight_retries: usize,
@@ -185,7 +185,7 @@ impl Lanes {
             waiting: HashMap::new(),
             in_hand: HashMap::new(),
             crowded: HashSet::new(),
-            eased: false,
+            eased: 0,
             queued: 0,
             in_flight: 0,
             in_flight_retries: 0,
@@ -249,14 +249,14 @@ impl Lanes {
         (UNCROWDED / self.turn.len().max(1)).clamp(CROWDED_LEAST, CROWDED)
     }
 
-    /// The lanes in which so many wait that nothing more need be looked for, until [`Lanes::has_eased`].
+    /// The lanes in which so many wait that nothing more need be looked for, until [`Lanes::eased`] rises.
     pub fn crowded(&self) -> impl Iterator<Item = LaneKey> {
         self.crowded.iter().copied()
     }
 
-    /// Whether a lane has ceased to be crowded since this was asked last.
-    pub fn has_eased(&mut self) -> bool {
-        std::mem::take(&mut self.eased)
+    /// How often a lane has ceased to be crowded.
+    pub fn eased(&self) -> u64 {
+        self.eased
     }
 
     /// How many pointers wait, those in crowded lanes not counted.
@@ -309,7 +309,7 @@ impl Lanes {
                 self.turn.push_back(key);
             }
             if lane.queue.len() < crowd / 4 && self.crowded.remove(&key) {
-                self.eased = true;
+                self.eased += 1;
             }
             idle = if room == 0 { idle + 1 } else { 0 };
         }
@@ -379,7 +379,7 @@ impl Lanes {
         });
         self.queued -= dropped.len();
         if !dropped.is_empty() && waiting < crowd / 4 && self.crowded.remove(&key) {
-            self.eased = true;
+            self.eased += 1;
         }
         for uid in dropped {
             self.waiting.remove(&uid);
@@ -425,6 +425,7 @@ impl Lanes {
         self.turn.clear();
         self.waiting.clear();
         self.crowded.clear();
+        self.eased += 1;
         self.queued = 0;
         self.lanes.values_mut().for_each(|lane| lane.queue.clear());
     }

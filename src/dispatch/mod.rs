@@ -15,6 +15,7 @@ mod record;
 pub mod webhook;
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -54,6 +55,8 @@ pub struct Dispatcher {
     work: Arc<Notify>,
     /// A lane that the sweep has passed over has room.
     room: Notify,
+    /// How often that had happened when it was last told.
+    eased: AtomicU64,
     reports: mpsc::Sender<Report>,
     attempts: TaskTracker,
     /// Nothing more is claimed, and nobody waits for a place.
@@ -96,6 +99,7 @@ impl Dispatcher {
             lanes: Arc::clone(&lanes),
             work: Arc::clone(&work),
             room: Notify::new(),
+            eased: AtomicU64::new(0),
             reports,
             attempts: TaskTracker::new(),
             stop: CancellationToken::new(),
@@ -154,6 +158,11 @@ impl Dispatcher {
         &self.ownership
     }
 
+    /// How often a lane that was crowded has had room again.
+    pub fn eased(&self) -> u64 {
+        self.with(|lanes| lanes.eased())
+    }
+
     /// Completes when a lane that was crowded has room again.
     pub async fn has_room(&self) {
         self.room.notified().await;
@@ -205,7 +214,8 @@ impl Dispatcher {
         if !owned.is_empty() {
             self.claim(owned).await?;
         }
-        if self.with(Lanes::has_eased) {
+        let eased = self.eased();
+        if self.eased.swap(eased, Ordering::Relaxed) != eased {
             self.room.notify_one();
         }
         self.gauge();

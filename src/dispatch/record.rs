@@ -69,7 +69,6 @@ pub(super) async fn run(
         while let Some(part) = parts.pop() {
             let Err(why) = record(&store, &metrics, &promotion, part).await else { continue };
             metrics.store_errors.inc();
-            failures += 1;
             if !why.is_passing() || why.is_data() {
                 // Something cannot be written, however often it is tried: the others are.
                 match part {
@@ -78,6 +77,7 @@ pub(super) async fn run(
                 }
                 continue;
             }
+            failures += 1;
             if failures == 1 {
                 tracing::warn!(%why, results = part.len(), "results not recorded yet; trying on");
             }

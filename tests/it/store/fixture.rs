@@ -14,7 +14,7 @@ use mainspring::model::pointer::Pointer;
 use mainspring::model::time::UnixMs;
 use mainspring::model::timer::{Answer, AttemptResult, Token};
 
-use crate::support::{fresh_database, new_timer, psql};
+use crate::support::{fresh_database, new_timer, psql, run_sql};
 
 pub const START: UnixMs = UnixMs::new(1_800_000_000_000);
 
@@ -147,16 +147,7 @@ pub fn token(row: &TimerRow) -> Token {
 }
 
 pub async fn behind_its_back(f: &Fixture, sql: &str) {
-    match f.config.cold.url.strip_prefix("sqlite://") {
-        None => drop(psql(&f.config.cold.url, sql).await),
-        Some(path) => {
-            let pool = sea_orm::sqlx::SqlitePool::connect(path).await.expect("opens");
-            sea_orm::sqlx::raw_sql(sea_orm::sqlx::AssertSqlSafe(sql.to_owned()))
-                .execute(&pool)
-                .await
-                .expect("runs");
-        }
-    }
+    run_sql(&f.config.cold.url, sql).await;
 }
 
 /// A second connection that holds a transaction open while the store works.

@@ -65,6 +65,20 @@ fn new_name() -> String {
     format!("test_{}", uuid::Uuid::now_v7().simple())
 }
 
+/// Runs a statement on a store of either kind.
+pub async fn run_sql(url: &str, sql: &str) {
+    match url.strip_prefix("sqlite://") {
+        None => drop(psql(url, sql).await),
+        Some(path) => {
+            let pool = sea_orm::sqlx::SqlitePool::connect(path).await.expect("opens");
+            sea_orm::sqlx::raw_sql(sea_orm::sqlx::AssertSqlSafe(sql.to_owned()))
+                .execute(&pool)
+                .await
+                .expect("runs");
+        }
+    }
+}
+
 /// Runs one SQL text and returns its rows, unaligned, a row a line. Panics if the server refuses it.
 pub async fn psql(url: &str, sql: &str) -> String {
     let mut command = tool("psql");

@@ -7,6 +7,7 @@ mod law;
 mod parts;
 mod rig;
 mod space;
+mod sweep;
 mod take_over;
 mod tiers;
 mod watermark;

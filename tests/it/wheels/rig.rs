@@ -27,7 +27,7 @@ use mainspring::wheel::{
 use tokio::sync::{Notify, mpsc};
 
 use super::space::{Dumps, START_MS, Space};
-use crate::support::new_timer;
+use crate::support::{new_timer, run_sql};
 
 pub const START: UnixMs = UnixMs::new(START_MS);
 
@@ -305,6 +305,16 @@ impl Rig {
             other => panic!("{other:?}"),
         };
         self.store.register(timers).await.into_iter().map(pointer).collect()
+    }
+
+    /// Changes the store without the server's knowledge.
+    pub async fn behind_its_back(&self, sql: &str) {
+        run_sql(&self.config.cold.url, sql).await;
+    }
+
+    /// How many pointers wait to be claimed.
+    pub fn held(&self) -> usize {
+        self.dispatcher.held()
     }
 
     pub async fn row(&self, shard: i32) -> ShardRow {
