@@ -7,8 +7,8 @@
 //! lane cannot hold are put off. Receivers for which much waits already are passed over until it has gone.
 //!
 //! What they have waiting in SQL is read past, and may be millions of rows. So what woke within the last two
-//! minutes is looked at by itself, and what lies deeper in as many statements as it takes, with a look at what
-//! is recent between any two.
+//! minutes is looked at by itself, and what lies deeper in as many statements as it takes, with looks at what
+//! is recent in between.
 
 mod floors;
 mod stride;
@@ -188,12 +188,16 @@ impl Sweep {
         let (began, eased) = (Monotonic::now(), self.dispatcher.eased());
         let pace: Pace = |depth| &mut depth.deep;
         self.depth().deep.turn(&mut deep);
-        let mut left = &deep[..];
-        while !left.is_empty() {
-            left = self.look(pace, left, round).await?;
-            if !left.is_empty() {
+        let mut recent_at = began;
+        while !deep.is_empty() {
+            let left = self.look(pace, &deep, round).await?.len();
+            deep.drain(..deep.len() - left);
+            if left > 0 && recent_at.elapsed() >= ALONE {
                 let (recent, _) = self.probes();
+                // What another node has got meanwhile is its own.
+                deep.retain(|probe| recent.iter().any(|one| one.shard == probe.shard));
                 self.look_through(|depth| &mut depth.recent, recent, round).await?;
+                recent_at = Monotonic::now();
             }
         }
         let shards = all.iter().map(|probe| probe.shard).collect();
@@ -227,7 +231,7 @@ impl Sweep {
         let per_shard = held + (4 * PROBE / probes.len()).max(256);
         let began = Monotonic::now();
         let found = self.store.due(probes, &crowded, limit, per_shard).await;
-        let found = found.inspect_err(|_| pace(&mut self.depth()).failed(probes.len(), left))?;
+        let found = found.inspect_err(|_| pace(&mut self.depth()).failed(probes, left))?;
         pace(&mut self.depth()).took(probes.len(), began.elapsed());
         let now = found.store_now.unwrap_or_else(|| self.store.clock().now());
         let mut of_shard: HashMap<i32, usize> = HashMap::new();

@@ -38,17 +38,22 @@ impl Stride {
 
     /// A look at so many shards took so long.
     pub fn took(&mut self, shards: usize, time: Duration) {
-        if time > LONG {
-            self.shards = (shards / 2).max(1);
+        self.shards = if time > LONG {
+            (shards / 2).max(1)
         } else if time < LONG / 4 {
-            self.shards = self.shards.saturating_mul(2);
-        }
+            self.shards.saturating_mul(2)
+        } else {
+            // A store that is slow whatever it is asked is not asked more often for it.
+            self.shards.max(shards + shards.div_ceil(4))
+        };
     }
 
-    /// A look at so many shards failed; these were left.
-    pub fn failed(&mut self, shards: usize, left: &[Probe]) {
-        self.shards = (shards / 2).max(1);
-        if let Some(next) = left.first() {
+    /// A look at these failed, and these were left: the next begins with half of them, and goes on behind one
+    /// that fails alone.
+    pub fn failed(&mut self, part: &[Probe], left: &[Probe]) {
+        self.shards = (part.len() / 2).max(1);
+        let next = if part.len() > 1 { part } else { left };
+        if let Some(next) = next.first() {
             self.first = next.shard;
         }
     }
@@ -58,16 +63,15 @@ impl Stride {
 mod tests {
     use super::*;
 
-    /// Looks once through shards 0 to 7, of which one cannot be looked at. Returns what was seen.
-    fn look(stride: &mut Stride, broken: i32) -> Vec<i32> {
-        let mut probes: Vec<_> = (0..8).map(|shard| Probe { shard, floor: 0, grace_ms: 0 }).collect();
+    /// Looks once through so many shards, of which one cannot be looked at. Returns what was seen.
+    fn look(stride: &mut Stride, shards: i32, broken: i32) -> Vec<i32> {
+        let mut probes: Vec<_> = (0..shards).map(|shard| Probe { shard, floor: 0, grace_ms: 0 }).collect();
         stride.turn(&mut probes);
         let (mut seen, mut left) = (Vec::new(), &probes[..]);
         while !left.is_empty() {
             let (part, rest) = stride.part(left);
-            let fails = part.iter().any(|probe| probe.shard == broken);
-            if fails {
-                stride.failed(part.len(), rest);
+            if part.iter().any(|probe| probe.shard == broken) {
+                stride.failed(part, rest);
                 break;
             }
             stride.took(part.len(), Duration::from_millis(20));
@@ -79,20 +83,33 @@ mod tests {
 
     #[test]
     fn a_shard_that_cannot_be_looked_at_hides_no_other() {
+        for shards in 2..=70 {
+            for broken in 0..shards {
+                let mut stride = Stride::default();
+                look(&mut stride, shards, -1);
+                for _ in 0..5 {
+                    let seen = (0..30).flat_map(|_| look(&mut stride, shards, broken));
+                    let seen: std::collections::BTreeSet<i32> = seen.collect();
+                    assert_eq!(seen.len() as i32, shards - 1, "{broken} of {shards}: {seen:?}");
+                }
+                // Once it can be, one statement does for all again.
+                assert_eq!(look(&mut stride, shards, -1).len() as i32, shards);
+                assert!(stride.shards >= shards as usize);
+            }
+        }
+    }
+
+    #[test]
+    fn a_store_that_answers_slowly_is_not_asked_more_often_for_long() {
         let mut stride = Stride::default();
-        let mut seen = std::collections::BTreeSet::new();
-        look(&mut stride, -1);
-        let looks = (0..20).take_while(|_| {
-            seen.extend(look(&mut stride, 2));
-            seen.len() < 7
-        });
-        assert!(looks.count() < 8, "{stride:?}");
-        assert!(!seen.contains(&2));
-        // Once it can be, one statement does for all again.
-        let mut all = look(&mut stride, -1);
-        all.sort_unstable();
-        assert_eq!(all, (0..8).collect::<Vec<_>>());
-        let probes: Vec<_> = (0..8).map(|shard| Probe { shard, floor: 0, grace_ms: 0 }).collect();
-        assert_eq!(stride.part(&probes).0.len(), 8);
+        let probes: Vec<_> = (0..64).map(|shard| Probe { shard, floor: 0, grace_ms: 0 }).collect();
+        let mut statements = 0;
+        while stride.part(&probes).0.len() < 64 {
+            statements += 1;
+            stride.took(stride.part(&probes).0.len(), Duration::from_millis(300));
+            assert!(statements < 20);
+        }
+        stride.took(64, Duration::from_secs(2));
+        assert_eq!(stride.part(&probes).0.len(), 32);
     }
 }
