@@ -69,7 +69,7 @@ struct Depth {
     deep: Stride,
     /// The last look at all that lies deep, if that was not too much for one look.
     deepest: Option<DeepLook>,
-    /// When everything was last seen that is due for lanes that are not crowded.
+    /// When a round of looks last saw all there was to see: what woke of late, and what lies deep if that was due.
     complete_at: Option<Monotonic>,
 }
 

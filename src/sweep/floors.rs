@@ -7,7 +7,8 @@ use crate::clock::Monotonic;
 use crate::cold::{Due, Probe};
 
 /// A row's `wake_at` lies at or after the store's time at the start of the statement that wrote it; such a
-/// transaction is over, or given up, well within this.
+/// transaction is over, or given up, well within this. A retry may lie before: its result is written when the
+/// store is back. Then the look from the bottom finds it.
 const SETTLED_MS: i64 = 60_000;
 
 /// What woke within this is looked at first, and by itself: what falls due now does not wait for a look at all
