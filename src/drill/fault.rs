@@ -292,8 +292,9 @@ fn way(node: &Node, strike: Strike) -> anyhow::Result<&Proxy> {
 /// Empties a Redis; tells how many keys there were before and after.
 async fn flush(url: &str) -> anyhow::Result<(u64, u64)> {
     let client = redis::Client::open(url)?;
+    let config = redis::AsyncConnectionConfig::new().set_response_timeout(None);
     let work = async {
-        let mut connection = client.get_multiplexed_async_connection().await?;
+        let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
         let before: u64 = redis::cmd("DBSIZE").query_async(&mut connection).await?;
         let () = redis::cmd("FLUSHALL").query_async(&mut connection).await?;
         let after: u64 = redis::cmd("DBSIZE").query_async(&mut connection).await?;

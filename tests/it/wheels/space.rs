@@ -1,6 +1,7 @@
 //! A corner of the shared Redis for one test: a namespace of its own, which goes when the test ends.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use deadpool_redis::redis::aio::MultiplexedConnection;
 use deadpool_redis::redis::cluster::ClusterClient;
@@ -13,6 +14,9 @@ use crate::support::Cluster;
 
 /// Where the wheels of the tests stand: Redis forgets slots by the machine's clock, and these lie far ahead.
 pub const START_MS: i64 = 4_000_000_020_000;
+
+/// How long an answer may take: half a second, the client's own limit, is too short on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A namespace in a Redis server, or in a Redis Cluster.
 pub struct Space {
@@ -48,7 +52,8 @@ impl Space {
 
     pub async fn at(url: &str) -> Self {
         let client = Client::open(url).expect("a Redis URL");
-        let raw = client.get_multiplexed_async_connection().await.expect("Redis answers");
+        let patient = redis::AsyncConnectionConfig::new().set_response_timeout(Some(PATIENCE));
+        let raw = client.get_multiplexed_async_connection_with_config(&patient).await.expect("Redis answers");
         Self { namespace: namespace(), url: url.to_owned(), raw: Raw::One(Box::new((client, raw))) }
     }
 
@@ -58,7 +63,8 @@ impl Space {
     }
 
     pub async fn of(cluster: Arc<Cluster>) -> Self {
-        let client = ClusterClient::new(cluster.nodes()).expect("nodes");
+        let client =
+            ClusterClient::builder(cluster.nodes()).response_timeout(PATIENCE).build().expect("nodes");
         let raw = client.get_async_connection().await.expect("the cluster answers");
         let (namespace, url) = (namespace(), cluster.url());
         Self { namespace, url, raw: Raw::Cluster(Box::new(raw), cluster) }
