@@ -115,6 +115,11 @@ impl Field {
         Ok(field)
     }
 
+    /// A directory on the disk on which the stores are, if they are on this machine for all one can know.
+    pub fn disk(&self) -> Option<&Path> {
+        self.given.is_none().then(|| self.dir.path())
+    }
+
     async fn stores(&mut self, ground: &Ground) -> anyhow::Result<(String, Option<String>)> {
         let tag = uuid::Uuid::now_v7().simple().to_string();
         Ok(match ground {

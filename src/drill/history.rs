@@ -109,6 +109,8 @@ pub enum Struck {
     Orderly(Vec<u8>),
     /// All nodes: the cold store itself.
     Cold,
+    /// Everything: the machine stood still, and nobody had asked it to.
+    Machine,
     /// Nobody but the wheels: no excuse for anything but lateness.
     Hot,
     /// Nobody of ours: the receivers.
@@ -140,7 +142,7 @@ impl Fault {
         overlaps
             && match &self.struck {
                 Struck::Nodes(nodes) => node.is_none_or(|node| nodes.contains(&node)),
-                Struck::Cold => true,
+                Struck::Cold | Struck::Machine => true,
                 Struck::Orderly(_) | Struck::Hot | Struck::Receivers | Struck::Slow(_) => false,
             }
     }

@@ -10,6 +10,7 @@
 //! | [`script`], [`fault`] | which faults come when; how each is injected, healed and proved |
 //! | [`plan`], [`load`], [`receiver`] | the timers; those who ask; those who are called |
 //! | [`history`], [`checker`], [`verdict`] | what was seen; what it proves; how it is told |
+//! | [`machine`] | what this machine did by itself |
 //! | [`field`], [`ground`], [`proxy`], [`process`] | nodes; servers of its own; ways that can be cut; children |
 
 pub mod checker;
@@ -18,6 +19,7 @@ pub mod field;
 pub mod ground;
 pub mod history;
 pub mod load;
+pub mod machine;
 pub mod plan;
 pub mod process;
 pub mod proxy;
@@ -38,6 +40,7 @@ use fault::{Open, heal, inject};
 use field::{Field, Ground};
 use history::{Book, Fault, Struck, Terms, Us};
 use load::Callers;
+use machine::Machine;
 use receiver::Receivers;
 use script::{Drill, Has, Scene};
 use verdict::{Outcome, Verdict};
@@ -138,6 +141,7 @@ async fn rehearse(
         callers.fill(first_extra, (0..options.window_timers).map(spread).collect()).await;
     }
 
+    let machine = Machine::watch(field.disk()).context("the drill's own directory cannot be written")?;
     let began_us = wall_us();
     let last_due_ms = plan.iter().map(|timer| timer.due_at + plan::MOVE_MS).max().unwrap_or_default();
     let last_due_ms = last_due_ms.max(from_ms + span_ms - began_us / 1000);
@@ -157,7 +161,8 @@ async fn rehearse(
     terms.resize(terms.len() + options.window_timers as usize, Terms::default());
     let patience =
         Patience { recovery_us: RECOVERY_US + lease_ms * 1000, answer_us: plan::TIMEOUT_MS as Us * 750 };
-    let look = |at_us: Us| check(&book.history(terms.clone(), faults.clone(), at_us), patience);
+    let all = || [faults.clone(), machine.stood_still()].concat();
+    let look = |at_us: Us| check(&book.history(terms.clone(), all(), at_us), patience);
     let end_us = began_us + last_due_ms * 1000;
     let give_up_us = end_us + SETTLE.as_micros() as Us;
     let findings = loop {
@@ -180,6 +185,7 @@ async fn rehearse(
         }
     };
     load.await.context("the callers broke down")?;
+    let mut faults = all();
     faults.extend(bad_receivers(drill, &book, began_us));
     let ledger = ledger(&callers).await;
     let verdict = judge(drill, seed, options, findings, faults, ledger);
@@ -253,12 +259,9 @@ fn judge(
     if !ledger.as_ref().is_some_and(|ledger| balances(ledger, findings.registered)) {
         violations.push(("ledger not balanced".into(), 1));
     }
-    let landed = faults.iter().any(|fault| fault.landed.is_some());
-    let outcome = match (violations.is_empty(), landed) {
-        (false, _) => Outcome::Violated,
-        (true, false) => Outcome::Unknown,
-        (true, true) => Outcome::Passed,
-    };
+    let landed = |fault: &Fault| fault.landed.is_some() && fault.struck != Struck::Machine;
+    let landed = faults.iter().any(landed);
+    let outcome = Outcome::of(&violations, findings.healthy.p50_ms, landed);
     Verdict {
         drill: drill.name(),
         ground: options.ground.name(),

@@ -196,7 +196,7 @@ fn a_repeat_is_explained_by_a_fault_of_its_first_node_and_by_nothing_else() {
     let twice = || Told::one().sent(1, DUE).sent(2, DUE + 3000);
     let node = |number| Struck::Nodes(vec![number]);
     assert_eq!(twice().violations(), [("unexplained duplicates", 1)]);
-    for struck in [node(0), Struck::Cold] {
+    for struck in [node(0), Struck::Cold, Struck::Machine] {
         let told = twice().fault(struck, DUE, DUE + 1000);
         assert_eq!((told.violations(), told.found().duplicates_explained), (vec![], 1));
     }
@@ -261,7 +261,9 @@ fn a_straggler_is_late_alone_and_in_healthy_times() {
     assert_eq!(many(1200, 3, 50).violations(), [], "chance");
     assert_eq!(many(1200, 48, 50).violations(), [], "the machine stalled");
     assert_eq!(many(700, 10, 50).violations(), [], "not the sweep's grain");
-    assert_eq!(many(1200, 10, 50).fault(Struck::Hot, DUE - 100, DUE).violations(), []);
+    for struck in [Struck::Hot, Struck::Machine] {
+        assert_eq!(many(1200, 10, 50).fault(struck, DUE - 100, DUE).violations(), []);
+    }
     let bad_receivers = many(1200, 10, 50).fault(Struck::Receivers, 0, 99_999);
     assert_eq!(bad_receivers.violations(), [("stragglers", 10)]);
 }
