@@ -355,7 +355,7 @@ impl Check<'_> {
         let gone = arrivals.iter().any(|arrival| arrival.replied == Some(410));
         if let Some(attempts) = terms.attempts {
             // A claim whose node died counts as an attempt that no receiver saw.
-            let struck = |f: &&Fault| matches!(f.struck, Struck::Nodes(_) | Struck::Cold | Struck::Machine);
+            let struck = |f: &&Fault| matches!(f.struck, Struck::Nodes(_) | Struck::Cold);
             let unseen = self.history.faults.iter().filter(struck).count();
             if gone || failed + unseen >= usize::try_from(attempts).unwrap_or(usize::MAX) {
                 return End::Dead;

@@ -8,7 +8,7 @@ use std::io::{self, Seek, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::Duration;
 
 use super::history::{Fault, Struck, Us};
@@ -24,7 +24,6 @@ const STILL_US: Us = 700_000;
 pub struct Machine {
     seen: Arc<Mutex<Vec<Fault>>>,
     over: Arc<AtomicBool>,
-    watch: Option<JoinHandle<()>>,
 }
 
 impl Machine {
@@ -44,12 +43,13 @@ impl Machine {
 
     /// Watches the processors and this.
     fn with(mut write: impl FnMut() + Send + 'static) -> io::Result<Self> {
-        let (seen, over) = (Arc::new(Mutex::default()), Arc::new(AtomicBool::new(false)));
+        let seen: Arc<Mutex<Vec<Fault>>> = Arc::default();
+        let over = Arc::new(AtomicBool::new(false));
         let (told, ended) = (Arc::clone(&seen), Arc::clone(&over));
         let look = move || {
             let note = |kind, from_us, until_us| {
                 let mut seen = told.lock().unwrap_or_else(PoisonError::into_inner);
-                Vec::extend(&mut seen, standstill(kind, from_us, until_us));
+                seen.extend(standstill(kind, from_us, until_us));
             };
             while !ended.load(Ordering::Relaxed) {
                 let due_us = wall_us() + EVERY.as_micros() as Us;
@@ -60,8 +60,8 @@ impl Machine {
                 note("disk of this machine", woke_us, wall_us());
             }
         };
-        let watch = thread::Builder::new().name("machine".into()).spawn(look)?;
-        Ok(Self { seen, over, watch: Some(watch) })
+        thread::Builder::new().name("machine".into()).spawn(look)?;
+        Ok(Self { seen, over })
     }
 
     /// When it stood still, up to now.
@@ -72,9 +72,8 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
+        // Not waited for: the disk may stand still.
         self.over.store(true, Ordering::Relaxed);
-        // A panic of the watch would have been told already; there is nobody here to tell.
-        let _ = self.watch.take().map(JoinHandle::join);
     }
 }
 

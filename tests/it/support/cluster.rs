@@ -135,21 +135,17 @@ impl Cluster {
     /// second, and a busy machine takes longer; so they are asked again.
     async fn meet(&self, node: &Redis) {
         let first = &self.masters[0];
-        let (port, id, first_id) =
-            (first.port().to_string(), node.cli(&["CLUSTER", "MYID"]).await, self.id(0).await);
+        let (port, first_id) = (first.port().to_string(), self.id(0).await);
+        let id = node.cli(&["CLUSTER", "MYID"]).await;
         let end = Instant::now() + MEET;
-        let mut asked: Option<Instant> = None;
         loop {
+            node.cli(&["CLUSTER", "MEET", "127.0.0.1", &port, &self.bus]).await;
             let (theirs, its) =
                 (first.cli(&["CLUSTER", "NODES"]).await, node.cli(&["CLUSTER", "NODES"]).await);
             if theirs.contains(&id) && its.contains(&first_id) {
                 break;
             }
             assert!(Instant::now() < end, "the nodes do not meet: {theirs}\n{its}");
-            if asked.is_none_or(|at| at.elapsed() > Duration::from_secs(2)) {
-                node.cli(&["CLUSTER", "MEET", "127.0.0.1", &port, &self.bus]).await;
-                asked = Some(Instant::now());
-            }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
