@@ -49,9 +49,10 @@ async fn is_kept(line: &str) {
         assert_eq!(found[promise], 0, "{line}: {promise}: {:#}", found["told"]);
     }
     assert!(found["registered"].as_u64() > Some(500), "{line}: {found:#}");
-    let landed =
-        verdict["faults"].as_array().expect("faults").iter().any(|fault| fault["landed"].is_string());
-    assert!(landed, "{line}: {:#}", verdict["faults"]);
+    // What the machine did by itself rehearses nothing.
+    let landed = |fault: &Value| fault["landed"].is_string() && fault["struck"] != "machine";
+    let faults = verdict["faults"].as_array().expect("faults");
+    assert!(faults.iter().any(landed), "{line}: {faults:#?}");
     let unbalanced = verdict["violations"].to_string().contains("ledger");
     assert!(!unbalanced, "{line}: {:#}", verdict["ledger"]);
 }
