@@ -5,16 +5,16 @@
 //!
 //! # The life of a timer
 //!
-//! 1. **Register** ([`api`] → [`intake`] → [`cold`]). A request is checked and becomes a row of `timers`,
+//! 1. **Register** ([`api`] → [`writer`] → [`cold`]). A request is checked and becomes a row of `timers`,
 //!    committed in a group with whoever else waits; the answer follows the flush. Its *shard* is a hash of
 //!    its owner; its `wake_at` says when somebody must look at it: at its due time. Each shard is owned by
 //!    one node ([`ownership`]: a lease, and an *epoch* that only rises). Nodes that come and go hand shards over
 //!    in order, while their attempts are under way.
-//! 2. **Promotion** ([`loader`], [`promote`]). Far-future timers rest in SQL and cost nothing. When its due
+//! 2. **Promotion** ([`hot::loader`], [`hot::promoter`]). Far-future timers rest in SQL and cost nothing. When its due
 //!    time comes within the window, a *pointer* to the timer goes into a slot of the [`wheel`]s: by the
 //!    loader, which raises the shard's *watermark* and then scans below it, or at once by whoever writes a
 //!    timer that is due below the watermark already. A pointer holds no payload and may be stale.
-//! 3. **Its time comes** ([`ticker`], [`last_mile`]). A minute's slot is cascaded into seconds; a second's
+//! 3. **Its time comes** ([`hot::ticker`], [`hot::last_mile`]). A minute's slot is cascaded into seconds; a second's
 //!    slot is taken half a second before it begins; the last mile keeps its pointers in order of their
 //!    milliseconds.
 //! 4. **Claim** ([`dispatch`]). 50 ms ahead, when the receiver's lane has room, one SQL statement moves the
@@ -27,7 +27,7 @@
 //!    that ends it. Not taken: it waits, as `retrying`, for its next attempt, through the wheels like the
 //!    first, until it is out of attempts and `dead`. Unknown (no answer, broken off, node killed): it is
 //!    tried again, and from then on nobody is told that nothing was sent.
-//! 7. **Whatever went wrong** ([`sweep`], [`replay`]). SQL decides, the wheels only suggest. A row that is a
+//! 7. **Whatever went wrong** ([`sweep`], [`hot::replay`]). SQL decides, the wheels only suggest. A row that is a
 //!    second overdue and in nobody's hands is found by the sweep, so a lost pointer costs a second or two. After a
 //!    restart or a take-over, and when the wheels were emptied, rolled back or replaced, replay reads from
 //!    SQL what is overdue and what belongs into the wheels. What a dead owner had claimed is due again.
@@ -93,15 +93,15 @@
 //! | [`cold`] | the SQL truth, on PostgreSQL and SQLite |
 //! | [`wheel`] | the slots, in Redis and in process: theory, levels, a worked example |
 //! | [`positions`] | where the wheels of this node's shards stand |
-//! | [`loader`], [`promote`] | from SQL into the wheels: by time, and by whoever writes |
-//! | [`ticker`], [`last_mile`] | from the wheels to the due millisecond |
-//! | [`replay`], [`sweep`] | after a loss or a restart; the guarantee beneath everything |
+//! | [`hot::loader`], [`hot::promoter`] | from SQL into the wheels: by time, and by whoever writes |
+//! | [`hot::ticker`], [`hot::last_mile`] | from the wheels to the due millisecond |
+//! | [`hot::replay`], [`sweep`] | after a loss or a restart; the guarantee beneath everything |
 //! | [`dispatch`] | lanes, claim, attempt, result |
 //! | [`ownership`] | which shards are this node's |
-//! | [`intake`] | group commit |
+//! | [`writer`] | group commit |
 //! | [`housekeeping`] | partitions, retention, statistics |
-//! | [`mod@bench`] | measures a server from outside |
-//! | [`drill`] | rehearses failures on nodes and servers of its own, and judges what was seen outside |
+//! | [`tools::bench`] | measures a server from outside |
+//! | [`tools::drill`] | rehearses failures on nodes and servers of its own, and judges what was seen outside |
 //! | [`api`], [`cli`] | the doors |
 //! | [`app`] | wiring, start and stop |
 //! | [`config`], [`clock`], [`metrics`], [`telemetry`] | settings, time, series, log lines |
@@ -109,28 +109,26 @@
 
 pub mod api;
 pub mod app;
-pub mod bench;
 pub mod cli;
 pub mod clock;
 pub mod cold;
 pub mod config;
 pub mod dispatch;
-pub mod drill;
+pub mod hot;
 pub mod housekeeping;
-pub mod intake;
-pub mod last_mile;
-pub mod loader;
 pub mod metrics;
 pub mod model;
 pub mod ownership;
 pub mod planted;
 pub mod positions;
-pub mod promote;
-pub mod replay;
+pub mod promotion;
+pub mod service;
+pub mod sink;
 pub mod sweep;
 pub mod telemetry;
-pub mod ticker;
+pub mod tools;
 pub mod wheel;
+pub mod writer;
 
 #[cfg(test)]
 mod tests {

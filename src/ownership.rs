@@ -31,7 +31,7 @@ use crate::planted::{Defect, Planted};
 const LAST_SENDS: Duration = Duration::from_secs(5);
 
 /// How far ahead a shard is claimed that is about to be handed over. The wheels have handed out at least as
-/// much of it ([`crate::ticker::AHEAD_MS`]).
+/// much of it ([`crate::hot::AHEAD_MS`]).
 pub const PARTING_REACH: Duration = Duration::from_millis(500);
 
 /// How long that takes: a claim, on a machine that has something to do.

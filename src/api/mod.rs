@@ -6,6 +6,7 @@ mod linger;
 mod problem;
 pub mod request;
 mod service;
+mod state;
 mod timers;
 mod view;
 mod wheels;
@@ -29,11 +30,12 @@ use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use crate::app::{App, Service};
 use crate::clock::Monotonic;
-use crate::dispatch::guard::Guard;
+use crate::service::Node;
+use crate::sink::guard::Guard;
 use auth::{Auth, Caller};
 use problem::Problem;
+pub use state::ApiState;
 
 /// How long a client may take to send its headers; also how long an idle connection is kept.
 const HEADER_WAIT: Duration = Duration::from_secs(30);
@@ -43,27 +45,6 @@ const MAX_HEADERS: usize = 32 * 1024;
 
 /// How long a call may take until its answer begins.
 const CALL_WAIT: Duration = Duration::from_secs(60);
-
-/// What every handler works with.
-pub struct ApiState {
-    app: Arc<App>,
-    auth: Auth,
-    guard: Guard,
-    /// The doors close: streams end.
-    closing: CancellationToken,
-}
-
-impl ApiState {
-    /// What is behind the API, once the cold store has answered.
-    fn service(&self) -> Result<&Service, Problem> {
-        self.app.service().ok_or_else(Problem::starting)
-    }
-
-    /// Tells in which tier timers are.
-    fn tiers<'a>(&self, service: &'a Service) -> view::Tiers<'a> {
-        view::Tiers::now(service, self.app.config.wheel.near.get())
-    }
-}
 
 #[derive(OpenApi)]
 #[openapi(
@@ -112,11 +93,11 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
 }
 
 /// All routes. What has no end of its own ends when `closing` does.
-fn router(app: Arc<App>, closing: CancellationToken) -> Router {
+fn router(node: Arc<Node>, closing: CancellationToken) -> Router {
     let state = Arc::new(ApiState {
-        auth: Auth::new(&app.config.server),
-        guard: Guard::new(Arc::clone(&app.config)),
-        app,
+        auth: Auth::new(&node.config.server),
+        guard: Guard::new(Arc::clone(&node.config)),
+        node,
         closing,
     });
     let (routes, document) = routes_and_document();
@@ -169,7 +150,7 @@ async fn observe(State(state): State<Arc<ApiState>>, request: Request, next: Nex
         .map_or_else(|| "other".to_owned(), |path| path.as_str().to_owned());
     let method = request.method().clone();
     let response = problem::finish(next.run(linger::lingering(request)).await, &request_id);
-    let metrics = &state.app.metrics;
+    let metrics = &state.node.metrics;
     let method = match method.as_str() {
         known @ ("GET" | "PUT" | "POST" | "PATCH" | "DELETE") => known,
         _ => "other",
@@ -192,9 +173,9 @@ fn panicked(_: Box<dyn std::any::Any + Send>) -> Response {
 }
 
 /// Accepts connections until `closing`, then lets each finish the call it is in.
-pub async fn serve(listener: TcpListener, app: Arc<App>, closing: CancellationToken) {
-    let places = Arc::new(Semaphore::new(app.config.server.max_connections));
-    let router = router(app, closing.clone());
+pub async fn serve(listener: TcpListener, node: Arc<Node>, closing: CancellationToken) {
+    let places = Arc::new(Semaphore::new(node.config.server.max_connections));
+    let router = router(node, closing.clone());
     let graceful = GracefulShutdown::new();
     let mut http = hyper::server::conn::http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(HEADER_WAIT).max_buf_size(MAX_HEADERS);

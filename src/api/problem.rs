@@ -7,7 +7,7 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 
 use crate::cold::Error as ColdError;
-use crate::intake::NotTaken;
+use crate::writer::NotTaken;
 
 /// One thing that is wrong in a request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, utoipa::ToSchema)]

@@ -15,11 +15,11 @@ pub use raw::{LateIn, Precision, RawTimer, RetryIn, TargetIn, WebhookIn};
 
 use super::problem::FieldError;
 use crate::cold::NewTimer;
-use crate::dispatch::guard::Guard;
 use crate::model::id::{TimerId, Uid};
 use crate::model::policy::{Late, Policies, Retry};
 use crate::model::target::{Target, Webhook};
 use crate::model::time::{Span, UnixMs};
+use crate::sink::guard::Guard;
 
 /// The largest payload, in bytes of JSON.
 pub const MAX_DATA: usize = 64 * 1024;

@@ -26,18 +26,18 @@ pub async fn livez() -> Response {
 #[utoipa::path(get, path = "/readyz", tag = "service",
     responses((status = 200, description = "It can serve; `degraded` while the wheels are away"), (status = 503, description = "Without the cold store, or stopping")))]
 pub async fn readyz(State(state): State<Arc<ApiState>>) -> Response {
-    let store = match state.app.service() {
+    let store = match state.node.service() {
         None => "not reached yet",
         Some(service) => match tokio::time::timeout(CHECK_WAIT, service.store.ping()).await {
-            Ok(Ok(())) if state.app.can_write() => "ok",
+            Ok(Ok(())) if state.node.can_write() => "ok",
             Ok(Ok(())) => "answers, but cannot be written",
             _ => "unavailable",
         },
     };
-    let shards = usize::from(state.app.config.shards);
-    let wheels = match state.app.service() {
+    let shards = usize::from(state.node.config.shards);
+    let wheels = match state.node.service() {
         None => "not reached yet",
-        Some(_) if !state.app.config.wheel.enabled => "off: timers fire from SQL, up to a second late",
+        Some(_) if !state.node.config.wheel.enabled => "off: timers fire from SQL, up to a second late",
         Some(service) => match service.positions.away().len() {
             0 => "ok",
             away if away < shards => &format!(
@@ -46,7 +46,7 @@ pub async fn readyz(State(state): State<Arc<ApiState>>) -> Response {
             _ => "unavailable: timers fire from SQL, up to a second late",
         },
     };
-    let stopping = state.app.is_stopping();
+    let stopping = state.node.is_stopping();
     let ready = store == "ok" && !stopping;
     let status = match (ready, stopping, wheels) {
         (true, _, "ok") => "ok",
@@ -63,7 +63,7 @@ pub async fn readyz(State(state): State<Arc<ApiState>>) -> Response {
 #[utoipa::path(get, path = "/startupz", tag = "service",
     responses((status = 200, description = "Recovered"), (status = 503, description = "Not yet")))]
 pub async fn startupz(State(state): State<Arc<ApiState>>) -> Response {
-    if state.app.has_recovered() {
+    if state.node.has_recovered() {
         Json(json!({ "status": "ok" })).into_response()
     } else {
         (StatusCode::SERVICE_UNAVAILABLE, Json(json!({ "status": "starting" }))).into_response()
@@ -73,7 +73,7 @@ pub async fn startupz(State(state): State<Arc<ApiState>>) -> Response {
 /// Prometheus text.
 #[utoipa::path(get, path = "/metrics", tag = "service", responses((status = 200, description = "Prometheus text")))]
 pub async fn metrics(State(state): State<Arc<ApiState>>) -> Response {
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], state.app.metrics.text()).into_response()
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], state.node.metrics.text()).into_response()
 }
 
 /// registered = delivered + cancelled + expired + dead + pending.

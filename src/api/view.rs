@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use crate::app::Service;
 use crate::cold::{AttemptRecord, TimerRow};
 use crate::model::id::{Generation, delivery_id};
 use crate::model::policy::{Late, Retry};
@@ -13,6 +12,7 @@ use crate::model::target::Target;
 use crate::model::time::UnixMs;
 use crate::model::timer::State;
 use crate::positions::Positions;
+use crate::service::Service;
 
 /// A timer in an answer.
 #[derive(Debug, Serialize, utoipa::ToSchema)]

@@ -112,7 +112,7 @@ pub async fn wheels(State(state): State<Arc<ApiState>>) -> Result<Response, Prob
                 .collect(),
         }
     };
-    let config = &state.app.config.wheel;
+    let config = &state.node.config.wheel;
     let view = WheelsView {
         shared: service.hot.is_shared(),
         window: config.window,
@@ -131,7 +131,7 @@ pub async fn wheels(State(state): State<Arc<ApiState>>) -> Result<Response, Prob
                     .map(|standing| Slot { level: Level::Second, tick: standing.marks.second }.ends_at()),
             })
             .collect(),
-        last_mile: state.app.metrics.last_mile.get(),
+        last_mile: state.node.metrics.last_mile.get(),
     };
     Ok(Json(view).into_response())
 }

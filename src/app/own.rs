@@ -5,16 +5,16 @@
 //! over what the node has.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use super::{App, DRAIN, Service};
+use super::DRAIN;
 use crate::clock::Monotonic;
 use crate::cold::ColdStore;
 use crate::ownership::{Ownership, Round};
+use crate::service::{Node, Service};
 
 /// What is heard within so long after a round waits for the next: a hand-over among many nodes tells much.
 const GATHER: Duration = Duration::from_millis(50);
@@ -30,8 +30,8 @@ const WARM_UP: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_millis(500);
 
 /// Renews leases, takes over and hands over, until told to leave; then leaves.
-pub(super) async fn own(app: Arc<App>, store: ColdStore, leave: CancellationToken) -> anyhow::Result<()> {
-    let Some(Service { ownership, .. }) = app.service() else { return Ok(()) };
+pub(super) async fn own(node: Arc<Node>, store: ColdStore, leave: CancellationToken) -> anyhow::Result<()> {
+    let Some(Service { ownership, .. }) = node.service() else { return Ok(()) };
     let heard = Notify::new();
     let hearing = async {
         store.hear(ownership.me(), &heard).await;
@@ -39,7 +39,7 @@ pub(super) async fn own(app: Arc<App>, store: ColdStore, leave: CancellationToke
         std::future::pending::<()>().await;
     };
     tokio::select! {
-        ended = rounds(&app, &store, &heard, &leave) => ended?,
+        ended = rounds(&node, &store, &heard, &leave) => ended?,
         () = hearing => {}
     }
     let leaving = async {
@@ -51,17 +51,17 @@ pub(super) async fn own(app: Arc<App>, store: ColdStore, leave: CancellationToke
     if tokio::time::timeout(DRAIN, leaving).await.is_err() {
         tracing::warn!("shards not given up; their leases run out");
     }
-    app.metrics.shards_owned.set(ownership.count() as i64);
+    node.metrics.shards_owned.set(ownership.count() as i64);
     Ok(())
 }
 
 async fn rounds(
-    app: &App,
+    node: &Node,
     store: &ColdStore,
     heard: &Notify,
     leave: &CancellationToken,
 ) -> anyhow::Result<()> {
-    let Some(Service { ownership, positions, hot, .. }) = app.service() else { return Ok(()) };
+    let Some(Service { ownership, positions, hot, .. }) = node.service() else { return Ok(()) };
     // Whoever takes part is handed its share at once. What fails here is tried again when it is needed.
     let warming = async { (store.warm_up().await.is_ok(), hot.servers(&[0]).await.is_ok()) };
     let _ = tokio::time::timeout(WARM_UP, warming).await;
@@ -86,7 +86,7 @@ async fn rounds(
                     failing = false;
                     tracing::info!("the cold store answers again");
                 }
-                note(app, store, ownership, &round);
+                note(node, store, ownership, &round);
                 if ownership.has_company() {
                     // For `tier`: a failure shows in the next renewal.
                     let rows = store.shard_rows(&[]).await.unwrap_or_default();
@@ -101,10 +101,10 @@ async fn rounds(
                 }
             }
             Err(why) => {
-                app.metrics.store_errors.inc();
-                app.metrics.store_up.set(0);
-                app.writable.store(false, Ordering::SeqCst);
-                app.metrics.shards_owned.set(ownership.claimable().len() as i64);
+                node.metrics.store_errors.inc();
+                node.metrics.store_up.set(0);
+                node.set_can_write(false);
+                node.metrics.shards_owned.set(ownership.claimable().len() as i64);
                 if !failing {
                     failing = true;
                     tracing::warn!(%why, "leases cannot be renewed");
@@ -124,7 +124,7 @@ async fn rounds(
                 ownership.rest()
             }
         };
-        let pause = pause.min(app.config.lease.get() / 3);
+        let pause = pause.min(node.config.lease.get() / 3);
         tokio::select! {
             () = leave.cancelled() => return Ok(()),
             () = tokio::time::sleep(pause) => continue,
@@ -138,13 +138,13 @@ async fn rounds(
     Ok(())
 }
 
-fn note(app: &App, store: &ColdStore, ownership: &Ownership, round: &Round) {
-    app.metrics.store_up.set(1);
-    app.writable.store(true, Ordering::SeqCst);
-    app.metrics.shards_owned.set(ownership.count() as i64);
-    app.metrics.shards_taken.inc_by(round.taken.len() as u64);
+fn note(node: &Node, store: &ColdStore, ownership: &Ownership, round: &Round) {
+    node.metrics.store_up.set(1);
+    node.set_can_write(true);
+    node.metrics.shards_owned.set(ownership.count() as i64);
+    node.metrics.shards_taken.inc_by(round.taken.len() as u64);
     let skew = store.clock().skew_ms();
-    app.metrics.clock_skew_ms.set(skew);
+    node.metrics.clock_skew_ms.set(skew);
     if skew.abs() > 500 {
         tracing::warn!(
             skew_ms = skew,

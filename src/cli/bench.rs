@@ -8,18 +8,18 @@ use clap::{Args, Subcommand};
 use super::client::Client;
 use super::exit::{Exit, usage};
 use super::{input, interrupted, out};
-use crate::bench::figures::{Figure, cells};
-use crate::bench::scenario::burst::Burst;
-use crate::bench::scenario::idle::Idle;
-use crate::bench::scenario::paced::Paced;
-use crate::bench::scenario::parked::Parked;
-use crate::bench::scenario::recover::Recover;
-use crate::bench::scenario::register::{Register, Step};
-use crate::bench::scenario::{Scenario, plan};
-use crate::bench::stores::Choice;
-use crate::bench::timers::{Ids, MIN_PAYLOAD};
-use crate::bench::{self, Options, Report, server};
 use crate::config::{ColdKind, Config};
+use crate::tools::bench::figures::{Figure, cells};
+use crate::tools::bench::scenario::burst::Burst;
+use crate::tools::bench::scenario::idle::Idle;
+use crate::tools::bench::scenario::paced::Paced;
+use crate::tools::bench::scenario::parked::Parked;
+use crate::tools::bench::scenario::recover::Recover;
+use crate::tools::bench::scenario::register::{Register, Step};
+use crate::tools::bench::scenario::{Scenario, plan};
+use crate::tools::bench::stores::Choice;
+use crate::tools::bench::timers::{Ids, MIN_PAYLOAD};
+use crate::tools::bench::{self, Options, Report, server};
 
 /// `bench …`
 #[derive(Args)]

@@ -13,10 +13,10 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::exit::{Exit, usage};
 use super::{input, interrupted, out};
 use crate::config::{ColdKind, Config, shown_url};
-use crate::drill::field::Ground;
-use crate::drill::script::Drill;
-use crate::drill::verdict::{Outcome, Verdict, cells};
-use crate::drill::{self, Options};
+use crate::tools::drill::field::Ground;
+use crate::tools::drill::script::Drill;
+use crate::tools::drill::verdict::{Outcome, Verdict, cells};
+use crate::tools::drill::{self, Options};
 
 /// `drill …`
 #[derive(Args)]

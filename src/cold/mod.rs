@@ -7,20 +7,20 @@
 //!
 //! This room never speaks HTTP, never delivers, and knows nothing of wheels.
 
+mod apply;
 mod claim;
 mod end;
 mod entity;
 mod error;
-mod finish;
-mod gate;
+mod failpoint;
 mod history;
-mod news;
+mod notify;
 mod query;
 mod register;
 mod row;
 mod shards;
 mod sql;
-mod window;
+mod watermark;
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -34,16 +34,16 @@ use sea_orm::sqlx::{ConnectOptions, PgPool};
 use sea_orm::{DatabaseConnection, EntityTrait, SqlxPostgresConnector, SqlxSqliteConnector};
 use sea_orm_migration::MigratorTrait;
 
+pub use apply::{Applied, Change, ChangeEvent, Edit, MAX_BATCH as MAX_APPLY_BATCH};
 pub use claim::{Crowded, Due, Found, MAX_BATCH as MAX_CLAIM_BATCH, Probe};
 pub use error::Error;
-pub use finish::{Applied, Change, ChangeEvent, Edit, MAX_BATCH as MAX_APPLY_BATCH};
 #[cfg(feature = "planted")]
-pub use gate::{Call, Gate};
+pub use failpoint::{Call, Gate};
 pub use query::{Filter, Ledger, Page, Place, Verification};
 pub use register::{MAX_BATCH as MAX_REGISTER_BATCH, NewTimer, Registered};
 pub use row::{AttemptRecord, TimerRow};
 pub use shards::{Beat, Identity, NodeRow};
-pub use window::{Place as ScanPlace, Range, ReplayNote, ShardRow};
+pub use watermark::{Place as ScanPlace, Range, ReplayNote, ShardRow};
 
 use crate::clock::{Clock, StoreClock};
 use crate::config::{ColdKind, Config};

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use sea_orm::{EntityTrait, QueryOrder};
 
 use super::sql::{Column, Dialect, Row, Statement};
-use super::{ColdStore, Error, entity, news};
+use super::{ColdStore, Error, entity, notify};
 use crate::model::id::{Epoch, Generation, Uid};
 use crate::model::time::UnixMs;
 use crate::model::timer::Token;
@@ -73,7 +73,7 @@ impl ColdStore {
         match self.dialect() {
             Dialect::Postgres => s.push(&format!(
                 "WITH entered AS ({insert} RETURNING name) SELECT {} FROM entered",
-                news::tell(&incarnation)
+                notify::tell(&incarnation)
             )),
             Dialect::Sqlite => s.push(&insert),
         };
@@ -230,7 +230,7 @@ impl ColdStore {
             // Told at the commit, and once however many they are.
             Dialect::Postgres => s.push(&format!(
                 "WITH {batch}, given_up AS ({update}) SELECT shard, {} FROM given_up",
-                news::tell(&teller)
+                notify::tell(&teller)
             )),
             // Nobody listens; but what is bound has to be used.
             Dialect::Sqlite => s.push(&format!("WITH {batch} {update}, {teller}")),

@@ -13,7 +13,7 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::Error;
-use super::gate::{Begun, Call, Way};
+use super::failpoint::{Begun, Call, Way};
 
 /// The pools that hot statements run on; the same that sea-orm runs on.
 #[derive(Clone)]

@@ -96,3 +96,45 @@ fn a_password_is_never_shown() {
         );
     }
 }
+
+#[cfg(feature = "planted")]
+mod planted {
+    use crate::config::Config;
+    use crate::planted::Defect;
+
+    fn load(set: &str) -> Result<Config, crate::config::Error> {
+        Config::load(Some(std::path::Path::new("/dev/null")), [], &[set.to_owned()])
+    }
+
+    #[test]
+    fn nothing_is_planted_unless_it_is_named() {
+        let config = load("shards=4").expect("settings");
+        assert!(Defect::ALL.into_iter().all(|defect| !config.planted().is(defect)));
+        assert!(!config.shown().contains("planted"), "{}", config.shown());
+    }
+
+    #[test]
+    fn a_defect_is_planted_by_its_name_and_alone() {
+        let names = [
+            "naive-loader",
+            "claim-without-generation",
+            "claim-without-epoch",
+            "result-without-token",
+            "blind-cancel",
+            "cursor-trusted",
+        ];
+        for (name, defect) in names.into_iter().zip(Defect::ALL) {
+            let planted = load(&format!("planted={name}")).expect("settings").planted();
+            assert!(Defect::ALL.into_iter().all(|other| planted.is(other) == (other == defect)), "{name}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_defect_is_refused_and_the_known_ones_are_named() {
+        let why = load("planted=typo").expect_err("refused").to_string();
+        assert!(
+            why.contains("planted") && why.contains("naive-loader") && why.contains("cursor-trusted"),
+            "{why}"
+        );
+    }
+}

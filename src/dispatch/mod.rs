@@ -8,11 +8,8 @@
 //! if it turns out to have happened, for nothing was sent. From the moment it is taken until its outcome is
 //! recorded a timer is *in hand*: this node neither claims it again nor gives its attempt up.
 
-pub mod event;
-pub mod guard;
 mod lanes;
 mod record;
-pub mod webhook;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -38,8 +35,11 @@ use crate::model::time::UnixMs;
 use crate::model::timer::{AttemptResult, Next, Token};
 use crate::ownership::{Ownership, PARTING_REACH};
 use crate::planted::Defect;
-use crate::promote::Promotion;
-use webhook::{Outcome, Sender};
+use crate::promotion::Promotion;
+use crate::sink::webhook::{Outcome, Sender};
+
+/// How long past its time what is found counts as left behind by an outage.
+pub const OVERDUE: Duration = Duration::from_secs(5);
 
 /// How long what was claimed waits for its lane to have a place.
 const AT_GATE: Duration = Duration::from_secs(2);

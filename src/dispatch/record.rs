@@ -15,7 +15,7 @@ use crate::cold::{Applied, AttemptRecord, Change, ChangeEvent, ColdStore, Error,
 use crate::metrics::Metrics;
 use crate::model::id::{Epoch, Uid};
 use crate::model::timer::{Answer, AttemptResult, Next, Token};
-use crate::promote::Promotion;
+use crate::promotion::Promotion;
 
 /// How long a stop waits for a store that is away before it leaves results behind.
 const STOP_PATIENCE: u32 = 10;

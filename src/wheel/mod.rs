@@ -39,7 +39,7 @@
 //! the one who brings it. The *cursor* of a level is the last tick that was handed over in full; a taken slot
 //! is dropped only then. The *incarnation* names this building of the wheel, the *beat* rises with every
 //! take, the *epoch* is that of the shard's owner. A wheel that answers with another incarnation, or with an
-//! older beat, is not the one that was filled: it is built anew from SQL ([`crate::replay`]).
+//! older beat, is not the one that was filled: it is built anew from SQL ([`crate::hot::replay`]).
 //!
 //! # Servers, and a Redis Cluster
 //!

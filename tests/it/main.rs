@@ -10,6 +10,7 @@ mod bench;
 mod crash;
 mod drill;
 mod fleet;
+mod layout;
 mod paths;
 mod races;
 mod rest;

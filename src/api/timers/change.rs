@@ -15,11 +15,11 @@ use crate::api::ApiState;
 use crate::api::problem::{FieldError, Problem};
 use crate::api::request;
 use crate::api::view::TimerView;
-use crate::app::Service;
 use crate::cold::{Applied, Change, ChangeEvent, Edit, TimerRow};
 use crate::model::id::TimerId;
 use crate::model::time::UnixMs;
 use crate::model::timer::{Answer, Event, State as TimerState};
+use crate::service::Service;
 
 /// What a PATCH may change.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
@@ -143,7 +143,7 @@ async fn change(
         match service.changes.submit(Change { uid, event: event.clone() }).await?? {
             Applied::Live(row, answer) => {
                 if row.life.state.is_end() {
-                    state.app.metrics.ended.with_label_values(&[row.life.state.word()]).inc();
+                    state.node.metrics.ended.with_label_values(&[row.life.state.word()]).inc();
                 }
                 return Ok((*row, answer));
             }

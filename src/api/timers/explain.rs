@@ -65,7 +65,7 @@ pub async fn explain(State(state): State<Arc<ApiState>>, Path(id): Path<String>)
     let now = service.store.clock().now();
     let replays = service.store.replays(row.shard, row.created_at, row.ended_at.unwrap_or(now)).await?;
     let tiers = state.tiers(service);
-    let scene = Scene { row: &row, config: &state.app.config, tier: tiers.of(&row), now };
+    let scene = Scene { row: &row, config: &state.node.config, tier: tiers.of(&row), now };
     let explanation = Explanation {
         events: scene.events(&attempts, replays),
         waiting_for: scene.waiting_for(!service.positions.away().contains(&row.shard)),

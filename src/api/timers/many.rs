@@ -13,9 +13,9 @@ use super::{Answered, body, context};
 use crate::api::problem::{FieldError, Problem};
 use crate::api::request::{self, Bad, Context, Naming, RawTimer};
 use crate::api::{ApiState, Caller};
-use crate::app::Service;
 use crate::cold::{Error as ColdError, MAX_REGISTER_BATCH, NewTimer, Registered};
 use crate::model::id::TimerId;
+use crate::service::Service;
 
 const MAX_BATCH_BODY: usize = 16 * 1024 * 1024;
 const MAX_BATCH: usize = 5000;

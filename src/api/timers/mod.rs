@@ -20,9 +20,9 @@ use super::ApiState;
 use super::problem::{FieldError, Problem};
 use super::request::{self, Bad, Context};
 use super::view::{Tiers, TimerView};
-use crate::app::Service;
 use crate::cold::TimerRow;
 use crate::model::id::TimerId;
+use crate::service::Service;
 
 /// Body of one timer: the payload, and as much again for the rest.
 const MAX_BODY: usize = 2 * request::MAX_DATA;

@@ -16,10 +16,10 @@ use super::{Answered, bad_query, parse_id, shown};
 use crate::api::ApiState;
 use crate::api::problem::{FieldError, Problem};
 use crate::api::view::{AttemptView, TimerView};
-use crate::app::Service;
 use crate::cold::{Filter, Place, TimerRow};
 use crate::model::time::UnixMs;
 use crate::model::timer::State as TimerState;
+use crate::service::Service;
 
 const MAX_LIST: usize = 1000;
 

@@ -12,9 +12,9 @@ use crate::api::ApiState;
 use crate::api::problem::{FieldError, Problem};
 use crate::api::request::{self, Naming, RawTimer};
 use crate::api::view::TimerView;
-use crate::app::Service;
 use crate::cold::{NewTimer, Registered};
 use crate::model::id::{TimerId, idempotency_uid};
+use crate::service::Service;
 
 /// `again` of a PUT.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]

@@ -28,8 +28,8 @@ use super::{Answered, MAX_BODY, context};
 use crate::api::problem::{FieldError, Problem};
 use crate::api::request::RawTimer;
 use crate::api::{ApiState, Caller};
-use crate::app::Service;
 use crate::cold::MAX_REGISTER_BATCH;
+use crate::service::Service;
 
 const NDJSON: &str = "application/x-ndjson";
 

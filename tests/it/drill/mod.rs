@@ -7,7 +7,7 @@ mod verdicts;
 
 use std::time::Duration;
 
-use mainspring::drill::ground::{Keeps, Postgres, Redis};
+use mainspring::tools::drill::ground::{Keeps, Postgres, Redis};
 use sqlx::{Connection, PgConnection};
 use tempfile::TempDir;
 

@@ -5,13 +5,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use mainspring::cold::{Applied, Change, ChangeEvent, Edit, NewTimer, Registered};
-use mainspring::intake::Registrar;
 use mainspring::metrics::Metrics;
 use mainspring::model::id::Uid;
 use mainspring::model::policy::{Policies, Retry};
 use mainspring::model::target::{Target, Webhook};
 use mainspring::model::time::{Span, UnixMs};
 use mainspring::model::timer::Answer;
+use mainspring::writer::Registrar;
 
 use super::book::Book;
 use super::node::{Node, Task};

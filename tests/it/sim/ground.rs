@@ -5,10 +5,10 @@ use std::sync::{Arc, OnceLock};
 use mainspring::clock::ManualClock;
 use mainspring::cold::ColdStore;
 use mainspring::config::Config;
-use mainspring::dispatch::webhook::Sender;
 use mainspring::metrics::Metrics;
 use mainspring::model::time::UnixMs;
 use mainspring::planted::Defect;
+use mainspring::sink::webhook::Sender;
 
 use super::run::{Run, SHARDS, WINDOW_MS};
 use super::world::Watch;

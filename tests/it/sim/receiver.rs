@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use mainspring::cold::TimerRow;
-use mainspring::dispatch::webhook::{Outcome, StandIn};
 use mainspring::model::timer::AttemptResult;
+use mainspring::sink::webhook::{Outcome, StandIn};
 
 use super::book::{Behaviour, Book};
 use super::world::World;

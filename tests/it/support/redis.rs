@@ -3,8 +3,8 @@
 use std::env;
 use std::process::{Command, Stdio};
 
-use mainspring::drill::ground;
-pub use mainspring::drill::ground::Keeps;
+use mainspring::tools::drill::ground;
+pub use mainspring::tools::drill::ground::Keeps;
 use tempfile::TempDir;
 
 use super::servers::run;

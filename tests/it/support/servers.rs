@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::{self, Command, Stdio};
 use std::sync::OnceLock;
 
-use mainspring::drill::ground;
+use mainspring::tools::drill::ground;
 use tempfile::TempDir;
 
 /// A PostgreSQL of this test's own. Dropping it ends the server and removes its data.

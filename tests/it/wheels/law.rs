@@ -15,11 +15,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mainspring::cold::{Applied, AttemptRecord, Change, ChangeEvent, Edit, NewTimer, TimerRow};
+use mainspring::hot::AHEAD_MS;
 use mainspring::model::id::Uid;
 use mainspring::model::pointer::{Pointer, Via};
 use mainspring::model::time::UnixMs;
 use mainspring::model::timer::{Answer, AttemptResult, Next};
-use mainspring::ticker::AHEAD_MS;
 use mainspring::wheel::{HotWheel, Level};
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};

@@ -10,17 +10,19 @@ use mainspring::clock::{Clock, ManualClock};
 use mainspring::cold::{ColdStore, Identity, NewTimer, Registered, ShardRow, TimerRow};
 use mainspring::config::Config;
 use mainspring::dispatch::Dispatcher;
-use mainspring::last_mile::LastMile;
-use mainspring::loader::Loader;
+use mainspring::hot::AHEAD_MS;
+use mainspring::hot::last_mile::LastMile;
+use mainspring::hot::loader::Loader;
+use mainspring::hot::promoter::Promoter;
+use mainspring::hot::ticker::Ticker;
 use mainspring::metrics::Metrics;
 use mainspring::model::id::Epoch;
 use mainspring::model::pointer::{Pointer, Via};
 use mainspring::model::time::UnixMs;
 use mainspring::ownership::Ownership;
 use mainspring::positions::Positions;
-use mainspring::promote::{Promoter, Promotion};
+use mainspring::promotion::Promotion;
 use mainspring::sweep::Sweep;
-use mainspring::ticker::{AHEAD_MS, Ticker};
 use mainspring::wheel::{
     Append, Appended, Away, Error, HotWheel, Level, MemoryWheel, Slot, Snapshot, Standing, Take, Taken,
 };

@@ -8,7 +8,7 @@ use mainspring::cold::NewTimer;
 use mainspring::model::id::Uid;
 use mainspring::model::pointer::{Pointer, Via};
 use mainspring::model::time::UnixMs;
-use mainspring::promote::Promotion;
+use mainspring::promotion::Promotion;
 use mainspring::wheel::{HotWheel, Level};
 
 use super::parts::{MINUTE, Parts, SECOND, USUAL, on_all, walk};

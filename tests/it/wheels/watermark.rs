@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use mainspring::cold::{NewTimer, Range, ScanPlace};
+use mainspring::hot::replay;
 use mainspring::model::id::Uid;
 use mainspring::model::pointer::Pointer;
 use mainspring::model::time::UnixMs;
-use mainspring::replay;
 use mainspring::wheel::HotWheel;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;

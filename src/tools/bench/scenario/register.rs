@@ -4,9 +4,9 @@
 //! fixed count; its seconds are from the first call to the last answer.
 
 use super::{Env, Row, note_load, of_run, short, step};
-use crate::bench::load::{self, Load};
-use crate::bench::timers::{Due, Ids};
-use crate::bench::whole;
+use crate::tools::bench::load::{self, Load};
+use crate::tools::bench::timers::{Due, Ids};
+use crate::tools::bench::whole;
 
 /// One way to register, or to cancel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]

@@ -4,25 +4,19 @@
 //! always the one after the last that was taken, never derived from now: a ticker that was held up goes
 //! through every slot it missed, at once. The mark moves only after the hand-over.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
+use super::last_mile::LastMile;
+use super::{AHEAD_MS, Missing, take_all};
 use crate::clock::StoreClock;
-use crate::last_mile::LastMile;
 use crate::metrics::Metrics;
-use crate::model::pointer::Pointer;
 use crate::model::time::UnixMs;
 use crate::positions::Positions;
-use crate::wheel::{Away, Error, HotWheel, Level, PAGE, Slot, Take, Taken};
-
-/// Shards whose wheels were out of reach while others turned, and why.
-pub type Missing = BTreeMap<i32, Away>;
-
-/// How long before it begins a slot is taken, in milliseconds.
-pub const AHEAD_MS: i64 = 500;
+use crate::wheel::{Error, HotWheel, Level, Slot};
 
 /// How often it tries while the wheels do not answer.
 const RETRY: Duration = Duration::from_millis(250);
@@ -154,39 +148,4 @@ impl Ticker {
         }
         Ok(missing)
     }
-}
-
-/// Takes slots, page by page. `page` gets every page, and with the last page of a slot also its take. A wheel
-/// that is not the one it should be is lost. Tells which were out of reach.
-pub(crate) async fn take_all(
-    hot: &Arc<dyn HotWheel>,
-    positions: &Positions,
-    mut takes: Vec<Take>,
-    mut page: impl FnMut(Option<&Take>, Vec<Pointer>),
-) -> Result<Missing, Error> {
-    let mut missing = Missing::new();
-    while !takes.is_empty() {
-        let answers = hot.take(&takes).await?;
-        let mut next = Vec::new();
-        for (mut take, taken) in takes.into_iter().zip(answers) {
-            match taken {
-                Taken::Page { pointers, beat, more: false } => {
-                    positions.beat(take.shard, &take.incarnation, beat);
-                    page(Some(&take), pointers);
-                }
-                Taken::Page { pointers, beat, more: true } => {
-                    positions.beat(take.shard, &take.incarnation, beat);
-                    take.skip += PAGE;
-                    take.beat = beat;
-                    page(None, pointers);
-                    next.push(take);
-                }
-                Taken::NotMine => positions.lose(&[take.shard], "another node took it over meanwhile"),
-                Taken::Lost(why) => positions.lose(&[take.shard], why),
-                Taken::Away(why) => drop(missing.insert(take.shard, why)),
-            }
-        }
-        takes = next;
-    }
-    Ok(missing)
 }

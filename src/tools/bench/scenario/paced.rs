@@ -6,8 +6,8 @@
 use std::time::Duration;
 
 use super::{Env, Figure, Row, note_load, note_verdict, of_run, step};
-use crate::bench::load;
-use crate::bench::timers::{Due, Ids};
+use crate::tools::bench::load;
+use crate::tools::bench::timers::{Due, Ids};
 
 /// `paced`
 #[derive(Debug, Clone)]

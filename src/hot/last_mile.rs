@@ -15,8 +15,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::clock::StoreClock;
-use crate::dispatch::Dispatcher;
-use crate::loader::OVERDUE;
+use crate::dispatch::{Dispatcher, OVERDUE};
 use crate::metrics::Metrics;
 use crate::model::pointer::Pointer;
 use crate::model::time::UnixMs;

@@ -20,8 +20,8 @@ use super::history::source_of;
 use super::plan::{NEAR_MS, TIMEOUT_MS, WINDOW_MS};
 use super::process::{self, Process, log_tail};
 use super::proxy::Proxy;
-use crate::bench::stores::{Choice, Stores};
 use crate::clock::Monotonic;
+use crate::tools::bench::stores::{Choice, Stores};
 
 /// How long a node may take to be ready.
 const READY: Duration = Duration::from_secs(60);

@@ -1,7 +1,7 @@
 //! How late first attempts were, by what was wrong when they were due; who straggled, and what may have expired.
 
 use super::{Check, First, LateOrLost, Lateness, story};
-use crate::drill::history::{Arrival, Call, Fault, Struck, Us};
+use crate::tools::drill::history::{Arrival, Call, Fault, Struck, Us};
 
 /// Lateness that only the sweep gives: what the wheel knows comes within milliseconds.
 const STRAGGLES_US: Us = 900_000;

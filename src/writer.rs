@@ -11,7 +11,7 @@ use tokio::sync::{Mutex, mpsc, oneshot};
 
 use crate::cold::{ColdStore, Error, NewTimer, Registered};
 use crate::metrics::Metrics;
-use crate::promote::Promotion;
+use crate::promotion::Promotion;
 
 /// The one way of registrations into the store. What has to follow a commit follows it here.
 #[derive(Clone)]

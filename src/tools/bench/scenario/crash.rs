@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use super::burst::register;
 use super::{Env, Figure, Row, note_span, note_verdict, of_run, short, step};
-use crate::bench::timers::Ids;
 use crate::clock::{Clock, Monotonic, SystemClock, wall_us};
+use crate::tools::bench::timers::Ids;
 
 /// `crash`
 #[derive(Debug, Clone)]

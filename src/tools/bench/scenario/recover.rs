@@ -10,8 +10,8 @@ use anyhow::bail;
 
 use super::burst::{register, until};
 use super::{Env, Figure, Row, note_span, note_verdict, of_run, short, step};
-use crate::bench::timers::Ids;
 use crate::clock::{Clock, SystemClock, wall_us};
+use crate::tools::bench::timers::Ids;
 
 /// `recover`
 #[derive(Debug, Clone)]

@@ -8,8 +8,8 @@ use rustix::process::Signal;
 
 use super::load::Site;
 use crate::clock::{Monotonic, wall_us};
-use crate::drill::ground::free_port;
-use crate::drill::process::{self, log_tail};
+use crate::tools::drill::ground::free_port;
+use crate::tools::drill::process::{self, log_tail};
 
 /// A server with many parked timers has nothing to read before it is ready, but the machine is busy.
 const START: Duration = Duration::from_secs(120);

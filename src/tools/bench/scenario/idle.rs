@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{Env, Figure, Row, of_run, step};
-use crate::bench::timers::Ids;
+use crate::tools::bench::timers::Ids;
 
 /// `idle`
 #[derive(Debug, Clone)]

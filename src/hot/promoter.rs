@@ -15,17 +15,15 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use crate::clock::{Monotonic, StoreClock};
-use crate::cold::{ColdStore, Error, ShardRow, TimerRow};
-use crate::last_mile::LastMile;
+use super::last_mile::LastMile;
+use crate::clock::Monotonic;
+use crate::cold::{ColdStore, Error, ShardRow};
 use crate::metrics::Metrics;
-use crate::model::pointer::{Pointer, Via};
+use crate::model::pointer::Pointer;
 use crate::ownership::Ownership;
 use crate::positions::{Goes, Positions};
+use crate::promotion::QUEUE;
 use crate::wheel::{APPEND, Append, Appended, HotWheel, Level, Slot};
-
-/// Pointers that wait to be promoted.
-const QUEUE: usize = 65_536;
 
 /// The most pointers promoted in one step.
 const BATCH: usize = 4000;
@@ -33,48 +31,8 @@ const BATCH: usize = 4000;
 /// How often it is tried again to reach another node's wheels.
 const AGAIN: Duration = Duration::from_millis(500);
 
-/// How far beyond the window a watermark can lie, at most, as seen by another node.
-const SLACK: Duration = Duration::from_secs(120);
-
 /// Why a wheel is lost: what should be in it is not.
 const NOT_ADDED: &str = "pointers could not be added to it";
-
-/// The door for those who write timers.
-#[derive(Clone)]
-pub struct Promotion {
-    queue: Option<(mpsc::Sender<Pointer>, Arc<Positions>)>,
-    clock: StoreClock,
-    reach: Duration,
-    metrics: Metrics,
-}
-
-impl Promotion {
-    /// A door, and the queue behind it; without wheels, which have positions, nothing is promoted.
-    pub fn new(
-        clock: StoreClock,
-        window: Duration,
-        wheels: Option<Arc<Positions>>,
-        metrics: Metrics,
-    ) -> (Self, mpsc::Receiver<Pointer>) {
-        let (queue, inbox) = mpsc::channel(QUEUE);
-        let queue = wheels.map(|positions| (queue, positions));
-        (Self { queue, clock, reach: window + SLACK, metrics }, inbox)
-    }
-
-    /// Takes in timers that were just written, after their commit.
-    pub fn written<'a>(&self, rows: impl IntoIterator<Item = &'a TimerRow>) {
-        let Some((queue, positions)) = &self.queue else { return };
-        let horizon = self.clock.now().plus(self.reach);
-        // After the window was shortened a watermark lies further ahead for a while.
-        let near = |one: &Pointer| one.wake_at < horizon || one.wake_at < positions.watermark(one.shard);
-        for row in rows {
-            let Some(pointer) = row.pointer(Via::Express).filter(near) else { continue };
-            if queue.try_send(pointer).is_err() {
-                self.metrics.unpromoted.inc();
-            }
-        }
-    }
-}
 
 /// Promotes what comes through the door.
 pub struct Promoter {

@@ -1,8 +1,8 @@
 //! Promotion from SQL: the cold store into the minute wheel, the minute wheel into the second wheel.
 //!
 //! Per shard the loader raises the watermark a step at a time, commits it, and only then scans the slice
-//! below it; what is written meanwhile is promoted by its writer ([`crate::promote`]). Shards that are new
-//! here, or whose wheel was lost, are looked at by [`crate::replay`] first, which may order further ranges.
+//! below it; what is written meanwhile is promoted by its writer ([`crate::hot::promoter`]). Shards that are new
+//! here, or whose wheel was lost, are looked at by [`crate::hot::replay`] first, which may order further ranges.
 //! Ranges are scanned in the order of waking, a page of each shard at a time, no faster than the settings
 //! allow. Minutes that begin within `wheel.near` are cascaded.
 
@@ -12,24 +12,20 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
+use super::promoter::Promoter;
+use super::{Error, Missing, replay, take_all, window_end};
 use crate::clock::Monotonic;
 use crate::cold::{ColdStore, Range, ScanPlace};
-use crate::dispatch::Dispatcher;
+use crate::dispatch::{Dispatcher, OVERDUE};
 use crate::model::pointer::{Pointer, Via};
 use crate::model::time::UnixMs;
 #[cfg(feature = "planted")]
 use crate::planted::Defect;
 use crate::positions::{Goes, Replay};
-use crate::promote::Promoter;
-use crate::replay;
-use crate::ticker::{Missing, take_all};
-use crate::wheel::{self, Level, Slot, Take};
+use crate::wheel::{Level, Slot, Take};
 
 /// Rows of one scan, all shards together.
 const PAGE: usize = 8192;
-
-/// How long past its time what is found counts as left behind by an outage.
-pub(crate) const OVERDUE: Duration = Duration::from_secs(5);
 
 /// How often it looks when there is nothing to do.
 const TICK: Duration = Duration::from_millis(200);
@@ -40,17 +36,6 @@ const RETRY: Duration = Duration::from_millis(500);
 /// Pointers that may wait for room before a scan goes on; what waits in crowded lanes does not count, so that
 /// a few receivers do not hold it up.
 const BACKLOG: usize = 50_000;
-
-/// Why a round came to nothing.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The cold store.
-    #[error(transparent)]
-    Cold(#[from] crate::cold::Error),
-    /// The wheels.
-    #[error(transparent)]
-    Hot(#[from] wheel::Error),
-}
 
 /// Promotes.
 pub struct Loader {
@@ -271,21 +256,4 @@ impl Loader {
 
 fn place_of(pointer: &Pointer) -> ScanPlace {
     ScanPlace { wake_at: pointer.wake_at.get(), uid: pointer.uid.0 }
-}
-
-/// A range of everything that waits in a shard before a moment.
-pub(crate) fn everything_before(shard: i32, until: UnixMs) -> Range {
-    Range { shard, after: ScanPlace::before(i64::MIN), until: until.get() }
-}
-
-/// The moment up to which the loader promotes: the window's end, rounded up to its step.
-pub(crate) fn window_end(now: UnixMs, window: Duration) -> UnixMs {
-    let step = step_ms(window);
-    let end = now.plus(window).get();
-    UnixMs::new((end.div_euclid(step) + 1) * step)
-}
-
-/// How much a watermark rises at a time: a minute, or a tenth of a short window.
-fn step_ms(window: Duration) -> i64 {
-    i64::try_from(window.as_millis() / 10).unwrap_or(i64::MAX).clamp(100, 60_000)
 }

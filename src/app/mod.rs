@@ -10,8 +10,7 @@
 
 mod own;
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -22,22 +21,22 @@ use tokio_util::task::TaskTracker;
 
 use crate::api;
 use crate::clock::{Clock, Monotonic, SystemClock};
-use crate::cold::{
-    Applied, Change, ColdStore, Error, Identity, MAX_APPLY_BATCH, MAX_REGISTER_BATCH, NewTimer, Registered,
-};
+use crate::cold::{Applied, Change, ColdStore, Identity, MAX_APPLY_BATCH, MAX_REGISTER_BATCH, NewTimer};
 use crate::config::{ColdKind, Config, shown_url};
 use crate::dispatch::Dispatcher;
+use crate::hot::last_mile::LastMile;
+use crate::hot::loader::Loader;
+use crate::hot::promoter::{Promoter, receive_express};
+use crate::hot::ticker::Ticker;
 use crate::housekeeping::Housekeeping;
-use crate::intake::{Batcher, Registrar};
-use crate::last_mile::LastMile;
-use crate::loader::Loader;
 use crate::metrics::Metrics;
 use crate::ownership::Ownership;
 use crate::positions::Positions;
-use crate::promote::{Promoter, Promotion, receive_express};
+use crate::promotion::Promotion;
+use crate::service::{Node, Service};
 use crate::sweep::Sweep;
-use crate::ticker::Ticker;
 use crate::wheel::{self, HotWheel};
+use crate::writer::{Batcher, Registrar};
 
 /// The longest that attempts under way may go on after a stop was asked for, whatever their timeout:
 /// supervisors kill after 30 s.
@@ -54,60 +53,6 @@ const REPLAY_FIRST: Duration = Duration::from_secs(3);
 
 /// How many requests of one kind wait for their batch before callers are told to come back later.
 const QUEUE: usize = 20_000;
-
-/// What the API works with once the store has answered.
-pub struct Service {
-    /// The cold store.
-    pub store: ColdStore,
-    /// Registrations that came together: a batch, the lines of a stream.
-    pub registrar: Registrar,
-    /// Single registrations, committed in groups.
-    pub registrations: Batcher<NewTimer, Result<Registered, Error>>,
-    /// Cancels, changes and fires, committed in groups.
-    pub changes: Batcher<Change, Result<Applied, Error>>,
-    /// This node's shards.
-    pub ownership: Arc<Ownership>,
-    /// The wheels.
-    pub hot: Arc<dyn HotWheel>,
-    /// Where this node's wheels stand.
-    pub positions: Arc<Positions>,
-    /// The way of new and changed timers into the wheels.
-    pub promotion: Promotion,
-}
-
-/// What every part of the process shares.
-pub struct App {
-    /// The settings.
-    pub config: Arc<Config>,
-    /// The series.
-    pub metrics: Metrics,
-    service: OnceLock<Service>,
-    recovered: AtomicBool,
-    writable: AtomicBool,
-    stop: CancellationToken,
-}
-
-impl App {
-    /// What the API works with; `None` until the cold store has answered for the first time.
-    pub fn service(&self) -> Option<&Service> {
-        self.service.get()
-    }
-
-    /// Whether shards are owned and the first sweep is done.
-    pub fn has_recovered(&self) -> bool {
-        self.recovered.load(Ordering::SeqCst)
-    }
-
-    /// Whether the last renewal of leases, three times a lease, could be written.
-    pub fn can_write(&self) -> bool {
-        self.writable.load(Ordering::SeqCst)
-    }
-
-    /// Whether a stop was asked for.
-    pub fn is_stopping(&self) -> bool {
-        self.stop.is_cancelled()
-    }
-}
 
 /// Runs the service until SIGTERM or SIGINT, or until it cannot go on.
 pub async fn serve(config: Config) -> anyhow::Result<()> {
@@ -136,17 +81,10 @@ pub async fn run(config: Config, clock: Arc<dyn Clock>, stop: CancellationToken)
     })?;
     let address = listener.local_addr().context("the listener has no address")?;
     let store = ColdStore::open(&config, clock, false, true)?;
-    let app = Arc::new(App {
-        config: Arc::clone(&config),
-        metrics: Metrics::new()?,
-        service: OnceLock::new(),
-        recovered: AtomicBool::new(false),
-        writable: AtomicBool::new(false),
-        stop: stop.clone(),
-    });
+    let node = Arc::new(Node::new(Arc::clone(&config), Metrics::new()?, stop.clone()));
     let doors = TaskTracker::new();
     let closing = CancellationToken::new();
-    doors.spawn(api::serve(listener, Arc::clone(&app), closing.clone()));
+    doors.spawn(api::serve(listener, Arc::clone(&node), closing.clone()));
     tracing::info!(
         "listening on http://{address} (node {}, store {})",
         config.node.name,
@@ -155,7 +93,7 @@ pub async fn run(config: Config, clock: Arc<dyn Clock>, stop: CancellationToken)
 
     let ended = tokio::select! {
         prepared = prepare(&config, &store) => match prepared {
-            Ok(()) => work(&app, &store, address.to_string(), &doors, &closing).await,
+            Ok(()) => work(&node, &store, address.to_string(), &doors, &closing).await,
             Err(why) => Err(why),
         },
         () = stop.cancelled() => Ok(()),
@@ -198,13 +136,13 @@ async fn prepare(config: &Config, store: &ColdStore) -> anyhow::Result<()> {
 
 /// Starts everything behind the API, and runs until stopped or unable to go on.
 async fn work(
-    app: &Arc<App>,
+    node: &Arc<Node>,
     store: &ColdStore,
     address: String,
     doors: &TaskTracker,
     closing: &CancellationToken,
 ) -> anyhow::Result<()> {
-    let config = &app.config;
+    let config = &node.config;
     let me = Identity {
         name: config.node.name.clone(),
         incarnation: uuid::Uuid::now_v7().simple().to_string(),
@@ -218,7 +156,7 @@ async fn work(
         store.clock().clone(),
         config.wheel.window.get(),
         config.wheel.enabled.then(|| Arc::clone(&positions)),
-        app.metrics.clone(),
+        node.metrics.clone(),
     );
     // What callers ask for does not hold up the node's own work.
     let urgent = store.urgently();
@@ -226,7 +164,7 @@ async fn work(
         config,
         urgent.clone(),
         Arc::clone(&ownership),
-        app.metrics.clone(),
+        node.metrics.clone(),
         promotion.clone(),
     )
     .context("the HTTP client cannot be made")?;
@@ -239,10 +177,9 @@ async fn work(
         recorder.await;
         Ok(())
     });
-    // Set once: `work` runs once a process.
-    let _ = app.service.set(start_service(app, store, &ownership, &hot, &positions, &promotion, &failed));
+    node.set_service(start_service(node, store, &ownership, &hot, &positions, &promotion, &failed));
 
-    let renewing = own::own(Arc::clone(app), urgent.clone(), disown.clone());
+    let renewing = own::own(Arc::clone(node), urgent.clone(), disown.clone());
     spawn_watched(&owning, &failed, "ownership", renewing);
     if config.wheel.enabled {
         let promoter = Promoter {
@@ -255,9 +192,9 @@ async fn work(
                 Arc::clone(&dispatcher),
                 store.clock().clone(),
                 config.wheel.lead.get(),
-                app.metrics.clone(),
+                node.metrics.clone(),
             ),
-            metrics: app.metrics.clone(),
+            metrics: node.metrics.clone(),
         };
         let promoter = Arc::new(promoter);
         let promotes = Arc::clone(&promoter).run(to_promote, all_written.clone());
@@ -275,9 +212,9 @@ async fn work(
         Arc::clone(&dispatcher),
         positions,
         promotion,
-        app.metrics.clone(),
+        node.metrics.clone(),
     );
-    spawn_watched(&loops, &failed, "sweep", start_sweep(Arc::clone(app), sweep, halt.clone()));
+    spawn_watched(&loops, &failed, "sweep", start_sweep(Arc::clone(node), sweep, halt.clone()));
     for _ in 0..store.writers() {
         let claims = Arc::clone(&dispatcher);
         spawn_watched(&loops, &failed, "dispatch", async move {
@@ -288,14 +225,14 @@ async fn work(
     let house = Housekeeping::new(
         store.clone(),
         Arc::clone(&ownership),
-        app.metrics.clone(),
+        node.metrics.clone(),
         config.history.retention.get(),
     );
     spawn_watched(&loops, &failed, "housekeeping", house.run(halt.clone()));
     drop(failed);
 
     let ended = tokio::select! {
-        () = app.stop.cancelled() => Ok(()),
+        () = node.stop_asked() => Ok(()),
         why = failure.recv() => Err(why.unwrap_or_else(|| anyhow::anyhow!("every loop ended"))),
     };
     let grace = (config.webhook.timeout.get() + Duration::from_secs(1)).min(LAST_ATTEMPTS);
@@ -363,12 +300,12 @@ fn start_wheels(
 }
 
 /// Sweeps, once the replay of this node's shards has had its chance to find what is overdue.
-async fn start_sweep(app: Arc<App>, sweep: Sweep, halt: CancellationToken) -> anyhow::Result<()> {
+async fn start_sweep(node: Arc<Node>, sweep: Sweep, halt: CancellationToken) -> anyhow::Result<()> {
     let began = Monotonic::now();
     let is_replayed = || {
-        let service = app.service().filter(|service| service.ownership.has_entered());
+        let service = node.service().filter(|service| service.ownership.has_entered());
         service.is_some_and(|service| {
-            !app.config.wheel.enabled || service.positions.has_looked() || began.elapsed() > REPLAY_FIRST
+            !node.config.wheel.enabled || service.positions.has_looked() || began.elapsed() > REPLAY_FIRST
         })
     };
     while !is_replayed() {
@@ -378,7 +315,7 @@ async fn start_sweep(app: Arc<App>, sweep: Sweep, halt: CancellationToken) -> an
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     let recovered = || {
-        app.recovered.store(true, Ordering::SeqCst);
+        node.set_recovered();
         tracing::info!("ready");
     };
     sweep.run(halt, recovered).await;
@@ -396,7 +333,7 @@ async fn end(loops: &TaskTracker, halt: &CancellationToken) {
 
 /// The intake's queues. Their workers live as long as the process.
 fn start_service(
-    app: &App,
+    node: &Node,
     store: &ColdStore,
     ownership: &Arc<Ownership>,
     hot: &Arc<dyn HotWheel>,
@@ -405,7 +342,7 @@ fn start_service(
     failed: &tokio::sync::mpsc::Sender<anyhow::Error>,
 ) -> Service {
     let tasks = TaskTracker::new();
-    let registrar = Registrar::new(store.clone(), promotion.clone(), app.metrics.clone());
+    let registrar = Registrar::new(store.clone(), promotion.clone(), node.metrics.clone());
     let registering = registrar.clone();
     let (registrations, workers) =
         Batcher::new(store.writers(), MAX_REGISTER_BATCH, QUEUE, move |batch: Vec<NewTimer>| {

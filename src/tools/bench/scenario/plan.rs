@@ -10,7 +10,7 @@ use super::paced::Paced;
 use super::parked::Parked;
 use super::recover::Recover;
 use super::register::{Register, Step};
-use crate::bench::timers::Ids;
+use crate::tools::bench::timers::Ids;
 
 /// How many timers the figures speak of as parked.
 pub const MANY: u64 = 1_000_000;

@@ -15,7 +15,7 @@ use sqlx::postgres::{PgConnectOptions, PgSslMode};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
 use super::{LOG_LINES, free_port, launch, log_of, program_dirs, ready};
-use crate::drill::process::{Process, descendants, log_tail, until_still};
+use crate::tools::drill::process::{Process, descendants, log_tail, until_still};
 
 /// Making the cluster and starting it, or recovering from a crash, on a busy machine.
 const START: Duration = Duration::from_secs(60);

@@ -10,9 +10,9 @@ use super::burst::Burst;
 use super::paced::Paced;
 use super::register::Register;
 use super::{Env, Figure, Row, note_load, short};
-use crate::bench::timers::{Due, Ids};
-use crate::bench::whole;
 use crate::clock::Monotonic;
+use crate::tools::bench::timers::{Due, Ids};
+use crate::tools::bench::whole;
 
 /// Timers to weigh in Redis are due within the window, and late enough to be left alone while they are weighed.
 const PROMOTED: Due = Due::After { min_ms: 10 * 60_000, max_ms: 50 * 60_000 };

@@ -7,11 +7,11 @@ use std::time::Duration;
 use anyhow::bail;
 
 use super::{Env, Row, note_span, note_verdict, of_run, short, step};
-use crate::bench::load::Load;
-use crate::bench::timers::{Due, Ids};
-use crate::bench::whole;
 use crate::clock::{Clock, SystemClock};
 use crate::model::time::UnixMs;
+use crate::tools::bench::load::Load;
+use crate::tools::bench::timers::{Due, Ids};
+use crate::tools::bench::whole;
 
 /// What is surely registered in a second, to reckon how far ahead a burst has to be due.
 const SURE_RATE: u64 = 3000;

@@ -21,14 +21,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::clock::Monotonic;
 use crate::cold::{Applied, Change, ChangeEvent, ColdStore, Due, Error, MAX_APPLY_BATCH, Probe};
-use crate::dispatch::{Dispatcher, Offer};
-use crate::loader::OVERDUE;
+use crate::dispatch::{Dispatcher, OVERDUE, Offer};
 use crate::metrics::Metrics;
 use crate::model::pointer::Pointer;
 use crate::model::timer::{Answer, State, Token};
 use crate::ownership::Ownership;
 use crate::positions::Positions;
-use crate::promote::Promotion;
+use crate::promotion::Promotion;
 use floors::{FULL_DEPTH, Floors};
 use stride::Stride;
 

@@ -12,14 +12,13 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
+use super::promoter::Promoter;
+use super::{AHEAD_MS, Error, everything_before, window_end};
 use crate::cold::{Range, ReplayNote, ScanPlace, ShardRow};
-use crate::loader::{Error, everything_before, window_end};
 use crate::model::id::Epoch;
 use crate::model::time::UnixMs;
 use crate::planted::Defect;
 use crate::positions::Replay;
-use crate::promote::Promoter;
-use crate::ticker::AHEAD_MS;
 use crate::wheel::{Level, Marks, Slot, Standing, Tick};
 
 /// What is known of a waiting shard.

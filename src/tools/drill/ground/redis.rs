@@ -12,7 +12,7 @@ use futures::future::BoxFuture;
 use rustix::process::Signal;
 
 use super::{LOG_LINES, free_port, launch, log_of, program_dirs, ready};
-use crate::drill::process::{Process, log_tail};
+use crate::tools::drill::process::{Process, log_tail};
 
 /// A start reads back what was kept.
 const START: Duration = Duration::from_secs(60);

@@ -9,7 +9,7 @@ use sea_orm::{ColumnTrait, EntityTrait, QueryFilter, QueryOrder, QuerySelect};
 use uuid::Uuid;
 
 use super::claim::{POINTER, pointer_of};
-use super::gate::Call;
+use super::failpoint::Call;
 use super::shards::{held_columns, sorted};
 use super::sql::{Column, Dialect, Statement};
 use super::{ColdStore, Error, entity};

@@ -1,0 +1,94 @@
+//! From SQL into the wheels, and from the wheels to the due millisecond.
+//!
+//! | part | what it does |
+//! |---|---|
+//! | [`loader`] | raises watermarks, scans slices of SQL into slots, cascades minutes into seconds |
+//! | [`promoter`] | promotes what writers tell of ([`crate::promotion`]) |
+//! | [`replay`] | decides what to do with a shard that is new here, or whose wheel was lost |
+//! | [`ticker`] | takes each slot as its time comes |
+//! | [`last_mile`] | keeps what was taken in order of its milliseconds, and offers it to the dispatcher |
+
+pub mod last_mile;
+pub mod loader;
+pub mod promoter;
+pub mod replay;
+pub mod ticker;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::cold::{Range, ScanPlace};
+use crate::model::pointer::Pointer;
+use crate::model::time::UnixMs;
+use crate::positions::Positions;
+use crate::wheel::{self, Away, HotWheel, PAGE, Take, Taken};
+
+/// How long before it begins a slot is taken, in milliseconds.
+pub const AHEAD_MS: i64 = 500;
+
+/// Shards whose wheels were out of reach while others turned, and why.
+pub type Missing = BTreeMap<i32, Away>;
+
+/// Why a round came to nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The cold store.
+    #[error(transparent)]
+    Cold(#[from] crate::cold::Error),
+    /// The wheels.
+    #[error(transparent)]
+    Hot(#[from] wheel::Error),
+}
+
+/// Takes slots, page by page. `page` gets every page, and with the last page of a slot also its take. A wheel
+/// that is not the one it should be is lost. Tells which were out of reach.
+pub(crate) async fn take_all(
+    hot: &Arc<dyn HotWheel>,
+    positions: &Positions,
+    mut takes: Vec<Take>,
+    mut page: impl FnMut(Option<&Take>, Vec<Pointer>),
+) -> Result<Missing, wheel::Error> {
+    let mut missing = Missing::new();
+    while !takes.is_empty() {
+        let answers = hot.take(&takes).await?;
+        let mut next = Vec::new();
+        for (mut take, taken) in takes.into_iter().zip(answers) {
+            match taken {
+                Taken::Page { pointers, beat, more: false } => {
+                    positions.beat(take.shard, &take.incarnation, beat);
+                    page(Some(&take), pointers);
+                }
+                Taken::Page { pointers, beat, more: true } => {
+                    positions.beat(take.shard, &take.incarnation, beat);
+                    take.skip += PAGE;
+                    take.beat = beat;
+                    page(None, pointers);
+                    next.push(take);
+                }
+                Taken::NotMine => positions.lose(&[take.shard], "another node took it over meanwhile"),
+                Taken::Lost(why) => positions.lose(&[take.shard], why),
+                Taken::Away(why) => drop(missing.insert(take.shard, why)),
+            }
+        }
+        takes = next;
+    }
+    Ok(missing)
+}
+
+/// A range of everything that waits in a shard before a moment.
+pub(crate) fn everything_before(shard: i32, until: UnixMs) -> Range {
+    Range { shard, after: ScanPlace::before(i64::MIN), until: until.get() }
+}
+
+/// The moment up to which the loader promotes: the window's end, rounded up to its step.
+pub(crate) fn window_end(now: UnixMs, window: Duration) -> UnixMs {
+    let step = step_ms(window);
+    let end = now.plus(window).get();
+    UnixMs::new((end.div_euclid(step) + 1) * step)
+}
+
+/// How much a watermark rises at a time: a minute, or a tenth of a short window.
+fn step_ms(window: Duration) -> i64 {
+    i64::try_from(window.as_millis() / 10).unwrap_or(i64::MAX).clamp(100, 60_000)
+}

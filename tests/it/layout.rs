@@ -1,0 +1,75 @@
+//! The layout of `src/` (docs/architecture.md): a room knows only rooms below it.
+
+use std::path::Path;
+
+/// The rooms from top to bottom. Rooms of one floor are strangers to each other.
+const FLOORS: [&[&str]; 13] = [
+    &["cli"],
+    &["app", "tools"],
+    &["api"],
+    &["service"],
+    &["hot", "sweep", "housekeeping"],
+    &["dispatch"],
+    &["writer", "sink"],
+    &["promotion"],
+    &["ownership", "positions"],
+    &["cold", "wheel"],
+    &["telemetry"],
+    &["config", "clock", "metrics"],
+    &["planted", "model"],
+];
+
+/// Arrows that point down and are forbidden all the same.
+const NEVER: [(&str, &str); 4] =
+    [("sink", "cold"), ("tools", "cold"), ("tools", "dispatch"), ("tools", "hot")];
+
+/// Every room that the file names by `crate::ROOM`, outside comments.
+fn named(source: &str) -> Vec<&str> {
+    let code = source.lines().filter(|line| !line.trim_start().starts_with("//"));
+    let paths = code.flat_map(|line| line.split("crate::").skip(1));
+    paths
+        .map(|path| path.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or_default())
+        .collect()
+}
+
+/// What is wrong with the arrows of one file.
+fn wrong(room: &str, source: &str) -> Vec<String> {
+    let floor_of = |room: &str| FLOORS.iter().position(|floor| floor.contains(&room));
+    let is_wrong = |to: &&str| {
+        let down = floor_of(room).zip(floor_of(to)).is_some_and(|(from, to)| from < to);
+        *to != room && (!down || NEVER.contains(&(room, *to)))
+    };
+    named(source).into_iter().filter(is_wrong).map(|to| format!("{room} → {to}")).collect()
+}
+
+fn check(room: &str, path: &Path, found: &mut Vec<String>) {
+    if path.is_dir() {
+        for entry in std::fs::read_dir(path).unwrap() {
+            check(room, &entry.unwrap().path(), found);
+        }
+    } else if path.extension().is_some_and(|extension| extension == "rs") {
+        let source = std::fs::read_to_string(path).unwrap();
+        found.extend(wrong(room, &source).into_iter().map(|arrow| format!("{}: {arrow}", path.display())));
+    }
+}
+
+#[test]
+fn arrows_between_rooms_point_down() {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/src")).unwrap() {
+        let path = entry.unwrap().path();
+        let room = path.file_stem().unwrap().to_str().unwrap().to_owned();
+        if !["lib", "main"].contains(&room.as_str()) {
+            check(&room, &path, &mut found);
+        }
+    }
+    assert!(found.is_empty(), "arrows that point up, sideways or to a stranger:\n{}", found.join("\n"));
+}
+
+#[test]
+fn an_arrow_that_is_turned_is_seen() {
+    assert_eq!(wrong("cold", "use crate::wheel::Slot;"), ["cold → wheel"]);
+    assert_eq!(wrong("sink", "fn f() { crate::cold::f() } // a"), ["sink → cold"]);
+    assert_eq!(wrong("wheel", "use crate::{api, model};"), ["wheel → "], "no braces: every name is read");
+    assert!(wrong("hot", "/// [`crate::app`]\nuse crate::dispatch::OVERDUE;\nuse crate::hot::f;").is_empty());
+}
