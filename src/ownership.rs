@@ -87,7 +87,7 @@ pub struct Ownership {
     /// Nodes that beat, this one included, as of the last round.
     alive: AtomicUsize,
     /// Whether the last round left this node with less than its share.
-    hungry: AtomicBool,
+    short: AtomicBool,
     /// Shards came or went.
     changed: Notify,
     /// Shards are about to go.
@@ -109,7 +109,7 @@ pub struct Round {
     /// Attempts of dead owners that are due again.
     pub recalled: u64,
     /// Another process runs under this node's name: stop.
-    pub usurped: bool,
+    pub superseded: bool,
 }
 
 impl Ownership {
@@ -126,7 +126,7 @@ impl Ownership {
             own: RwLock::default(),
             entered: AtomicBool::new(false),
             alive: AtomicUsize::new(1),
-            hungry: AtomicBool::new(false),
+            short: AtomicBool::new(false),
             changed: Notify::new(),
             parting: Notify::new(),
             recalling: Notify::new(),
@@ -175,10 +175,10 @@ impl Ownership {
         let beat_at = Monotonic::now();
         let beat = store.beat(&self.me, lease_ms).await?;
         self.alive.store(beat.alive.len(), Ordering::SeqCst);
-        if beat.usurped {
+        if beat.superseded {
             self.lock_write(|own| *own = Shards::default());
             self.changed.notify_one();
-            return Ok(Round { usurped: true, ..round });
+            return Ok(Round { superseded: true, ..round });
         }
         let asked_at = Monotonic::now();
         let before = self.kept();
@@ -207,7 +207,7 @@ impl Ownership {
         if room > 0 || own_too {
             round.taken = self.take(store, room, own_too, lease_ms).await?;
         }
-        self.hungry.store(self.count() < fair, Ordering::SeqCst);
+        self.short.store(self.count() < fair, Ordering::SeqCst);
         if !(round.taken.is_empty() && round.lost.is_empty() && round.given_up.is_empty()) {
             self.changed.notify_one();
         }
@@ -403,8 +403,8 @@ impl Ownership {
 
     /// Whether the last round left this node with less than its share: others hold more than theirs, or one
     /// has died whose leases still run.
-    pub fn is_hungry(&self) -> bool {
-        self.hungry.load(Ordering::SeqCst)
+    pub fn is_short(&self) -> bool {
+        self.short.load(Ordering::SeqCst)
     }
 
     /// How long to rest before the next round: a third of the lease, or until a node that was not heard of for

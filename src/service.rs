@@ -7,33 +7,26 @@ use std::sync::{Arc, OnceLock};
 
 use tokio_util::sync::CancellationToken;
 
-use crate::cold::{Applied, Change, ColdStore, Error, NewTimer, Registered};
+use crate::cold::ColdStore;
 use crate::config::Config;
 use crate::metrics::Metrics;
 use crate::ownership::Ownership;
 use crate::positions::Positions;
-use crate::promotion::Promotion;
 use crate::wheel::HotWheel;
-use crate::writer::{Batcher, Registrar};
+use crate::writer::Intake;
 
 /// What the API works with once the store has answered.
 pub struct Service {
     /// The cold store.
     pub store: ColdStore,
-    /// Registrations that came together: a batch, the lines of a stream.
-    pub registrar: Registrar,
-    /// Single registrations, committed in groups.
-    pub registrations: Batcher<NewTimer, Result<Registered, Error>>,
-    /// Cancels, changes and fires, committed in groups.
-    pub changes: Batcher<Change, Result<Applied, Error>>,
+    /// The way of callers' registrations and changes into the store.
+    pub intake: Intake,
     /// This node's shards.
     pub ownership: Arc<Ownership>,
     /// The wheels.
     pub hot: Arc<dyn HotWheel>,
     /// Where this node's wheels stand.
     pub positions: Arc<Positions>,
-    /// The way of new and changed timers into the wheels.
-    pub promotion: Promotion,
 }
 
 /// This node: settings, series and health, from the first moment on.

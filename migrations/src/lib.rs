@@ -6,6 +6,7 @@ use sea_orm_migration::sea_orm::DbBackend;
 mod m20261121_000001_timers;
 mod m20261121_000002_wheels;
 mod m20261121_000003_leaner;
+mod m20261122_000004_target_kind;
 
 /// All steps, oldest first.
 #[derive(Debug)]
@@ -18,6 +19,7 @@ impl MigratorTrait for Migrator {
             Box::new(m20261121_000001_timers::Migration),
             Box::new(m20261121_000002_wheels::Migration),
             Box::new(m20261121_000003_leaner::Migration),
+            Box::new(m20261122_000004_target_kind::Migration),
         ]
     }
 }

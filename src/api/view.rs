@@ -66,9 +66,28 @@ pub struct TimerView {
     ended_at: Option<UnixMs>,
 }
 
+/// Where a timer goes, without its secrets.
 #[derive(Debug, Serialize)]
-struct TargetView {
-    webhook: WebhookView,
+#[serde(rename_all = "snake_case")]
+enum TargetView {
+    Webhook(WebhookView),
+    /// A kind that only newer nodes know.
+    Unknown {
+        kind: i16,
+    },
+}
+
+impl TargetView {
+    fn new(target: &Target) -> Self {
+        match target {
+            Target::Webhook(hook) => Self::Webhook(WebhookView {
+                url: hook.url.to_string(),
+                headers: hook.headers.clone(),
+                signed: hook.secret.is_some(),
+            }),
+            Target::Unknown { kind } => Self::Unknown { kind: *kind },
+        }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -114,7 +133,6 @@ impl TimerView {
     /// A timer as it stands.
     pub fn new(row: &TimerRow, tiers: Tiers) -> Self {
         let life = &row.life;
-        let Target::Webhook(hook) = &row.target;
         let waiting = matches!(life.state, State::Scheduled | State::Retrying);
         let data = String::from_utf8(row.body()).ok().and_then(|text| RawValue::from_string(text).ok());
         Self {
@@ -122,13 +140,7 @@ impl TimerView {
             state: life.state,
             due_at: life.due_at,
             owner: row.owner.clone(),
-            target: TargetView {
-                webhook: WebhookView {
-                    url: hook.url.to_string(),
-                    headers: hook.headers.clone(),
-                    signed: hook.secret.is_some(),
-                },
-            },
+            target: TargetView::new(&row.target),
             data: data.unwrap_or_else(|| RawValue::NULL.to_owned()),
             labels: row
                 .labels
@@ -139,7 +151,7 @@ impl TimerView {
             late: row.policies.late,
             retry: row.policies.retry.unwrap_or_default(),
             generation: life.generation.0,
-            version: life.version,
+            version: life.version.0,
             created_at: row.created_at,
             delivery_id: row.delivery_id(),
             attempts: life.tries,

@@ -1,6 +1,7 @@
 //! What is due, and the claim: the one SQL transition that decides that a generation fires now.
 
-use super::row::{COLUMNS, TimerRow, WIDTH};
+use super::columns::{self, AFTER, ALL, TimerColumn};
+use super::row::TimerRow;
 use super::sql::{Column, Dialect, Row, Statement};
 use super::{ColdStore, Error};
 use crate::model::id::{Epoch, Generation, Uid};
@@ -13,18 +14,31 @@ use crate::planted::Defect;
 pub const MAX_BATCH: usize = 256;
 
 /// The columns of a pointer.
-pub(super) const POINTER: &str = "uid, shard, generation, attempt, wake_at, lane, minute";
+pub(super) const POINTER: &[TimerColumn] = &[
+    TimerColumn::Uid,
+    TimerColumn::Shard,
+    TimerColumn::Generation,
+    TimerColumn::Attempt,
+    TimerColumn::WakeAt,
+    TimerColumn::Lane,
+    TimerColumn::Minute,
+];
 
 /// Reads a row that begins with the columns of [`POINTER`].
 pub(super) fn pointer_of(row: &Row, via: Via) -> Result<Pointer, Error> {
+    macro_rules! at {
+        ($column:ident) => {
+            row.get(const { columns::position(POINTER, TimerColumn::$column) })?
+        };
+    }
     Ok(Pointer {
-        uid: Uid(row.get(0)?),
-        shard: row.get(1)?,
-        generation: Generation(row.get(2)?),
-        attempt: row.get(3)?,
-        wake_at: UnixMs::new(row.get(4)?),
-        lane: row.get(5)?,
-        minute: row.get(6)?,
+        uid: Uid(at!(Uid)),
+        shard: at!(Shard),
+        generation: Generation(at!(Generation)),
+        attempt: at!(Attempt),
+        wake_at: UnixMs::new(at!(WakeAt)),
+        lane: at!(Lane),
+        minute: at!(Minute),
         overdue: false,
         via,
     })
@@ -39,6 +53,8 @@ pub struct Due {
     pub state: State,
     /// Whether it was found later than its grace and must end as `expired`.
     pub too_late: bool,
+    /// Whether its target is of a kind that this build knows; another one is left alone.
+    pub is_known_kind: bool,
 }
 
 /// What a claim got.
@@ -110,11 +126,13 @@ impl ColdStore {
         let now = s.now(self.given());
         let (limit, per_shard) = (s.int(limit as i64), s.int(per_shard as i64));
         let (first, retry) = (s.among(&crowded.first), s.among(&crowded.retry));
-        let columns =
-            format!("{POINTER}, state, CASE WHEN expire_at < {now} AND attempt = 0 THEN true ELSE false END");
+        let (pointer, known) = (columns::list(POINTER), columns::is_known_kind());
+        let columns = format!(
+            "{pointer}, state, CASE WHEN expire_at < {now} AND attempt = 0 THEN true ELSE false END, {known}"
+        );
         let probe = format!(
             "FROM timers t WHERE t.shard = b_shard AND t.wake_at >= b_floor AND t.wake_at <= {now} - b_grace \
-             AND t.state <> 3 AND (t.state = 1 OR (t.attempt = 0 AND t.expire_at < {now}) \
+             AND t.state <> 3 AND (t.state <> 1 OR {known}) AND (t.state = 1 OR (t.attempt = 0 AND t.expire_at < {now}) \
              OR NOT CASE WHEN t.attempt = 0 THEN t.lane {first} ELSE t.lane {retry} END) ORDER BY t.wake_at LIMIT {per_shard}"
         );
         match self.dialect() {
@@ -130,11 +148,12 @@ impl ColdStore {
         let mut found = Found::default();
         for row in self.pool.read(s).await? {
             let pointer = pointer_of(&row, Via::Sweep)?;
+            let after = POINTER.len();
             let state =
-                State::from_code(row.get(7)?).ok_or_else(|| Error::Corrupt("an unknown state".into()))?;
-            let too_late = row.get::<bool>(8)? && state == State::Scheduled;
-            found.rows.push(Due { pointer, state, too_late });
-            found.store_now = Some(UnixMs::new(row.get(9)?));
+                State::from_code(row.get(after)?).ok_or_else(|| Error::Corrupt("an unknown state".into()))?;
+            let too_late = row.get::<bool>(after + 1)? && state == State::Scheduled;
+            found.rows.push(Due { pointer, state, too_late, is_known_kind: row.get(after + 2)? });
+            found.store_now = Some(UnixMs::new(row.get(after + 3)?));
         }
         Ok(found)
     }
@@ -143,7 +162,7 @@ impl ColdStore {
     /// they are now: `delivering`, one attempt more, `wake_at` at the claim's expiry.
     ///
     /// A pointer whose generation or attempt has moved on, that is due later than `lead_ms` from now by the
-    /// store's clock, or whose epoch is no longer the shard's, claims nothing and is missing from the answer.
+    /// store's clock, whose epoch is no longer the shard's, or whose target is of a kind that this build does not know, claims nothing and is missing from the answer.
     /// The shard's row is locked `FOR KEY SHARE`, so that a take-over, which changes the epoch, waits for
     /// running claims.
     ///
@@ -185,19 +204,20 @@ impl ColdStore {
         if self.planted.is(Defect::ClaimWithoutGeneration) {
             as_pointed.clear();
         }
+        let known = columns::is_known_kind();
         s.push(&format!(
             "WITH {batch}, own AS (SELECT shard AS own_shard, epoch AS own_epoch FROM shards \
                WHERE shard IN (SELECT b_shard FROM b) ORDER BY shard {lock}) \
              UPDATE timers SET state = 1, attempt = attempt + 1, tries = tries + 1, epoch = own_epoch, \
                wake_at = {now} + {ttl}, claimed_at = {now}, node = {node}, via = b_via \
              FROM b, own WHERE own_shard = b_shard {same_epoch} \
-               AND uid = b_uid AND shard = b_shard {as_pointed} AND state IN (0, 2) \
+               AND uid = b_uid AND shard = b_shard {as_pointed} AND state IN (0, 2) AND {known} \
                AND (expire_at IS NULL OR attempt > 0 OR expire_at >= {now}) \
-             RETURNING {COLUMNS}, {now}"
+             RETURNING {ALL}, {now}"
         ));
         let rows = self.urgent.write(s).await?;
         if let Some(row) = rows.first() {
-            self.clock.observe(UnixMs::new(row.get(WIDTH)?));
+            self.clock.observe(UnixMs::new(row.get(AFTER)?));
         }
         let mut claimed = Claimed::default();
         for row in &rows {

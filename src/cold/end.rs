@@ -1,6 +1,7 @@
 //! The end of a timer: out of the live rows, into history, its id kept taken.
 
-use super::row::{AttemptRecord, COLUMNS};
+use super::columns::{ALL, TimerColumn};
+use super::row::AttemptRecord;
 use super::sql::{Column, Dialect, Statement, Tx};
 use super::{ColdStore, Error};
 use crate::model::id::{Generation, Uid};
@@ -55,22 +56,15 @@ impl ColdStore {
                 ("b_generation", of(|end| i64::from(end.token.generation.0))),
                 ("b_attempt", of(|end| i64::from(end.token.attempt))),
                 ("b_state", of(|end| i64::from(end.state.code()))),
-                ("b_version", life(|life| i64::from(life.version))),
+                ("b_version", life(|life| i64::from(life.version.0))),
                 ("b_new_attempt", life(|life| i64::from(life.attempt))),
                 ("b_tries", life(|life| i64::from(life.tries))),
                 ("b_uncertain", life(|life| i64::from(life.uncertain))),
                 ("b_last", Column::TextOrNull(ends.iter().map(|end| last_json(end.last.as_ref())).collect())),
             ]
         };
-        let moved = COLUMNS
-            .replace(" state,", " b_state,")
-            .replace(" attempt,", " COALESCE(b_new_attempt, attempt),")
-            .replace(" tries,", " COALESCE(b_tries, tries),")
-            .replace(" version,", " COALESCE(b_version, version),")
-            .replace(
-                " uncertain,",
-                " (CASE WHEN b_uncertain IS NULL THEN uncertain ELSE b_uncertain = 1 END),",
-            );
+        let moved: Vec<&str> = TimerColumn::EACH.iter().map(|column| moved(*column)).collect();
+        let moved = moved.join(", ");
         let claimed = if claimed_only { "AND state = 1" } else { "" };
         let mut matched =
             format!("uid = b_uid AND generation = b_generation AND attempt = b_attempt {claimed}");
@@ -91,7 +85,7 @@ impl ColdStore {
                 let (mut s, now, retention, batch) = new("end");
                 s.push(&format!(
                     "WITH {batch}, gone AS (DELETE FROM timers USING b WHERE {matched} RETURNING timers.*, b.*), \
-                     kept AS (INSERT INTO history ({COLUMNS}, ended_at, last) SELECT {moved}, {now}, b_last FROM gone), \
+                     kept AS (INSERT INTO history ({ALL}, ended_at, last) SELECT {moved}, {now}, b_last FROM gone), \
                      taken AS (INSERT INTO ended_ids (uid, request_hash, generation, until) \
                        SELECT uid, request_hash, generation, {now} + {retention} FROM gone WHERE caller_id {taken}) \
                      SELECT uid FROM gone"
@@ -101,7 +95,7 @@ impl ColdStore {
             Dialect::Sqlite => {
                 let (mut s, now, _, batch) = new("end_keep");
                 s.push(&format!(
-                    "WITH {batch} INSERT INTO history ({COLUMNS}, ended_at, last) \
+                    "WITH {batch} INSERT INTO history ({ALL}, ended_at, last) \
                      SELECT {moved}, {now}, b_last FROM b CROSS JOIN timers ON {matched}"
                 ));
                 tx.execute(s).await?;
@@ -121,6 +115,18 @@ impl ColdStore {
             }
         };
         rows.iter().map(|row| row.get(0).map(Uid)).collect()
+    }
+}
+
+/// What history keeps of a column: as it stands in `timers`, but for what the end itself changes.
+const fn moved(column: TimerColumn) -> &'static str {
+    match column {
+        TimerColumn::State => "b_state",
+        TimerColumn::Attempt => "COALESCE(b_new_attempt, attempt)",
+        TimerColumn::Tries => "COALESCE(b_tries, tries)",
+        TimerColumn::Version => "COALESCE(b_version, version)",
+        TimerColumn::Uncertain => "CASE WHEN b_uncertain IS NULL THEN uncertain ELSE b_uncertain = 1 END",
+        other => other.name(),
     }
 }
 

@@ -9,6 +9,8 @@
 
 mod apply;
 mod claim;
+mod columns;
+mod decide;
 mod end;
 mod entity;
 mod error;

@@ -6,7 +6,8 @@ use sea_orm::{ColumnTrait, EntityTrait, QueryFilter, QueryOrder};
 use serde::Serialize;
 use uuid::Uuid;
 
-use super::row::{AttemptRecord, COLUMNS, TimerRow};
+use super::columns::ALL;
+use super::row::{AttemptRecord, TimerRow};
 use super::sql::{Column, Dialect, Statement};
 use super::{ColdStore, Error, entity};
 use crate::model::id::{TimerId, Uid};
@@ -112,7 +113,7 @@ impl ColdStore {
         let batch = s.batch("b", vec![("b_uid", Column::Uuid(uids.iter().map(|uid| uid.0).collect()))]);
         let more = if ended { ", ended_at, last" } else { "" };
         s.push(&format!(
-            "WITH {batch} SELECT {COLUMNS}{more} FROM {table} WHERE uid IN (SELECT b_uid FROM b) ORDER BY generation"
+            "WITH {batch} SELECT {ALL}{more} FROM {table} WHERE uid IN (SELECT b_uid FROM b) ORDER BY generation"
         ));
         let mut found: HashMap<Uid, TimerRow> = HashMap::with_capacity(uids.len());
         for row in self.pool.read(s).await? {
@@ -213,7 +214,7 @@ impl ColdStore {
             }
             let (scan, limit) = (s.int(SCAN), s.int(limit as i64 + 1));
             s.push(&format!(
-                "SELECT * FROM (SELECT {COLUMNS}{more} FROM {table} WHERE {inner} {order} LIMIT {scan}) x \
+                "SELECT * FROM (SELECT {ALL}{more} FROM {table} WHERE {inner} {order} LIMIT {scan}) x \
                  WHERE {outer} {order} LIMIT {limit}"
             ));
             s

@@ -6,6 +6,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use super::columns::{self, ALL, TimerColumn};
 use super::row::TimerRow;
 use super::sql::{Column, Statement};
 use super::{ColdStore, Error};
@@ -125,11 +126,10 @@ impl ColdStore {
         order.sort_by_key(|&i| (timers[i].uid, !timers[i].again, i));
         order.dedup_by_key(|i| timers[*i].uid);
 
-        let mut kept = self.insert_new(timers, &order).await?;
+        let fresh = order.iter().map(|&i| self.fresh_row(&timers[i])).collect();
+        let mut kept = self.insert_new(timers, &order, fresh).await?;
         for &i in &order {
-            if let Some(generation) = kept.remove(&timers[i].uid) {
-                answers[i] = Some(Ok(Registered::New(Box::new(self.fresh_row(&timers[i], generation)))));
-            }
+            answers[i] = kept.remove(&timers[i].uid).map(|row| Ok(Registered::New(Box::new(row))));
         }
         let open: Vec<usize> = (0..timers.len()).filter(|&i| answers[i].is_none()).collect();
         if !open.is_empty() {
@@ -147,17 +147,25 @@ impl ColdStore {
         Ok(answers.into_iter().flatten().collect())
     }
 
-    /// Inserts what is new and returns it with its generation.
+    /// Inserts what is new, in this order, and returns the rows that were made.
     async fn insert_new(
         &self,
         timers: &[NewTimer],
         order: &[usize],
-    ) -> Result<HashMap<Uid, Generation>, Error> {
+        fresh: Vec<TimerRow>,
+    ) -> Result<HashMap<Uid, TimerRow>, Error> {
         let mut tx = self.pool.begin().await?;
-        let inserted = tx.fetch(self.insert_statement(timers, order)).await?;
+        let insert = self.insert_statement(&fresh.iter().collect::<Vec<_>>());
+        let mut inserted: HashMap<Uid, UnixMs> = HashMap::with_capacity(fresh.len());
+        for row in tx.fetch(insert).await? {
+            inserted.insert(Uid(row.get(0)?), UnixMs::new(row.get(1)?));
+        }
         let mut kept = HashMap::with_capacity(inserted.len());
-        for row in inserted {
-            kept.insert(Uid(row.get(0)?), Generation(1));
+        for mut row in fresh {
+            if let Some(wake_at) = inserted.remove(&row.uid) {
+                row.life.wake_at = wake_at;
+                kept.insert(row.uid, row);
+            }
         }
         let callers: Vec<&NewTimer> = order
             .iter()
@@ -209,7 +217,11 @@ impl ColdStore {
                 let batch = free.batch("b", columns(&revived));
                 free.push(&format!("WITH {batch} DELETE FROM ended_ids WHERE uid IN (SELECT b_uid FROM b)"));
                 tx.execute(free).await?;
-                kept.extend(revived.into_iter().map(|(uid, generation)| (uid, Generation(generation + 1))));
+                for (uid, generation) in revived {
+                    if let Some(row) = kept.get_mut(&uid) {
+                        row.life.generation = Generation(generation + 1);
+                    }
+                }
             }
         }
         self.count(&mut tx, &[("registered", kept.len() as i64)]).await?;
@@ -217,72 +229,39 @@ impl ColdStore {
         Ok(kept)
     }
 
-    fn insert_statement(&self, timers: &[NewTimer], order: &[usize]) -> Statement {
+    fn insert_statement(&self, rows: &[&TimerRow]) -> Statement {
         let mut s = Statement::new(self.dialect(), "register_insert");
-        let of = |pick: fn(&NewTimer) -> i64| Column::Int(order.iter().map(|&i| pick(&timers[i])).collect());
-        let text = |pick: fn(&NewTimer) -> Option<String>| {
-            Column::TextOrNull(order.iter().map(|&i| pick(&timers[i])).collect())
-        };
-        let json = |value: &Target| serde_json::to_string(value).unwrap_or_default();
-        let shards = order.iter().map(|&i| i64::from(self.shard(&timers[i]))).collect();
-        let batch = s.batch(
-            "b",
-            vec![
-                ("b_uid", Column::Uuid(order.iter().map(|&i| timers[i].uid.0).collect())),
-                ("b_id", Column::Text(order.iter().map(|&i| stored_id(&timers[i])).collect())),
-                ("b_caller_id", Column::Bool(order.iter().map(|&i| timers[i].caller_id).collect())),
-                ("b_owner", text(|t| t.owner.clone())),
-                ("b_shard", Column::Int(shards)),
-                ("b_due", of(|t| t.due_at.get())),
-                (
-                    "b_expire",
-                    Column::IntOrNull(
-                        order
-                            .iter()
-                            .map(|&i| timers[i].policies.expire_at(timers[i].due_at).map(UnixMs::get))
-                            .collect(),
-                    ),
-                ),
-                ("b_lane", of(|t| lane(&t.target))),
-                ("b_minute", Column::Bool(order.iter().map(|&i| timers[i].minute).collect())),
-                ("b_target", Column::Text(order.iter().map(|&i| json(&timers[i].target)).collect())),
-                ("b_data", Column::BytesOrNull(order.iter().map(|&i| timers[i].data.clone()).collect())),
-                ("b_labels", text(|t| t.labels.clone())),
-                ("b_policies", text(|t| policies_json(&t.policies))),
-                ("b_hash", Column::Bytes(order.iter().map(|&i| timers[i].request_hash.to_vec()).collect())),
-                ("b_created", of(|t| t.created_at.get())),
-            ],
-        );
+        let fresh: Vec<TimerColumn> =
+            TimerColumn::EACH.iter().copied().filter(|column| unborn(*column).is_none()).collect();
+        let batch = s.batch("b", columns::batch(&fresh, rows));
         let now = s.now(self.given());
+        let value = |column: &TimerColumn| match column {
+            // By the store's clock: a floor of the sweep never lies above what is written after it.
+            TimerColumn::WakeAt => format!("CASE WHEN b_wake_at > {now} THEN b_wake_at ELSE {now} END"),
+            other => unborn(*other).unwrap_or(other.batch_name()).to_owned(),
+        };
+        let values = TimerColumn::EACH.iter().map(value).collect::<Vec<_>>().join(", ");
         s.push(&format!(
-            "WITH {batch} INSERT INTO timers ({columns}) \
-             SELECT b_uid, b_id, b_caller_id, b_owner, b_shard, 0, b_due, \
-             CASE WHEN b_due > {now} THEN b_due ELSE {now} END, b_expire, 1, 0, 0, 1, 0, b_lane, b_minute, \
-             false, false, false, b_target, b_data, b_labels, b_policies, b_hash, b_created, NULL, NULL, NULL \
-             FROM b WHERE true ON CONFLICT (uid) DO NOTHING RETURNING uid",
-            columns = super::row::COLUMNS,
+            "WITH {batch} INSERT INTO timers ({ALL}) SELECT {values} FROM b WHERE true \
+             ON CONFLICT (uid) DO NOTHING RETURNING uid, wake_at"
         ));
         s
     }
 
-    fn shard(&self, timer: &NewTimer) -> i32 {
-        shard_of(&self.namespace, timer.owner.as_deref().unwrap_or(timer.id.as_str()), self.shards)
-    }
-
-    /// The row that an insert has just made.
-    fn fresh_row(&self, timer: &NewTimer, generation: Generation) -> TimerRow {
-        let mut life = Life::new(timer.due_at, timer.created_at);
-        life.generation = generation;
+    /// The row that a registration makes. The store's clock may raise its `wake_at`, and a registration of an
+    /// ended id its generation.
+    fn fresh_row(&self, timer: &NewTimer) -> TimerRow {
+        let owner = timer.owner.as_deref().unwrap_or(timer.id.as_str());
         TimerRow {
             uid: timer.uid,
             id: timer.id.as_str().to_owned(),
             caller_id: timer.caller_id,
             owner: timer.owner.clone(),
-            shard: self.shard(timer),
-            life,
+            shard: shard_of(&self.namespace, owner, self.shards),
+            life: Life::new(timer.due_at, timer.created_at),
             expire_at: timer.policies.expire_at(timer.due_at),
             epoch: Epoch(0),
-            lane: lane(&timer.target),
+            lane: timer.target.lane(),
             minute: timer.minute,
             target: timer.target.clone(),
             data: timer.data.clone(),
@@ -299,17 +278,13 @@ impl ColdStore {
     }
 }
 
-/// An id of the service's own form says nothing that the uid does not: it is stored empty.
-fn stored_id(timer: &NewTimer) -> String {
-    if timer.id.server_uid().is_some() { String::new() } else { timer.id.as_str().to_owned() }
-}
-
-fn lane(target: &Target) -> i64 {
-    match target {
-        Target::Webhook(hook) => hook.lane(),
+/// What every new row has in this column; `None` where rows differ. Saves binding it for each row.
+const fn unborn(column: TimerColumn) -> Option<&'static str> {
+    match column {
+        TimerColumn::State | TimerColumn::Attempt | TimerColumn::Tries | TimerColumn::Epoch => Some("0"),
+        TimerColumn::Generation | TimerColumn::Version => Some("1"),
+        TimerColumn::Uncertain | TimerColumn::CancelRequested | TimerColumn::AckedLate => Some("false"),
+        TimerColumn::ClaimedAt | TimerColumn::Node | TimerColumn::Via => Some("NULL"),
+        _ => None,
     }
-}
-
-fn policies_json(policies: &Policies) -> Option<String> {
-    (*policies != Policies::default()).then(|| serde_json::to_string(policies).ok()).flatten()
 }

@@ -1,23 +1,16 @@
-//! One timer as SQL holds it, live or ended, and the columns in the order that both tables share.
+//! One timer as SQL holds it, live or ended.
 
 use serde::{Deserialize, Serialize};
 
 use super::Error;
+use super::columns::{AFTER, TimerColumn as C};
 use super::sql::Row;
-use crate::model::id::{Epoch, Generation, TimerId, Uid, delivery_id};
+use crate::model::id::{Epoch, Generation, TimerId, Uid, Version, delivery_id};
 use crate::model::pointer::{Pointer, Via};
 use crate::model::policy::Policies;
 use crate::model::target::Target;
 use crate::model::time::UnixMs;
 use crate::model::timer::{AttemptResult, Life, State};
-
-/// The columns of `timers`, which are also the first columns of `history`.
-pub(super) const COLUMNS: &str = "uid, id, caller_id, owner, shard, state, due_at, wake_at, expire_at, \
-     generation, attempt, tries, version, epoch, lane, minute, uncertain, cancel_requested, acked_late, target, data, \
-     labels, policies, request_hash, created_at, claimed_at, node, via";
-
-/// How many columns [`COLUMNS`] names.
-pub(super) const WIDTH: usize = 28;
 
 /// A timer as it stands in the cold store.
 #[derive(Debug, Clone)]
@@ -118,51 +111,56 @@ impl TimerRow {
         self.data.clone().unwrap_or_else(|| b"null".to_vec())
     }
 
-    /// Reads a row of [`COLUMNS`], followed by `ended_at, last` when `ended`.
+    /// The id as it is kept: one of the service's own form says nothing that the uid does not, and is kept empty.
+    pub(super) fn stored_id(&self) -> String {
+        if self.id == TimerId::of_server(self.uid).as_str() { String::new() } else { self.id.clone() }
+    }
+
+    /// Reads a row of [`super::columns::ALL`], followed by `ended_at, last` when `ended`.
     pub(super) fn read(row: &Row, ended: bool) -> Result<Self, Error> {
-        let ms = |value: i64| UnixMs::new(value);
         let bad = |what: &str| Error::Corrupt(format!("a timer's {what} cannot be read back"));
-        let target: String = row.get(19)?;
-        let policies: Option<String> = row.get(22)?;
-        let hash: Vec<u8> = row.get(23)?;
-        let last: Option<String> = if ended { row.get(WIDTH + 1)? } else { None };
-        let (uid, id) = (Uid(row.get(0)?), row.get::<String>(1)?);
+        let target: String = row.of(C::Target)?;
+        let policies: Option<String> = row.of(C::Policies)?;
+        let hash: Vec<u8> = row.of(C::RequestHash)?;
+        let via: Option<i16> = row.of(C::Via)?;
+        let (uid, id) = (Uid(row.of(C::Uid)?), row.of::<String>(C::Id)?);
+        let (ended_at, last): (Option<i64>, Option<String>) =
+            if ended { (Some(row.get(AFTER)?), row.get(AFTER + 1)?) } else { (None, None) };
         Ok(Self {
             uid,
-            // Ids of the service's own form are not stored: the uid says it all.
             id: if id.is_empty() { TimerId::of_server(uid).as_str().to_owned() } else { id },
-            caller_id: row.get(2)?,
-            owner: row.get(3)?,
-            shard: row.get(4)?,
+            caller_id: row.of(C::CallerId)?,
+            owner: row.of(C::Owner)?,
+            shard: row.of(C::Shard)?,
             life: Life {
-                state: State::from_code(row.get(5)?).ok_or_else(|| bad("state"))?,
-                due_at: ms(row.get(6)?),
-                wake_at: ms(row.get(7)?),
-                generation: Generation(row.get(9)?),
-                attempt: row.get(10)?,
-                tries: row.get(11)?,
-                version: row.get(12)?,
-                uncertain: row.get(16)?,
-                cancel_requested: row.get(17)?,
-                acked_late: row.get(18)?,
+                state: State::from_code(row.of(C::State)?).ok_or_else(|| bad("state"))?,
+                due_at: UnixMs::new(row.of(C::DueAt)?),
+                wake_at: UnixMs::new(row.of(C::WakeAt)?),
+                generation: Generation(row.of(C::Generation)?),
+                attempt: row.of(C::Attempt)?,
+                tries: row.of(C::Tries)?,
+                version: Version(row.of(C::Version)?),
+                uncertain: row.of(C::Uncertain)?,
+                cancel_requested: row.of(C::CancelRequested)?,
+                acked_late: row.of(C::AckedLate)?,
             },
-            expire_at: row.get::<Option<i64>>(8)?.map(ms),
-            epoch: Epoch(row.get(13)?),
-            lane: row.get(14)?,
-            minute: row.get(15)?,
-            target: serde_json::from_str(&target).map_err(|_| bad("target"))?,
-            data: row.get(20)?,
-            labels: row.get(21)?,
+            expire_at: row.of::<Option<i64>>(C::ExpireAt)?.map(UnixMs::new),
+            epoch: Epoch(row.of(C::Epoch)?),
+            lane: row.of(C::Lane)?,
+            minute: row.of(C::Minute)?,
+            target: Target::read(row.of(C::Kind)?, &target).map_err(|_| bad("target"))?,
+            data: row.of(C::Data)?,
+            labels: row.of(C::Labels)?,
             policies: match policies {
                 Some(text) => serde_json::from_str(&text).map_err(|_| bad("policies"))?,
                 None => Policies::default(),
             },
             request_hash: hash.try_into().map_err(|_| bad("request hash"))?,
-            created_at: ms(row.get(24)?),
-            claimed_at: row.get::<Option<i64>>(25)?.map(ms),
-            node: row.get(26)?,
-            via: row.get::<Option<i16>>(27)?.and_then(|code| Via::from_code(u8::try_from(code).ok()?)),
-            ended_at: if ended { Some(ms(row.get(WIDTH)?)) } else { None },
+            created_at: UnixMs::new(row.of(C::CreatedAt)?),
+            claimed_at: row.of::<Option<i64>>(C::ClaimedAt)?.map(UnixMs::new),
+            node: row.of(C::Node)?,
+            via: via.and_then(|code| Via::from_code(u8::try_from(code).ok()?)),
+            ended_at: ended_at.map(UnixMs::new),
             last: match last {
                 Some(text) => Some(serde_json::from_str(&text).map_err(|_| bad("last attempt"))?),
                 None => None,

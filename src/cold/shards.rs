@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use sea_orm::{EntityTrait, QueryOrder};
 
 use super::sql::{Column, Dialect, Row, Statement};
-use super::{ColdStore, Error, entity, notify};
+use super::{ColdStore, Error, columns, entity, notify};
 use crate::model::id::{Epoch, Generation, Uid};
 use crate::model::time::UnixMs;
 use crate::model::timer::Token;
@@ -31,7 +31,7 @@ pub struct NodeRow {
 #[derive(Debug, Clone)]
 pub struct Beat {
     /// Whether another process beats under this name.
-    pub usurped: bool,
+    pub superseded: bool,
     /// Nodes alive, this one included: the incarnation of each, by name.
     pub alive: BTreeMap<String, String>,
     /// How long until the one of the others that was heard of least lately counts as dead, in milliseconds.
@@ -58,7 +58,7 @@ pub struct Identity {
 
 impl ColdStore {
     /// Takes the node's name for this process: from here on an older process of the same name sees itself
-    /// usurped and stops.
+    /// superseded and stops.
     pub async fn enter(&self, me: &Identity) -> Result<(), Error> {
         let mut s = Statement::new(self.dialect(), "enter");
         let now = s.now(self.given());
@@ -110,7 +110,7 @@ impl ColdStore {
         if let Some(row) = mine.first() {
             self.clock.observe(UnixMs::new(row.get(0)?));
         }
-        Ok(Beat { usurped: mine.is_empty(), alive, next_dead_ms })
+        Ok(Beat { superseded: mine.is_empty(), alive, next_dead_ms })
     }
 
     /// Renews the leases of these shards and keeps how far each has come (`cursor_at`, which only rises);
@@ -175,12 +175,13 @@ impl ColdStore {
         let now = s.now(self.given());
         // A claim's expiry lies at most this far ahead, if its node had the same settings; that keeps the look
         // within the index's near end.
+        let known = columns::is_known_kind();
         let (reach, within) = (s.int(self.claim_ttl_ms), s.int(within_ms));
         s.push(&format!(
             "WITH {batch}, own AS (SELECT b_shard, b_epoch, spared FROM b JOIN shards ON shard = b_shard \
                AND epoch = b_epoch) \
              UPDATE timers SET wake_at = {now} FROM own WHERE shard = b_shard AND epoch < b_epoch \
-             AND state = 1 AND wake_at > {now} AND wake_at <= {now} + {reach} \
+             AND state = 1 AND {known} AND wake_at > {now} AND wake_at <= {now} + {reach} \
              AND (epoch > spared OR EXISTS (SELECT 1 FROM nodes WHERE name = timers.node \
                AND (beat_at <= {now} - {within} OR started_at > timers.claimed_at))) \
              RETURNING uid, generation, attempt"

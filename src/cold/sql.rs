@@ -13,6 +13,7 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use super::Error;
+use super::columns::TimerColumn;
 use super::failpoint::{Begun, Call, Way};
 
 /// The pools that hot statements run on; the same that sea-orm runs on.
@@ -290,6 +291,17 @@ pub(super) enum Row {
 }
 
 impl Row {
+    /// The value of a timer's column, in a row that begins with [`super::columns::ALL`].
+    pub fn of<T>(&self, column: TimerColumn) -> Result<T, Error>
+    where
+        T: for<'r> sqlx::Decode<'r, Postgres>
+            + sqlx::Type<Postgres>
+            + for<'r> sqlx::Decode<'r, Sqlite>
+            + sqlx::Type<Sqlite>,
+    {
+        self.get(column as usize)
+    }
+
     /// The value of the column at `index`.
     pub fn get<T>(&self, index: usize) -> Result<T, Error>
     where

@@ -9,6 +9,7 @@ use sea_orm::{ColumnTrait, EntityTrait, QueryFilter, QueryOrder, QuerySelect};
 use uuid::Uuid;
 
 use super::claim::{POINTER, pointer_of};
+use super::columns;
 use super::failpoint::Call;
 use super::shards::{held_columns, sorted};
 use super::sql::{Column, Dialect, Statement};
@@ -145,17 +146,18 @@ impl ColdStore {
             ],
         );
         let limit = s.int(per_range as i64);
+        let (pointer, known) = (columns::list(POINTER), columns::is_known_kind());
         let probe = format!(
             "FROM timers t WHERE t.shard = b_shard AND t.wake_at >= b_wake AND t.wake_at < b_until \
-             AND (t.wake_at, t.uid) > (b_wake, b_uid) AND t.state IN (0, 2) ORDER BY t.wake_at, t.uid LIMIT {limit}"
+             AND (t.wake_at, t.uid) > (b_wake, b_uid) AND t.state IN (0, 2) AND {known} ORDER BY t.wake_at, t.uid LIMIT {limit}"
         );
         match self.dialect() {
             Dialect::Postgres => s.push(&format!(
-                "WITH {batch} SELECT d.* FROM b CROSS JOIN LATERAL (SELECT {POINTER} {probe}) d \
+                "WITH {batch} SELECT d.* FROM b CROSS JOIN LATERAL (SELECT {pointer} {probe}) d \
                  ORDER BY shard, wake_at, uid"
             )),
             Dialect::Sqlite => s.push(&format!(
-                "WITH {batch} SELECT {POINTER} FROM b CROSS JOIN timers \
+                "WITH {batch} SELECT {pointer} FROM b CROSS JOIN timers \
                  WHERE timers.rowid IN (SELECT t.rowid {probe}) ORDER BY shard, wake_at, uid"
             )),
         };

@@ -17,8 +17,8 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 use tokio::sync::oneshot;
 
-use crate::model::id::{Generation, Uid};
-use crate::model::pointer::{Pointer, Via};
+use crate::model::id::Uid;
+use crate::model::pointer::{Pointer, Revision, Via};
 
 /// Attempts at once that a receiver nobody has heard of gets.
 const START: usize = 16;
@@ -61,9 +61,9 @@ const IDLE_LANES: usize = 32_768;
 /// How many pointers of one lane go into a batch before the next lane has its turn.
 const TURN: usize = 16;
 
-/// What kind of attempts a lane holds.
+/// Which attempts a lane holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum Class {
     /// First attempts of what falls due now.
     First,
     /// Further attempts.
@@ -72,24 +72,39 @@ pub enum Kind {
     CatchUp,
 }
 
-/// A receiver's lane; each kind of attempts has its own.
+impl Class {
+    /// How many classes there are.
+    const COUNT: usize = 3;
+
+    /// Attempts of this class that a node may have under way, all receivers together, of `total`.
+    const fn most(self, total: usize) -> usize {
+        let most = match self {
+            Self::First => total,
+            Self::Retry => total / 4,
+            Self::CatchUp => total / 2,
+        };
+        if most == 0 { 1 } else { most }
+    }
+}
+
+/// A receiver's lane; each class of attempts has its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct LaneKey {
     /// Hash of scheme, host and port.
     pub lane: i64,
-    /// The kind of attempts.
-    pub kind: Kind,
+    /// The class of attempts.
+    pub class: Class,
 }
 
 impl LaneKey {
     /// The lane a pointer waits in.
     pub const fn of(pointer: &Pointer) -> Self {
-        let kind = match (pointer.attempt, pointer.overdue) {
-            (0, true) => Kind::CatchUp,
-            (0, false) => Kind::First,
-            _ => Kind::Retry,
+        let class = match (pointer.attempt, pointer.overdue) {
+            (0, true) => Class::CatchUp,
+            (0, false) => Class::First,
+            _ => Class::Retry,
         };
-        Self { lane: pointer.lane, kind }
+        Self { lane: pointer.lane, class }
     }
 }
 
@@ -148,7 +163,7 @@ struct Lane {
 /// What was taken, and what has come of its timer since.
 #[derive(Debug)]
 struct InHand {
-    version: (Generation, i32),
+    revision: Revision,
     /// No older than what was taken: the timer was changed, or its attempt is to be made again. Offered when
     /// the hand is free, for nobody else brings it but the sweep, a second later.
     next: Option<Pointer>,
@@ -160,8 +175,8 @@ pub struct Lanes {
     lanes: HashMap<LaneKey, Lane>,
     /// Lanes with somebody waiting, in turn.
     turn: VecDeque<LaneKey>,
-    /// What waits, and as which generation and attempt.
-    waiting: HashMap<Uid, (Generation, i32)>,
+    /// What waits, and in which revision.
+    waiting: HashMap<Uid, Revision>,
     /// What was taken and is not recorded yet. Nobody else may touch these: a claim whose answer was lost may
     /// have happened, and a result that is not written yet is a result all the same.
     in_hand: HashMap<Uid, InHand>,
@@ -169,9 +184,8 @@ pub struct Lanes {
     /// How often a lane has ceased to be crowded.
     eased: u64,
     queued: usize,
-    in_flight: usize,
-    in_flight_retries: usize,
-    in_flight_catch_up: usize,
+    /// Claimed, by class: an index is the class's number.
+    in_flight: [usize; Class::COUNT],
     total: usize,
     per_lane: usize,
 }
@@ -187,9 +201,7 @@ impl Lanes {
             crowded: HashSet::new(),
             eased: 0,
             queued: 0,
-            in_flight: 0,
-            in_flight_retries: 0,
-            in_flight_catch_up: 0,
+            in_flight: [0; Class::COUNT],
             total,
             per_lane,
         }
@@ -197,17 +209,17 @@ impl Lanes {
 
     /// Offers a pointer to what is due.
     pub fn offer(&mut self, pointer: Pointer, now_ms: i64) -> Offer {
-        let version = (pointer.generation, pointer.attempt);
+        let revision = pointer.revision();
         if let Some(hand) = self.in_hand.get_mut(&pointer.uid) {
-            let latest = hand.next.map_or(hand.version, |next| (next.generation, next.attempt));
+            let latest = hand.next.map_or(hand.revision, |next| next.revision());
             // What the sweep brings it brings again.
-            if version >= latest && pointer.via != Via::Sweep {
+            if revision >= latest && pointer.via != Via::Sweep {
                 hand.next = Some(pointer);
             }
             return Offer::Known;
         }
         // An older one must not take its place: it would be claimed instead, in vain.
-        if self.waiting.get(&pointer.uid).is_some_and(|waiting| *waiting >= version) {
+        if self.waiting.get(&pointer.uid).is_some_and(|waiting| *waiting >= revision) {
             return Offer::Known;
         }
         let key = LaneKey::of(&pointer);
@@ -240,7 +252,7 @@ impl Lanes {
             self.crowded.insert(key);
         }
         self.queued += 1;
-        self.waiting.insert(pointer.uid, version);
+        self.waiting.insert(pointer.uid, revision);
         Offer::Held
     }
 
@@ -270,40 +282,32 @@ impl Lanes {
         let mut taken = Vec::new();
         let mut idle = 0;
         let crowd = self.crowd();
-        while taken.len() < most && self.in_flight < self.total && idle < self.turn.len() {
+        while taken.len() < most && self.in_flight() < self.total && idle < self.turn.len() {
             let Some(key) = self.turn.pop_front() else { break };
             let Some(lane) = self.lanes.get_mut(&key) else {
                 continue;
             };
             // What waits at a gate takes no place that others need.
-            let ahead = self.in_flight < self.total / 2;
+            let in_flight: usize = self.in_flight.iter().sum();
+            let ahead = in_flight < self.total / 2;
             let places = if ahead { lane.places(START.min(self.per_lane)) } else { lane.limit };
-            let room = places.saturating_sub(lane.in_flight).min(self.total - self.in_flight);
-            let room = match key.kind {
-                Kind::First => room,
-                Kind::Retry => room.min((self.total / 4).max(1).saturating_sub(self.in_flight_retries)),
-                Kind::CatchUp => room.min((self.total / 2).max(1).saturating_sub(self.in_flight_catch_up)),
-            };
+            let of_class = key.class.most(self.total).saturating_sub(self.in_flight[key.class as usize]);
+            let room = places.saturating_sub(lane.in_flight).min(self.total - in_flight).min(of_class);
             let before = taken.len();
             let n = room.min(TURN).min(most - taken.len()).min(lane.queue.len());
             for pointer in lane.queue.drain(..n) {
                 self.queued -= 1;
-                let version = (pointer.generation, pointer.attempt);
+                let revision = pointer.revision();
                 // A pointer that a newer one has replaced is dropped here.
-                if self.waiting.get(&pointer.uid) == Some(&version) {
+                if self.waiting.get(&pointer.uid) == Some(&revision) {
                     self.waiting.remove(&pointer.uid);
-                    self.in_hand.insert(pointer.uid, InHand { version, next: None });
+                    self.in_hand.insert(pointer.uid, InHand { revision, next: None });
                     taken.push(pointer);
                 }
             }
             let n = taken.len() - before;
             lane.in_flight += n;
-            self.in_flight += n;
-            match key.kind {
-                Kind::First => {}
-                Kind::Retry => self.in_flight_retries += n,
-                Kind::CatchUp => self.in_flight_catch_up += n,
-            }
+            self.in_flight[key.class as usize] += n;
             lane.idled |= lane.queue.is_empty();
             if !lane.queue.is_empty() {
                 self.turn.push_back(key);
@@ -321,7 +325,7 @@ impl Lanes {
         self.gave_up(LaneKey::of(pointer));
         let hand = self.in_hand.remove(&pointer.uid);
         // The same again would get nothing either.
-        let newer = |hand: InHand| hand.next.filter(|next| (next.generation, next.attempt) > hand.version);
+        let newer = |hand: InHand| hand.next.filter(|next| next.revision() > hand.revision);
         if let Some(next) = hand.and_then(newer) {
             self.offer(next, now_ms);
         }
@@ -387,12 +391,8 @@ impl Lanes {
     }
 
     fn free(&mut self, key: LaneKey, entered: bool, note: impl FnOnce(&mut Lane)) {
-        self.in_flight = self.in_flight.saturating_sub(1);
-        match key.kind {
-            Kind::First => {}
-            Kind::Retry => self.in_flight_retries = self.in_flight_retries.saturating_sub(1),
-            Kind::CatchUp => self.in_flight_catch_up = self.in_flight_catch_up.saturating_sub(1),
-        }
+        let in_flight = &mut self.in_flight[key.class as usize];
+        *in_flight = in_flight.saturating_sub(1);
         let Some(lane) = self.lanes.get_mut(&key) else {
             return;
         };
@@ -417,7 +417,7 @@ impl Lanes {
 
     /// How many attempts are under way.
     pub fn in_flight(&self) -> usize {
-        self.in_flight
+        self.in_flight.iter().sum()
     }
 
     /// Forgets everything that waits; what is under way stays.

@@ -8,6 +8,7 @@
 //! if it turns out to have happened, for nothing was sent. From the moment it is taken until its outcome is
 //! recorded a timer is *in hand*: this node neither claims it again nor gives its attempt up.
 
+mod attempt;
 mod lanes;
 mod record;
 
@@ -21,35 +22,29 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub use lanes::Offer;
-use lanes::{Kind, LaneKey, Lanes, Left};
-use record::Report;
+use lanes::{Class, LaneKey, Lanes};
+use record::{Recorder, Report};
 
 use crate::clock::Monotonic;
-use crate::cold::{AttemptRecord, ColdStore, Crowded, Error, MAX_CLAIM_BATCH, TimerRow};
+use crate::cold::{ColdStore, Crowded, Error, MAX_CLAIM_BATCH};
 use crate::config::Config;
 use crate::metrics::Metrics;
 use crate::model::id::{Epoch, Uid};
 use crate::model::pointer::{Pointer, Via};
-use crate::model::target::Target;
-use crate::model::time::UnixMs;
-use crate::model::timer::{AttemptResult, Next, Token};
+use crate::model::timer::Token;
 use crate::ownership::{Ownership, PARTING_REACH};
-use crate::planted::Defect;
-use crate::promotion::Promotion;
-use crate::sink::webhook::{Outcome, Sender};
+use crate::sink::Sink;
+use crate::writer::Writer;
 
 /// How long past its time what is found counts as left behind by an outage.
 pub const OVERDUE: Duration = Duration::from_secs(5);
-
-/// How long what was claimed waits for its lane to have a place.
-const AT_GATE: Duration = Duration::from_secs(2);
 
 /// Sends what is due.
 pub struct Dispatcher {
     store: ColdStore,
     ownership: Arc<Ownership>,
     metrics: Metrics,
-    sender: Sender,
+    sink: Arc<dyn Sink>,
     lanes: Arc<Mutex<Lanes>>,
     /// Somebody waits, or a place became free.
     work: Arc<Notify>,
@@ -69,48 +64,46 @@ pub struct Dispatcher {
 }
 
 impl Dispatcher {
-    /// A dispatcher, and the recorder to run beside it; that ends after a drain, or when the last handle is gone.
+    /// A dispatcher over this store, and the recorder to run beside it; that ends after a drain, or when the last
+    /// handle is gone.
     pub fn new(
-        config: &Arc<Config>,
-        store: ColdStore,
-        ownership: Arc<Ownership>,
-        metrics: Metrics,
-        promotion: Promotion,
-    ) -> Result<(Arc<Self>, impl Future<Output = ()> + Send + 'static), reqwest::Error> {
-        let sender = Sender::new(config, store.clock().clone())?;
-        Ok(Self::sending(config, store, ownership, metrics, promotion, sender))
-    }
-
-    /// The same, with this sender.
-    pub fn sending(
         config: &Config,
         store: ColdStore,
+        writer: Writer,
         ownership: Arc<Ownership>,
         metrics: Metrics,
-        promotion: Promotion,
-        sender: Sender,
+        sink: Arc<dyn Sink>,
     ) -> (Arc<Self>, impl Future<Output = ()> + Send + 'static) {
         let all_reported = CancellationToken::new();
         let (reports, inbox) = mpsc::channel(config.dispatch.concurrency.max(16));
         let work = Arc::new(Notify::new());
         let lanes = Arc::new(Mutex::new(Lanes::new(config.dispatch.concurrency, config.webhook.concurrency)));
-        let this = Arc::new(Self {
-            sender,
+        let recorder = Recorder {
+            writer,
+            metrics: metrics.clone(),
+            clock: store.clock().clone(),
             lanes: Arc::clone(&lanes),
             work: Arc::clone(&work),
+            inbox,
+            all_reported: all_reported.clone(),
+        };
+        let this = Arc::new(Self {
+            sink,
+            lanes,
+            work,
             room: Notify::new(),
             eased: AtomicU64::new(0),
             reports,
             attempts: TaskTracker::new(),
             stop: CancellationToken::new(),
             abandon: CancellationToken::new(),
-            all_reported: all_reported.clone(),
+            all_reported,
             lead: config.wheel.lead.get(),
-            store: store.clone(),
+            store,
             ownership,
-            metrics: metrics.clone(),
+            metrics,
         });
-        (this, record::run(store, metrics, promotion, (lanes, work), inbox, all_reported))
+        (this, recorder.run())
     }
 
     /// Offers what is due; tells for each what became of it.
@@ -129,9 +122,9 @@ impl Dispatcher {
         let mut crowded = Crowded::default();
         self.with(|lanes| {
             for key in lanes.crowded() {
-                match key.kind {
-                    Kind::First | Kind::CatchUp => crowded.first.push(key.lane),
-                    Kind::Retry => crowded.retry.push(key.lane),
+                match key.class {
+                    Class::First | Class::CatchUp => crowded.first.push(key.lane),
+                    Class::Retry => crowded.retry.push(key.lane),
                 }
             }
         });
@@ -235,7 +228,7 @@ impl Dispatcher {
                     self.with(|lanes| lanes.gave_up(LaneKey::of(pointer)));
                     let token = Token { generation: pointer.generation, attempt: pointer.attempt + 1 };
                     // It may have happened all the same; then it is given back.
-                    self.report(Report::unsent(pointer.uid, token, *epoch)).await;
+                    self.report(Report::Unsent(pointer.uid, token, *epoch)).await;
                 }
                 return Err(why);
             }
@@ -265,104 +258,6 @@ impl Dispatcher {
             }
         }
         Ok(())
-    }
-
-    /// One attempt, from the wait for its due time and the last look at the lease to the report.
-    async fn attempt(self: Arc<Self>, row: TimerRow, pointer: Pointer, epoch: Epoch) {
-        let key = LaneKey::of(&pointer);
-        let token = Token { generation: row.life.generation, attempt: row.life.attempt };
-        let mut due_at = pointer.wake_at.max(row.life.due_at);
-        if self.store.planted().is(Defect::ClaimWithoutGeneration) {
-            due_at = pointer.wake_at;
-        }
-        self.wait_for(due_at).await;
-        let entered = self.enter(key).await;
-        if !entered || self.abandon.is_cancelled() || !self.ownership.valid(row.shard, epoch) {
-            match entered {
-                true => self.leave(key, Left::Unused),
-                false => self.with(|lanes| lanes.gave_up(key)),
-            }
-            self.work.notify_one();
-            self.report(Report::unsent(row.uid, token, epoch)).await;
-            return;
-        }
-        let clock = self.store.clock();
-        let started_at = clock.now();
-        let began = Monotonic::now();
-        if row.life.attempt == 1 {
-            self.metrics.lateness.observe(started_at.since(row.life.due_at).as_secs_f64());
-        }
-        let Target::Webhook(hook) = &row.target;
-        let outcome = tokio::select! {
-            outcome = self.sender.send(&row, hook) => outcome,
-            () = self.abandon.cancelled() => Outcome {
-                result: AttemptResult::Unknown,
-                status: None,
-                reply: None,
-                detail: Some("the node was stopped before the answer came".into()),
-                retry_after: None,
-                gone: false,
-            },
-        };
-        self.leave(
-            key,
-            match outcome.result {
-                AttemptResult::Ok | AttemptResult::Failed => Left::Answered,
-                AttemptResult::Timeout | AttemptResult::Unknown => Left::Silent,
-                AttemptResult::Refused => Left::Unused,
-            },
-        );
-        self.metrics.attempt_seconds.observe(began.elapsed().as_secs_f64());
-        self.metrics.attempts.with_label_values(&[outcome.result.word()]).inc();
-        let ended_at = clock.now();
-        let next = next_after(&row, &outcome, ended_at);
-        let record = AttemptRecord {
-            generation: row.life.generation.0,
-            attempt: row.life.attempt,
-            started_at: started_at.get(),
-            ended_at: ended_at.get(),
-            result: outcome.result,
-            status: outcome.status,
-            reply: outcome.reply,
-            detail: outcome.detail,
-            node: self.ownership.me().name.clone(),
-        };
-        self.report(Report::attempted(row.uid, next, record)).await;
-    }
-
-    /// Waits for a place among those that may be sent at once; tells whether it got one. Nobody waits long:
-    /// what was claimed and finds no place is given back.
-    async fn enter(&self, key: LaneKey) -> bool {
-        let Some(mut told) = self.with(|lanes| lanes.enter(key)) else { return true };
-        tokio::select! {
-            place = &mut told => return place.is_ok(),
-            () = self.store.clock().sleep(AT_GATE) => {}
-            () = self.stop.cancelled() => {}
-        }
-        // A place may have been given at this very moment.
-        told.close();
-        told.try_recv().is_ok()
-    }
-
-    /// Waits until it is due by the store's clock; a stop waits with it, for it is a matter of `wheel.lead`.
-    /// The clock is looked at again after every sleep: a sleep may end early, and the bound of the store's
-    /// clock may fall.
-    async fn wait_for(&self, due_at: UnixMs) {
-        loop {
-            let wait = self.store.clock().until(due_at);
-            if wait.is_zero() {
-                return;
-            }
-            tokio::select! {
-                () = self.store.clock().sleep(wait) => {}
-                () = self.abandon.cancelled() => return,
-            }
-        }
-    }
-
-    fn leave(&self, key: LaneKey, how: Left) {
-        self.with(|lanes| lanes.left(key, how, Monotonic::now().as_ms()));
-        self.work.notify_one();
     }
 
     async fn report(&self, report: Report) {
@@ -395,24 +290,4 @@ impl Dispatcher {
     fn with<T>(&self, run: impl FnOnce(&mut Lanes) -> T) -> T {
         run(&mut self.lanes.lock().unwrap_or_else(PoisonError::into_inner))
     }
-}
-
-/// What follows if the attempt was not taken.
-fn next_after(row: &TimerRow, outcome: &Outcome, now: UnixMs) -> Next {
-    let retry = row.policies.retry.unwrap_or_default();
-    let attempt = u32::try_from(row.life.attempt).unwrap_or(1);
-    if outcome.gone || attempt >= retry.attempts {
-        return Next::GiveUp;
-    }
-    Next::Retry(now.plus(match outcome.retry_after {
-        Some(wait) => wait,
-        None => retry.wait_after(attempt, dice(row, attempt)),
-    }))
-}
-
-/// A number in 0–1 that differs between timers and attempts. Spreading needs no secrecy, and a number that
-/// follows from the timer keeps a replayed run the same.
-fn dice(row: &TimerRow, attempt: u32) -> f64 {
-    let hash = crate::model::id::digest16(&[b"dice", row.uid.0.as_bytes(), &attempt.to_be_bytes()]);
-    f64::from(u16::from_be_bytes([hash[0], hash[1]])) / f64::from(u16::MAX)
 }

@@ -3,6 +3,7 @@
 //! While the store is away the results wait here and the attempts behind them in the channel, so memory
 //! stays bounded by the node's concurrency; nothing new is claimed meanwhile, for a claim needs the store.
 
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -10,145 +11,136 @@ use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 
 use super::lanes::Lanes;
-use crate::clock::Monotonic;
-use crate::cold::{Applied, AttemptRecord, Change, ChangeEvent, ColdStore, Error, MAX_APPLY_BATCH};
+use crate::clock::{Monotonic, StoreClock};
+use crate::cold::{AttemptRecord, Change, ChangeEvent, Error, MAX_APPLY_BATCH};
 use crate::metrics::Metrics;
 use crate::model::id::{Epoch, Uid};
-use crate::model::timer::{Answer, AttemptResult, Next, Token};
-use crate::promotion::Promotion;
+use crate::model::timer::{AttemptResult, Next, Token};
+use crate::writer::Writer;
 
 /// How long a stop waits for a store that is away before it leaves results behind.
 const STOP_PATIENCE: u32 = 10;
 
 /// What became of a claim.
 #[derive(Debug)]
-pub(super) struct Report {
-    uid: Uid,
-    what: What,
-}
-
-#[derive(Debug)]
-enum What {
-    Attempted(Next, AttemptRecord),
-    Unsent(Token, Epoch),
+pub(super) enum Report {
+    /// An attempt was made: what follows if it was not taken, and its record.
+    Attempted(Uid, Next, AttemptRecord),
+    /// Claimed, or perhaps claimed, and surely not sent.
+    Unsent(Uid, Token, Epoch),
 }
 
 impl Report {
-    /// An attempt was made.
-    pub fn attempted(uid: Uid, next: Next, record: AttemptRecord) -> Self {
-        Self { uid, what: What::Attempted(next, record) }
+    const fn uid(&self) -> Uid {
+        match self {
+            Self::Attempted(uid, ..) | Self::Unsent(uid, ..) => *uid,
+        }
     }
 
-    /// Claimed, or perhaps claimed, and surely not sent.
-    pub fn unsent(uid: Uid, token: Token, epoch: Epoch) -> Self {
-        Self { uid, what: What::Unsent(token, epoch) }
+    /// The record of an attempt that was taken.
+    fn taken(&self) -> Option<(Uid, AttemptRecord)> {
+        match self {
+            Self::Attempted(uid, _, record) if record.result == AttemptResult::Ok => {
+                Some((*uid, record.clone()))
+            }
+            _ => None,
+        }
+    }
+
+    fn change(&self) -> Change {
+        match self {
+            Self::Attempted(uid, next, record) => {
+                Change { uid: *uid, event: ChangeEvent::Attempted(*next, record.clone()) }
+            }
+            Self::Unsent(uid, token, epoch) => {
+                Change { uid: *uid, event: ChangeEvent::Released(*token, *epoch) }
+            }
+        }
     }
 }
 
-/// Records until everything has been reported that ever will be, or the last dispatcher handle is gone.
-pub(super) async fn run(
-    store: ColdStore,
-    metrics: Metrics,
-    promotion: Promotion,
-    (lanes, work): (Arc<Mutex<Lanes>>, Arc<Notify>),
-    mut inbox: mpsc::Receiver<Report>,
-    all_reported: CancellationToken,
-) {
-    let mut batch = Vec::new();
-    loop {
-        tokio::select! {
-            biased;
-            came = inbox.recv_many(&mut batch, MAX_APPLY_BATCH) => if came == 0 {
-                return;
-            },
-            () = all_reported.cancelled() => return,
+/// Writes results down, batch by batch.
+pub(super) struct Recorder {
+    pub writer: Writer,
+    pub metrics: Metrics,
+    pub clock: StoreClock,
+    /// A timer whose result is recorded is no longer in hand.
+    pub lanes: Arc<Mutex<Lanes>>,
+    /// Told when that makes room.
+    pub work: Arc<Notify>,
+    pub inbox: mpsc::Receiver<Report>,
+    /// Nothing more will be reported.
+    pub all_reported: CancellationToken,
+}
+
+impl Recorder {
+    /// Records until everything has been reported that ever will be, or the last dispatcher handle is gone.
+    pub async fn run(mut self) {
+        let mut reports = Vec::new();
+        loop {
+            reports.clear();
+            tokio::select! {
+                biased;
+                came = self.inbox.recv_many(&mut reports, MAX_APPLY_BATCH) => if came == 0 {
+                    return;
+                },
+                () = self.all_reported.cancelled() => return,
+            }
+            self.record_all(&reports).await;
+            let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
+            for report in &reports {
+                if lanes.recorded(&report.uid(), Monotonic::now().as_ms()) {
+                    self.work.notify_one();
+                }
+            }
         }
-        let reports = std::mem::take(&mut batch);
+    }
+
+    /// Writes a batch down, again and again while the store is away. A batch in which something can never be
+    /// written is halved until that stands alone.
+    async fn record_all(&self, reports: &[Report]) {
         let mut failures = 0;
-        let mut parts = vec![&reports[..]];
-        while let Some(part) = parts.pop() {
-            let Err(why) = record(&store, &metrics, &promotion, part).await else { continue };
-            metrics.store_errors.inc();
+        let mut batches = vec![reports];
+        while let Some(batch) = batches.pop() {
+            let Err(why) = self.record(batch).await else { continue };
+            self.metrics.store_errors.inc();
             if !why.is_passing() || why.is_data() {
-                // Something cannot be written, however often it is tried: the others are.
-                match part {
+                match batch {
                     [_] => tracing::error!(%why, "a result cannot be recorded; its claim runs out"),
-                    _ => parts.extend(<[_; 2]>::from(part.split_at(part.len() / 2))),
+                    _ => batches.extend(<[_; 2]>::from(batch.split_at(batch.len() / 2))),
                 }
                 continue;
             }
             failures += 1;
             if failures == 1 {
-                tracing::warn!(%why, results = part.len(), "results not recorded yet; trying on");
+                tracing::warn!(%why, results = batch.len(), "results not recorded yet; trying on");
             }
-            parts.push(part);
-            if (inbox.is_closed() || all_reported.is_cancelled()) && failures > STOP_PATIENCE {
-                let results: usize = parts.iter().map(|part| part.len()).sum();
+            batches.push(batch);
+            let stopping = self.inbox.is_closed() || self.all_reported.is_cancelled();
+            if stopping && failures > STOP_PATIENCE {
+                let results: usize = batches.iter().map(|batch| batch.len()).sum();
                 tracing::error!(results, "stopping without recording results; their claims run out");
-                break;
+                return;
             }
-            store.clock().sleep(Duration::from_millis(u64::from(failures.min(10)) * 100)).await;
-        }
-        let mut lanes = lanes.lock().unwrap_or_else(PoisonError::into_inner);
-        for report in &reports {
-            if lanes.recorded(&report.uid, Monotonic::now().as_ms()) {
-                work.notify_one();
-            }
+            self.clock.sleep(Duration::from_millis(u64::from(failures.min(10)) * 100)).await;
         }
     }
-}
 
-/// Writes a batch down. Doing it twice changes nothing the second time: until it is recorded, nobody else on
-/// this node claims the timer, and on another node a claim has another epoch.
-async fn record(
-    store: &ColdStore,
-    metrics: &Metrics,
-    promotion: &Promotion,
-    reports: &[Report],
-) -> Result<(), Error> {
-    let taken: Vec<(Uid, AttemptRecord)> = reports
-        .iter()
-        .filter_map(|report| match &report.what {
-            What::Attempted(_, record) if record.result == AttemptResult::Ok => {
-                Some((report.uid, record.clone()))
-            }
-            _ => None,
-        })
-        .collect();
-    let mut ended = std::collections::HashSet::new();
-    if !taken.is_empty() {
-        ended.extend(store.finish_delivered(&taken).await?);
-        metrics.ended.with_label_values(&["delivered"]).inc_by(ended.len() as u64);
-    }
-    let changes: Vec<Change> = reports
-        .iter()
-        .filter(|report| !ended.contains(&report.uid) || matches!(report.what, What::Unsent(..)))
-        .map(|report| {
-            let event = match &report.what {
-                What::Attempted(next, record) => ChangeEvent::Attempted(*next, record.clone()),
-                What::Unsent(token, epoch) => ChangeEvent::Released(*token, *epoch),
-            };
-            Change { uid: report.uid, event }
-        })
-        .collect();
-    if changes.is_empty() {
-        return Ok(());
-    }
-    let mut failed = None;
-    for (applied, report) in store.apply(&changes).await.into_iter().zip(&changes) {
-        match applied {
-            Ok(Applied::Live(row, Answer::Done)) => {
-                if row.life.state.is_end() {
-                    metrics.ended.with_label_values(&[row.life.state.word()]).inc();
-                }
-                promotion.written([&*row]);
-                if matches!(report.event, ChangeEvent::Released(..)) {
-                    metrics.released.inc();
-                }
-            }
-            Ok(_) => {}
-            Err(why) => failed = Some(why),
+    /// Writes a batch down once. Doing it twice changes nothing the second time: until it is recorded, nobody else
+    /// on this node claims the timer, and on another node a claim has another epoch.
+    async fn record(&self, reports: &[Report]) -> Result<(), Error> {
+        let taken: Vec<(Uid, AttemptRecord)> = reports.iter().filter_map(Report::taken).collect();
+        let mut ended = HashSet::new();
+        if !taken.is_empty() {
+            ended.extend(self.writer.finish_delivered(&taken).await?);
         }
+        let is_open =
+            |report: &&Report| matches!(report, Report::Unsent(..)) || !ended.contains(&report.uid());
+        let changes: Vec<Change> = reports.iter().filter(is_open).map(Report::change).collect();
+        if changes.is_empty() {
+            return Ok(());
+        }
+        let applied: Result<Vec<_>, Error> = self.writer.apply(&changes).await.into_iter().collect();
+        applied.map(drop)
     }
-    failed.map_or(Ok(()), Err)
 }

@@ -30,6 +30,14 @@ pub struct Pointer {
     pub via: Via,
 }
 
+/// Which state of its timer a pointer was made from: the later one is greater.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Revision {
+    generation: Generation,
+    /// Claims of that generation so far.
+    attempt: i32,
+}
+
 /// How a due timer is noticed. Counted by path, kept with the timer, and told by `explain`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Via {
@@ -75,6 +83,11 @@ pub const PACKED: usize = 37;
 const MINUTE: u8 = 0x80;
 
 impl Pointer {
+    /// Which state of its timer it was made from.
+    pub const fn revision(&self) -> Revision {
+        Revision { generation: self.generation, attempt: self.attempt }
+    }
+
     /// Packs all but the shard, which the place it is kept at tells: uid 16, lane 8, wake 6 (ms, until the
     /// year 10889), generation 4, attempt 2, path and precision 1; big-endian.
     pub fn pack(&self) -> [u8; PACKED] {

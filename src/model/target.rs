@@ -1,4 +1,7 @@
 //! Where a firing goes: today an inline webhook.
+//!
+//! A new kind of target needs a variant of [`Kind`] and of [`Target`]; the compiler then names every place that
+//! has to know it (docs/architecture.md, "A new kind of target").
 
 use std::collections::BTreeMap;
 
@@ -28,12 +31,69 @@ const RESERVED: [&str; 10] = [
     "user-agent",
 ];
 
+/// The kinds of targets that this build knows. Timers of other kinds are never claimed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// [`Target::Webhook`].
+    Webhook,
+}
+
+impl Kind {
+    /// All kinds.
+    pub const ALL: [Self; 1] = [Self::Webhook];
+
+    /// The number that stands for this kind in SQL. Never given to another kind again.
+    pub const fn code(self) -> i16 {
+        match self {
+            Self::Webhook => 0,
+        }
+    }
+}
+
 /// Where a firing goes, as it is kept in the cold store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Target {
     /// An HTTP receiver.
     Webhook(Webhook),
+    /// A kind that this build does not know: a newer node registered it. It is shown and can be cancelled or
+    /// moved here, and only a node that knows the kind claims it.
+    #[serde(skip)]
+    Unknown {
+        /// Its number in SQL.
+        kind: i16,
+    },
+}
+
+impl Target {
+    /// The number of its kind in SQL.
+    pub const fn kind(&self) -> i16 {
+        match self {
+            Self::Webhook(_) => Kind::Webhook.code(),
+            Self::Unknown { kind } => *kind,
+        }
+    }
+
+    /// The lane in which this target is served: targets of one lane share limits and wait for each other.
+    pub fn lane(&self) -> i64 {
+        match self {
+            Self::Webhook(hook) => hook.lane(),
+            Self::Unknown { .. } => 0,
+        }
+    }
+
+    /// The JSON text that the cold store keeps.
+    pub fn stored(&self) -> String {
+        serde_json::to_string(self).unwrap_or_default()
+    }
+
+    /// Reads what [`Target::stored`] wrote, of the kind with this number.
+    pub fn read(kind: i16, stored: &str) -> Result<Self, serde_json::Error> {
+        match Kind::ALL.into_iter().any(|known| known.code() == kind) {
+            true => serde_json::from_str(stored),
+            false => Ok(Self::Unknown { kind }),
+        }
+    }
 }
 
 /// An HTTP receiver, checked.
@@ -202,6 +262,14 @@ mod tests {
             Webhook::new("http://a/", Some("not base64!".into()), BTreeMap::new()).unwrap_err().pointer,
             "/secret"
         );
+    }
+
+    #[test]
+    fn a_target_is_read_as_it_was_stored_and_an_unknown_kind_is_no_error() {
+        let target = Target::Webhook(hook("https://shop.example/hooks").unwrap());
+        assert_eq!(Target::read(target.kind(), &target.stored()).unwrap(), target);
+        assert_eq!(Target::read(9, "{\"carrier_pigeon\":{}}").unwrap(), Target::Unknown { kind: 9 });
+        assert!(Target::read(target.kind(), "{").is_err());
     }
 
     #[test]

@@ -20,7 +20,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::id::Generation;
+use super::id::{Generation, Version};
 use super::time::UnixMs;
 
 /// Where a timer stands.
@@ -169,7 +169,7 @@ pub struct Life {
     /// Claims of all generations so far.
     pub tries: i32,
     /// Rises with every change a caller makes.
-    pub version: i32,
+    pub version: Version,
     /// An attempt's outcome is unknown.
     pub uncertain: bool,
     /// A cancel came while an attempt was unresolved.
@@ -256,7 +256,7 @@ impl Life {
             generation: Generation(1),
             attempt: 0,
             tries: 0,
-            version: 1,
+            version: Version(1),
             uncertain: false,
             cancel_requested: false,
             acked_late: false,
@@ -315,14 +315,14 @@ impl Life {
             State::Delivering => {
                 if !self.cancel_requested {
                     self.cancel_requested = true;
-                    self.version += 1;
+                    self.version.0 += 1;
                 }
                 Answer::InFlight
             }
             State::Scheduled | State::Retrying | State::Paused | State::Cancelled => {
                 if self.state != State::Cancelled {
                     self.state = State::Cancelled;
-                    self.version += 1;
+                    self.version.0 += 1;
                 }
                 match (self.uncertain, self.tries) {
                     (true, _) => Answer::InFlight,
@@ -342,7 +342,7 @@ impl Life {
             _ if self.uncertain => Answer::InFlight,
             _ => {
                 make(self);
-                self.version += 1;
+                self.version.0 += 1;
                 Answer::Done
             }
         }

@@ -4,7 +4,7 @@ use base64::Engine;
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
 
-use crate::cold::TimerRow;
+use super::Delivery;
 use crate::model::target::secret_bytes;
 use crate::model::time::UnixMs;
 
@@ -14,19 +14,19 @@ pub fn source(namespace: &str) -> String {
 }
 
 /// The headers of one attempt, the receiver's own ones not included. `at` is the attempt's time.
-pub fn headers(row: &TimerRow, source: &str, delivery_id: &str, at: UnixMs) -> Vec<(&'static str, String)> {
+pub fn headers(delivery: &Delivery, source: &str, at: UnixMs) -> Vec<(&'static str, String)> {
     vec![
         ("content-type", "application/json".into()),
         ("ce-specversion", "1.0".into()),
         ("ce-type", "mainspring.timer.fired.v1".into()),
         ("ce-source", source.into()),
-        ("ce-id", delivery_id.into()),
-        ("ce-subject", row.id.clone()),
+        ("ce-id", delivery.id.clone()),
+        ("ce-subject", delivery.timer.clone()),
         ("ce-time", at.rfc3339()),
-        ("ce-dueat", row.life.due_at.rfc3339()),
-        ("ce-attempt", row.life.attempt.to_string()),
-        ("ce-generation", row.life.generation.0.to_string()),
-        ("webhook-id", delivery_id.into()),
+        ("ce-dueat", delivery.due_at.rfc3339()),
+        ("ce-attempt", delivery.attempt.to_string()),
+        ("ce-generation", delivery.generation.0.to_string()),
+        ("webhook-id", delivery.id.clone()),
         ("webhook-timestamp", at.get().div_euclid(1000).to_string()),
     ]
 }

@@ -8,10 +8,9 @@ use reqwest::header::{HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use reqwest::redirect::Policy;
 use reqwest::{Client, Response};
 
-use super::event;
 use super::guard::{Guard, RefusedAddress};
+use super::{Delivery, Outcome, event};
 use crate::clock::StoreClock;
-use crate::cold::TimerRow;
 use crate::config::Config;
 use crate::model::target::Webhook;
 use crate::model::time::UnixMs;
@@ -29,41 +28,8 @@ const REPLY_WAIT: Duration = Duration::from_millis(500);
 /// The longest wait that a receiver's `Retry-After` is granted.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(86_400);
 
-/// How an attempt came out.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Outcome {
-    /// The result.
-    pub result: AttemptResult,
-    /// The HTTP status, if there was one.
-    pub status: Option<u16>,
-    /// The beginning of the answer's body.
-    pub reply: Option<String>,
-    /// What went wrong, in words.
-    pub detail: Option<String>,
-    /// The receiver asked for this wait.
-    pub retry_after: Option<Duration>,
-    /// The receiver will never take it (410).
-    pub gone: bool,
-}
-
-impl Outcome {
-    fn failed(result: AttemptResult, detail: String) -> Self {
-        Self { result, status: None, reply: None, detail: Some(detail), retry_after: None, gone: false }
-    }
-}
-
-/// Stands in for every receiver, in the simulation.
-#[cfg(feature = "planted")]
-pub trait StandIn: Send + Sync {
-    /// The attempt that this row has under way is sent now.
-    fn send(&self, row: &TimerRow) -> futures::future::BoxFuture<'static, Outcome>;
-}
-
 /// Sends webhooks.
-#[derive(Clone)]
-pub struct Sender {
-    #[cfg(feature = "planted")]
-    stand_in: Option<Arc<dyn StandIn>>,
+pub struct Webhooks {
     client: Client,
     guard: Guard,
     clock: StoreClock,
@@ -71,8 +37,8 @@ pub struct Sender {
     source: Arc<str>,
 }
 
-impl Sender {
-    /// A sender under these settings.
+impl Webhooks {
+    /// A sink under these settings.
     pub fn new(config: &Arc<Config>, clock: StoreClock) -> Result<Self, reqwest::Error> {
         let guard = Guard::new(Arc::clone(config));
         let timeout = config.webhook.timeout.get();
@@ -90,35 +56,14 @@ impl Sender {
             .local_address(config.webhook.source_address)
             .build()?;
         let source = event::source(&config.namespace).into();
-        Ok(Self {
-            #[cfg(feature = "planted")]
-            stand_in: None,
-            client,
-            guard,
-            clock,
-            timeout,
-            source,
-        })
-    }
-
-    /// The same, and nothing goes out: everything is sent to this stand-in.
-    #[cfg(feature = "planted")]
-    #[must_use]
-    pub fn to(&self, stand_in: Arc<dyn StandIn>) -> Self {
-        Self { stand_in: Some(stand_in), ..self.clone() }
+        Ok(Self { client, guard, clock, timeout, source })
     }
 
     /// Makes one attempt.
-    pub async fn send(&self, row: &TimerRow, hook: &Webhook) -> Outcome {
-        #[cfg(feature = "planted")]
-        if let Some(stand_in) = &self.stand_in {
-            return stand_in.send(row).await;
-        }
+    pub async fn send(&self, delivery: &Delivery, hook: &Webhook) -> Outcome {
         if let Err(refused) = self.guard.check_url(&hook.url) {
-            return Outcome::failed(AttemptResult::Refused, refused.to_string());
+            return failed(AttemptResult::Refused, refused.to_string());
         }
-        let delivery_id = row.delivery_id();
-        let body = row.body();
         let at = self.clock.now();
         let mut headers = HeaderMap::new();
         let mut set = |name: &str, value: &str| {
@@ -128,13 +73,15 @@ impl Sender {
             }
         };
         hook.headers.iter().for_each(|(name, value)| set(name, value));
-        event::headers(row, &self.source, &delivery_id, at).iter().for_each(|(name, value)| set(name, value));
-        if let Some(signature) =
-            hook.secret.as_deref().and_then(|secret| event::signature(secret, &delivery_id, at, &body))
+        event::headers(delivery, &self.source, at).iter().for_each(|(name, value)| set(name, value));
+        if let Some(signature) = hook
+            .secret
+            .as_deref()
+            .and_then(|secret| event::signature(secret, &delivery.id, at, &delivery.data))
         {
             set("webhook-signature", &signature);
         }
-        match self.client.post(hook.url.clone()).headers(headers).body(body).send().await {
+        match self.client.post(hook.url.clone()).headers(headers).body(delivery.data.clone()).send().await {
             Ok(response) => self.judge(response).await,
             Err(why) => self.judge_error(&why),
         }
@@ -169,23 +116,24 @@ impl Sender {
 
     fn judge_error(&self, why: &reqwest::Error) -> Outcome {
         if let Some(refused) = refused_address(why) {
-            return Outcome::failed(AttemptResult::Refused, refused.to_string());
+            return failed(AttemptResult::Refused, refused.to_string());
         }
         let cause = root_cause(why);
         if why.is_connect() || why.is_builder() {
-            return Outcome::failed(AttemptResult::Refused, format!("no connection: {cause}"));
+            return failed(AttemptResult::Refused, format!("no connection: {cause}"));
         }
         if why.is_timeout() {
-            return Outcome::failed(
+            return failed(
                 AttemptResult::Timeout,
                 format!("no answer within {} s", self.timeout.as_secs_f64()),
             );
         }
-        Outcome::failed(
-            AttemptResult::Unknown,
-            format!("the connection broke before an answer came: {cause}"),
-        )
+        failed(AttemptResult::Unknown, format!("the connection broke before an answer came: {cause}"))
     }
+}
+
+fn failed(result: AttemptResult, detail: String) -> Outcome {
+    Outcome::without_answer(result, Some(detail))
 }
 
 /// The beginning of a reply, as text that every database takes. A slow or endless rest is left unread.

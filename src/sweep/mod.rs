@@ -20,14 +20,14 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Monotonic;
-use crate::cold::{Applied, Change, ChangeEvent, ColdStore, Due, Error, MAX_APPLY_BATCH, Probe};
+use crate::cold::{Change, ChangeEvent, ColdStore, Due, Error, MAX_APPLY_BATCH, Probe};
 use crate::dispatch::{Dispatcher, OVERDUE, Offer};
 use crate::metrics::Metrics;
 use crate::model::pointer::Pointer;
-use crate::model::timer::{Answer, State, Token};
+use crate::model::timer::{State, Token};
 use crate::ownership::Ownership;
 use crate::positions::Positions;
-use crate::promotion::Promotion;
+use crate::writer::Writer;
 use floors::{FULL_DEPTH, Floors};
 use stride::Stride;
 
@@ -49,13 +49,16 @@ const PROBE: usize = 2048;
 /// How long before a replay began, in milliseconds, claims may have been made due by the take-over.
 const BEFORE_REPLAY_MS: i64 = 2000;
 
+/// How long, in milliseconds, a timer of an unknown kind is not looked at again.
+const UNKNOWN_KIND_MS: i64 = 10_000;
+
 /// Finds what is due.
 pub struct Sweep {
     store: ColdStore,
     ownership: Arc<Ownership>,
     dispatcher: Arc<Dispatcher>,
     positions: Arc<Positions>,
-    promotion: Promotion,
+    writer: Writer,
     metrics: Metrics,
     depth: Mutex<Depth>,
 }
@@ -99,10 +102,10 @@ impl Sweep {
         ownership: Arc<Ownership>,
         dispatcher: Arc<Dispatcher>,
         positions: Arc<Positions>,
-        promotion: Promotion,
+        writer: Writer,
         metrics: Metrics,
     ) -> Self {
-        Self { store, ownership, dispatcher, positions, promotion, metrics, depth: Mutex::default() }
+        Self { store, ownership, dispatcher, positions, writer, metrics, depth: Mutex::default() }
     }
 
     /// Sweeps until stopped; tells when everything was looked at once.
@@ -245,11 +248,12 @@ impl Sweep {
     }
 
     async fn hand_on(&self, rows: Vec<Due>) -> Result<usize, Error> {
+        let (rows, unknown): (Vec<Due>, Vec<Due>) = rows.into_iter().partition(|due| due.is_known_kind);
+        let mut put_off: Vec<(Pointer, i64)> = self.leave_to_others(&unknown);
         let (fresh, ending): (Vec<Due>, Vec<Due>) =
             rows.into_iter().partition(|due| due.state != State::Delivering && !due.too_late);
         let ended = self.end(ending.iter().map(ending_change).collect()).await?;
         let mut held = 0;
-        let mut put_off: Vec<(Pointer, i64)> = Vec::new();
         let now = self.store.clock().now();
         let late = |pointer: &Pointer| now.since(pointer.wake_at) > OVERDUE;
         let fresh: Vec<Pointer> =
@@ -268,32 +272,26 @@ impl Sweep {
         Ok(usize::try_from(held).unwrap_or(0) + ended + put_off.len())
     }
 
+    /// Timers whose target's kind only newer nodes know: told, and not looked at again for a while, so that they
+    /// do not stand before others.
+    fn leave_to_others(&self, unknown: &[Due]) -> Vec<(Pointer, i64)> {
+        if !unknown.is_empty() {
+            tracing::warn!(
+                timers = unknown.len(),
+                "overdue timers have targets of a kind that this version does not know; \
+                 they wait until their shards are owned by a node of the version that registered them"
+            );
+        }
+        unknown.iter().map(|due| (due.pointer, UNKNOWN_KIND_MS)).collect()
+    }
+
     /// Ends these; tells how many of them were not in hand.
     async fn end(&self, mut changes: Vec<Change>) -> Result<usize, Error> {
         // The result may be known here and only not recorded yet.
         changes.retain(|change| !self.dispatcher.has_in_hand(&change.uid));
         for chunk in changes.chunks(MAX_APPLY_BATCH) {
-            let mut failed = None;
-            for (applied, change) in self.store.apply(chunk).await.into_iter().zip(chunk) {
-                let row = match applied {
-                    Ok(Applied::Live(row, Answer::Done)) => row,
-                    Ok(_) => continue,
-                    Err(why) => {
-                        failed = Some(why);
-                        continue;
-                    }
-                };
-                if matches!(change.event, ChangeEvent::ClaimExpired(_)) {
-                    self.metrics.claims_expired.inc();
-                }
-                self.promotion.written([&*row]);
-                if row.life.state.is_end() {
-                    self.metrics.ended.with_label_values(&[row.life.state.word()]).inc();
-                }
-            }
-            if let Some(why) = failed {
-                return Err(why);
-            }
+            let applied: Result<Vec<_>, Error> = self.writer.apply(chunk).await.into_iter().collect();
+            applied?;
         }
         Ok(changes.len())
     }

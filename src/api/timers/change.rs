@@ -16,7 +16,7 @@ use crate::api::problem::{FieldError, Problem};
 use crate::api::request;
 use crate::api::view::TimerView;
 use crate::cold::{Applied, Change, ChangeEvent, Edit, TimerRow};
-use crate::model::id::TimerId;
+use crate::model::id::{TimerId, Version};
 use crate::model::time::UnixMs;
 use crate::model::timer::{Answer, Event, State as TimerState};
 use crate::service::Service;
@@ -81,13 +81,13 @@ pub async fn patch(State(state): State<Arc<ApiState>>, Path(id): Path<String>, r
     }
     let data = raw.data.map(|data| (data.get() != "null").then(|| data.get().as_bytes().to_vec()));
     let edit = Edit { due_at, data, labels, if_version };
-    match change(&state, service, &timer_id, ChangeEvent::Edit(edit)).await? {
+    match change(service, &timer_id, ChangeEvent::Edit(edit)).await? {
         (row, Answer::Done) => Ok(shown(StatusCode::OK, &row, state.tiers(service))),
         (row, answer) => Err(conflict(&row, answer)),
     }
 }
 
-fn if_match(headers: &HeaderMap) -> Result<Option<i32>, Problem> {
+fn if_match(headers: &HeaderMap) -> Result<Option<Version>, Problem> {
     let Some(value) = headers.get(header::IF_MATCH) else {
         return Ok(None);
     };
@@ -96,7 +96,7 @@ fn if_match(headers: &HeaderMap) -> Result<Option<i32>, Problem> {
         return Ok(None);
     }
     // A tag of another form was never given out, so it cannot match.
-    Ok(Some(text.trim_matches('"').parse().unwrap_or(-1)))
+    Ok(Some(Version(text.trim_matches('"').parse().unwrap_or(-1))))
 }
 
 /// Take a timer back.
@@ -107,7 +107,7 @@ fn if_match(headers: &HeaderMap) -> Result<Option<i32>, Problem> {
         (status = 409, body = Problem, description = "in_flight: the cancel is recorded, no further attempt starts; already_fired")))]
 pub async fn cancel(State(state): State<Arc<ApiState>>, Path(id): Path<String>) -> Answered {
     let service = state.service()?;
-    let (row, answer) = change(&state, service, &parse_id(&id)?, ChangeEvent::Cancel).await?;
+    let (row, answer) = change(service, &parse_id(&id)?, ChangeEvent::Cancel).await?;
     match answer {
         Answer::Cancelled => Ok(Json(json!({ "outcome": "cancelled" })).into_response()),
         Answer::Stopped => Ok(Json(json!({ "outcome": "stopped" })).into_response()),
@@ -121,32 +121,22 @@ pub async fn cancel(State(state): State<Arc<ApiState>>, Path(id): Path<String>) 
         (status = 409, body = Problem, description = "in_flight, already_fired, already_cancelled")))]
 pub async fn fire(State(state): State<Arc<ApiState>>, Path(id): Path<String>) -> Answered {
     let service = state.service()?;
-    match change(&state, service, &parse_id(&id)?, ChangeEvent::Fire).await? {
+    match change(service, &parse_id(&id)?, ChangeEvent::Fire).await? {
         (row, Answer::Done) => Ok(shown(StatusCode::ACCEPTED, &row, state.tiers(service))),
         (row, answer) => Err(conflict(&row, answer)),
     }
 }
 
 /// Applies a caller's change to the live timer, or finds what to answer from how it ended.
-async fn change(
-    state: &ApiState,
-    service: &Service,
-    id: &TimerId,
-    event: ChangeEvent,
-) -> Result<(TimerRow, Answer), Problem> {
+async fn change(service: &Service, id: &TimerId, event: ChangeEvent) -> Result<(TimerRow, Answer), Problem> {
     let uid = id.uid(service.store.namespace());
     let (probe, now) = match &event {
         ChangeEvent::Cancel => (Event::Cancel, UnixMs::default()),
         _ => (Event::Relabel, UnixMs::default()),
     };
     for _ in 0..3 {
-        match service.changes.submit(Change { uid, event: event.clone() }).await?? {
-            Applied::Live(row, answer) => {
-                if row.life.state.is_end() {
-                    state.node.metrics.ended.with_label_values(&[row.life.state.word()]).inc();
-                }
-                return Ok((*row, answer));
-            }
+        match service.intake.change(Change { uid, event: event.clone() }).await?? {
+            Applied::Live(row, answer) => return Ok((*row, answer)),
             Applied::OtherVersion(version) => {
                 let detail = format!("the timer's version is \"{version}\"; read it again and decide anew");
                 return Err(Problem::new(StatusCode::PRECONDITION_FAILED, "version_changed", detail));

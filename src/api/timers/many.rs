@@ -111,10 +111,7 @@ pub(super) async fn register_group(service: &Service, group: Vec<Item>) -> Vec<I
             Item::Refused(answer) => Err(answer),
         })
         .collect();
-    let registered = match timers.as_slice() {
-        [] => Vec::new(),
-        timers => service.registrar.register(timers).await,
-    };
+    let registered = if timers.is_empty() { Vec::new() } else { service.intake.register_many(timers).await };
     let mut registered = registered.into_iter();
     looked_at
         .into_iter()

@@ -78,7 +78,7 @@ pub(super) fn id_taken(id: &TimerId) -> Problem {
 }
 
 async fn register(service: &Service, new: NewTimer) -> Result<Registered, Problem> {
-    Ok(service.registrations.submit(new).await??)
+    Ok(service.intake.register(new).await??)
 }
 
 /// Register under an id that the service makes.

@@ -40,7 +40,7 @@ fn a_lane_grows_with_answers_and_shrinks_with_silence() {
     for n in 0..500 {
         lanes.offer(pointer(n, 1, 0), 0);
     }
-    let key = LaneKey { lane: 1, kind: Kind::First };
+    let key = LaneKey { lane: 1, class: Class::First };
     for _ in lanes.take(1000) {
         assert!(lanes.enter(key).is_none());
         lanes.left(key, Left::Answered, 0);
@@ -59,7 +59,7 @@ fn no_more_pass_the_gate_than_may_be_sent_at_once() {
     for n in 0..6 {
         lanes.offer(pointer(n, 1, 0), 0);
     }
-    let key = LaneKey { lane: 1, kind: Kind::First };
+    let key = LaneKey { lane: 1, class: Class::First };
     assert_eq!(lanes.take(100).len(), 6);
     assert!(lanes.enter(key).is_none() && lanes.enter(key).is_none());
     lanes.gave_up(key);
@@ -156,7 +156,7 @@ fn a_newer_generation_replaces_a_waiting_pointer() {
 
 /// A receiver that answers so many attempts in each of so many seconds, with more waiting all the time.
 fn paced(lanes: &mut Lanes, lane: i64, per_second: usize, seconds: i64) {
-    let key = LaneKey { lane, kind: Kind::First };
+    let key = LaneKey { lane, class: Class::First };
     let mut n = 0;
     for second in 0..seconds {
         for _ in 0..2 * per_second {
@@ -213,7 +213,7 @@ fn a_pause_does_not_make_a_quick_receiver_a_slow_one() {
     let held = lanes.held();
     assert!((8500..9500).contains(&held), "half a minute's work: {held}");
     // Ten seconds without an answer, and what was sent is given up.
-    let key = LaneKey { lane: 1, kind: Kind::First };
+    let key = LaneKey { lane: 1, class: Class::First };
     for _ in lanes.take(10) {
         let _ = lanes.enter(key);
         lanes.left(key, Left::Silent, 130_000);
@@ -239,7 +239,7 @@ fn what_was_left_to_the_sweep_comes_before_what_falls_due_now() {
     };
     while lanes.offer(pointer(next(), 1, 0), 20_000) == Offer::Held {}
     assert_eq!(lanes.offer(pointer(next(), 1, 0), 20_000), Offer::Left, "the lane is full");
-    let key = LaneKey { lane: 1, kind: Kind::First };
+    let key = LaneKey { lane: 1, class: Class::First };
     let serve = |lanes: &mut Lanes, until: usize| {
         while lanes.held() > until {
             for taken in lanes.take((lanes.held() - until).min(64)) {
@@ -298,7 +298,7 @@ fn a_crowded_lane_is_named_until_it_has_eased() {
     }
     lanes.offer(pointer(0, 2, 0), 0);
     lanes.offer(pointer(u128::MAX, 2, 0), 0);
-    let key = LaneKey { lane: 1, kind: Kind::First };
+    let key = LaneKey { lane: 1, class: Class::First };
     assert_eq!(lanes.crowded().collect::<Vec<_>>(), [key]);
     assert_eq!(lanes.uncrowded(), 1);
     while lanes.held() >= CROWDED / 4 {
@@ -343,7 +343,7 @@ fn silent_receivers_leave_room_for_others() {
         for n in 0..100 {
             lanes.offer(pointer(lane * 1000 + n, lane as i64, 0), 0);
         }
-        let key = LaneKey { lane: lane as i64, kind: Kind::First };
+        let key = LaneKey { lane: lane as i64, class: Class::First };
         for _ in lanes.take(1000) {
             let _ = lanes.enter(key);
             lanes.left(key, Left::Silent, 60_000);

@@ -7,10 +7,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use mainspring::cold::{Applied, TimerRow};
-use mainspring::model::id::Uid;
+use mainspring::model::id::{TimerId, Uid};
 use mainspring::model::pointer::Via;
 use mainspring::model::timer::{Answer, State};
 use mainspring::positions::GRACE_MS;
+use mainspring::sink::Delivery;
 
 use super::world::World;
 
@@ -192,27 +193,31 @@ impl Book {
     }
 
     /// An attempt is sent now, after its node's last look at the lease.
-    pub fn sends(&mut self, process: usize, row: &TimerRow, how: Behaviour) {
+    pub fn sends(&mut self, process: usize, delivery: &Delivery, how: Behaviour) {
         let now = self.world.now();
         self.arrivals += 1;
-        let (generation, attempt) = (row.life.generation.0, row.life.attempt);
-        let via = row.via.map_or("?", Via::word);
-        self.world.tell(process, format!("sends {} {generation}.{attempt} via {via}: {how:?}", row.id));
-        let wrong = |what: String| self.world.wrong(format!("{} {generation}.{attempt}: {what}", row.id));
-        if now < row.life.due_at.get() {
-            wrong(format!("sent {} ms before it is due", row.life.due_at.get() - now));
+        let (generation, attempt) = (delivery.generation.0, delivery.attempt);
+        let via = delivery.claim.via.map_or("?", Via::word);
+        self.world
+            .tell(process, format!("sends {} {generation}.{attempt} via {via}: {how:?}", delivery.timer));
+        let wrong =
+            |what: String| self.world.wrong(format!("{} {generation}.{attempt}: {what}", delivery.timer));
+        if now < delivery.due_at.get() {
+            wrong(format!("sent {} ms before it is due", delivery.due_at.get() - now));
         }
         // What was claimed before a shard was given up in order is sent to its end.
-        let of_now = |(epoch, spared): &(i64, i64)| row.epoch.0 == *epoch || row.epoch.0 <= *spared;
-        if !self.epochs.get(&row.shard).is_none_or(of_now) {
+        let of_now = |(epoch, spared): &(i64, i64)| {
+            delivery.claim.epoch.0 == *epoch || delivery.claim.epoch.0 <= *spared
+        };
+        if !self.epochs.get(&delivery.claim.shard).is_none_or(of_now) {
             wrong(format!(
                 "sent under epoch {}, the shard's is {:?}",
-                row.epoch.0,
-                self.epochs.get(&row.shard)
+                delivery.claim.epoch.0,
+                self.epochs.get(&delivery.claim.shard)
             ));
         }
         // A registration whose answer is still on its way.
-        let Some(known) = self.timers.get_mut(&row.uid) else { return };
+        let Some(known) = self.timers.get_mut(&uid_of(delivery)) else { return };
         if generation < known.generation {
             wrong(format!("sent after generation {} was acknowledged", known.generation));
         }
@@ -231,7 +236,7 @@ impl Book {
             let unknown = matches!(before.how, Behaviour::Hangs | Behaviour::Lost);
             let explained =
                 before.known && (unknown || matches!(before.how, Behaviour::Fails | Behaviour::Refuses));
-            let taken_over = before.epoch != row.epoch.0;
+            let taken_over = before.epoch != delivery.claim.epoch.0;
             let explained = explained || taken_over || self.world.disturbed_at(before.process) >= before.at;
             if token || !explained {
                 wrong(format!("sent again, and nothing explains it: {before:?}"));
@@ -239,7 +244,7 @@ impl Book {
         }
         // Sooner it is no rescue: until a wheel that was taken over ticks, the sweep leaves it nothing.
         let late_ms = now.saturating_sub(known.due_at);
-        let rescued = row.via == Some(Via::Sweep) && late_ms >= GRACE_MS;
+        let rescued = delivery.claim.via == Some(Via::Sweep) && late_ms >= GRACE_MS;
         if rescued && attempt == 1 && self.calm.covers(known, now) {
             wrong(format!("left to the sweep, {late_ms} ms late, and nothing explains it"));
         }
@@ -248,15 +253,16 @@ impl Book {
             attempt,
             at: now,
             process,
-            epoch: row.epoch.0,
+            epoch: delivery.claim.epoch.0,
             how,
             known: false,
         });
     }
 
     /// The node learns how an attempt came out.
-    pub fn learns(&mut self, uid: Uid, generation: i32, attempt: i32) {
-        let sent = self.timers.get_mut(&uid).into_iter().flat_map(|known| &mut known.sent);
+    pub fn learns(&mut self, delivery: &Delivery) {
+        let (generation, attempt) = (delivery.generation.0, delivery.attempt);
+        let sent = self.timers.get_mut(&uid_of(delivery)).into_iter().flat_map(|known| &mut known.sent);
         sent.filter(|sent| (sent.generation, sent.attempt) == (generation, attempt))
             .for_each(|sent| sent.known = true);
     }
@@ -332,4 +338,9 @@ impl Calm {
         let due = known.due_at >= self.again || now <= self.until;
         written && due
     }
+}
+
+/// The timer that is delivered.
+fn uid_of(delivery: &Delivery) -> Uid {
+    TimerId::parse(&delivery.timer).expect("an id").uid("default")
 }

@@ -5,13 +5,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use mainspring::cold::{Applied, Change, ChangeEvent, Edit, NewTimer, Registered};
-use mainspring::metrics::Metrics;
 use mainspring::model::id::Uid;
 use mainspring::model::policy::{Policies, Retry};
 use mainspring::model::target::{Target, Webhook};
 use mainspring::model::time::{Span, UnixMs};
 use mainspring::model::timer::Answer;
-use mainspring::writer::Registrar;
 
 use super::book::Book;
 use super::node::{Node, Task};
@@ -170,28 +168,26 @@ pub struct Clients {
     pub world: Arc<World>,
     pub book: Arc<Mutex<Book>>,
     pub desk: Arc<Mutex<Desk>>,
-    pub metrics: Metrics,
 }
 
 impl Clients {
     /// Asks through this node.
     pub fn ask(&self, node: &Node, ask: Ask) -> Task {
         let this = self.clone();
-        let (store, promotion, process) = (node.store.clone(), node.promotion.clone(), node.process);
+        let (writer, process) = (node.writer.clone(), node.process);
         let now = self.world.now();
         self.world.tell(process, format!("{} {}", ask.name(), ask.uid().0.simple()));
         Task::new(ask.name(), &self.world.clone(), async move {
             let answered = match &ask {
                 Ask::Register(timer) => {
                     this.book.lock().expect("plain").registering(timer.uid);
-                    let registrar = Registrar::new(store, promotion, this.metrics.clone());
-                    let answer = registrar.register(std::slice::from_ref(timer)).await.remove(0);
+                    let answer = writer.register(std::slice::from_ref(timer)).await.remove(0);
                     this.registered(timer, answer.ok(), now)
                 }
                 Ask::Cancel(uid) => {
                     this.book.lock().expect("plain").cancelling(*uid);
                     let applied =
-                        store.apply(&[Change { uid: *uid, event: ChangeEvent::Cancel }]).await.remove(0);
+                        writer.apply(&[Change { uid: *uid, event: ChangeEvent::Cancel }]).await.remove(0);
                     if let Ok(applied) = &applied {
                         this.book.lock().expect("plain").cancelled(applied);
                     }
@@ -204,9 +200,8 @@ impl Clients {
                         }
                         _ => ChangeEvent::Fire,
                     };
-                    let applied = store.apply(&[Change { uid: *uid, event }]).await.remove(0);
+                    let applied = writer.apply(&[Change { uid: *uid, event }]).await.remove(0);
                     if let Ok(applied) = &applied {
-                        promotion.written(applied.changed_row());
                         if let Applied::Live(row, Answer::Done) = applied {
                             this.book.lock().expect("plain").moved(row, now);
                         }

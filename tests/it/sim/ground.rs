@@ -8,7 +8,6 @@ use mainspring::config::Config;
 use mainspring::metrics::Metrics;
 use mainspring::model::time::UnixMs;
 use mainspring::planted::Defect;
-use mainspring::sink::webhook::Sender;
 
 use super::run::{Run, SHARDS, WINDOW_MS};
 use super::world::Watch;
@@ -45,7 +44,6 @@ fn config(file: &str, long_lead: bool, planted: Option<Defect>) -> Config {
 pub struct Ground {
     empty: Vec<u8>,
     pub metrics: Metrics,
-    pub sender: Sender,
 }
 
 fn ground() -> &'static Ground {
@@ -57,13 +55,12 @@ fn ground() -> &'static Ground {
         let config = Arc::new(config(empty.to_str().expect("a plain path"), false, None));
         let clock = ManualClock::new(UnixMs::new(0));
         let store = ColdStore::open(&config, clock, true, false).expect("opens");
-        let sender = Sender::new(&config, store.clock().clone()).expect("a client");
         runtime().block_on(async {
             store.prepare().await.expect("prepares");
             store.close().await;
         });
         let empty = std::fs::read(empty).expect("reads");
-        Ground { empty, metrics: Metrics::new().expect("series"), sender }
+        Ground { empty, metrics: Metrics::new().expect("series") }
     })
 }
 

@@ -20,9 +20,10 @@ use mainspring::model::time::UnixMs;
 use mainspring::ownership::{Ownership, Round};
 use mainspring::positions::Positions;
 use mainspring::promotion::Promotion;
-use mainspring::sink::webhook::{Sender, StandIn};
+use mainspring::sink::Sink;
 use mainspring::sweep::Sweep;
 use mainspring::wheel::HotWheel;
+use mainspring::writer::Writer;
 use tokio_util::sync::CancellationToken;
 
 use super::gate::Door;
@@ -134,7 +135,6 @@ pub struct Common {
     pub store: ColdStore,
     pub server: Arc<Server>,
     pub metrics: Metrics,
-    pub sender: Sender,
 }
 
 /// A node that runs.
@@ -142,7 +142,7 @@ pub struct Node {
     pub name: String,
     pub process: usize,
     pub store: ColdStore,
-    pub promotion: Promotion,
+    pub writer: Writer,
     pub ownership: Arc<Ownership>,
     pub positions: Arc<Positions>,
     last_mile: Arc<LastMile>,
@@ -164,7 +164,7 @@ pub struct Node {
 }
 
 impl Node {
-    pub fn start(common: &Common, name: &str, process: usize, stand_in: Arc<dyn StandIn>) -> Self {
+    pub fn start(common: &Common, name: &str, process: usize, receivers: Arc<dyn Sink>) -> Self {
         let Common { world, config, server, metrics, .. } = common;
         let door = Arc::new(Door { world: Arc::clone(world), process });
         let gate: Arc<dyn Gate> = door.clone();
@@ -181,13 +181,14 @@ impl Node {
             Some(Arc::clone(&positions)),
             metrics.clone(),
         );
-        let (dispatcher, recorder) = Dispatcher::sending(
+        let writer = Writer::new(store.clone(), promotion, metrics.clone());
+        let (dispatcher, recorder) = Dispatcher::new(
             config,
             store.clone(),
+            writer.clone(),
             Arc::clone(&ownership),
             metrics.clone(),
-            promotion.clone(),
-            common.sender.to(stand_in),
+            receivers,
         );
         let lead = config.wheel.lead.get();
         let last_mile = LastMile::new(Arc::clone(&dispatcher), clock.clone(), lead, metrics.clone());
@@ -224,7 +225,7 @@ impl Node {
         Self {
             name: name.into(),
             process,
-            promotion: promotion.clone(),
+            writer: writer.clone(),
             ownership: Arc::clone(&ownership),
             positions: Arc::clone(&positions),
             last_mile: Arc::clone(&last_mile),
@@ -241,7 +242,7 @@ impl Node {
                 ownership,
                 dispatcher,
                 positions,
-                promotion,
+                writer,
                 metrics.clone(),
             )),
             store,
@@ -281,8 +282,8 @@ impl Node {
                 ownership.enter(&store).await
             };
             match round {
-                Ok(Round { usurped: true, .. }) => {
-                    world.wrong(format!("{} is usurped", ownership.me().name));
+                Ok(Round { superseded: true, .. }) => {
+                    world.wrong(format!("{} is superseded", ownership.me().name));
                     third
                 }
                 Ok(round) => {
@@ -299,7 +300,7 @@ impl Node {
                         rows.iter().for_each(|row| positions.learn(row.shard, row.watermark));
                     }
                     let rest = i64::try_from(ownership.rest().as_millis()).expect("short");
-                    if ownership.is_hungry() { rest.min(250) } else { rest }
+                    if ownership.is_short() { rest.min(250) } else { rest }
                 }
                 Err(_) => third.min(500),
             }

@@ -4,9 +4,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use mainspring::cold::TimerRow;
 use mainspring::model::timer::AttemptResult;
-use mainspring::sink::webhook::{Outcome, StandIn};
+use mainspring::sink::{Delivery, Outcome, Sink};
 
 use super::book::{Behaviour, Book};
 use super::world::World;
@@ -44,10 +43,10 @@ impl Receivers {
     }
 }
 
-impl StandIn for Receivers {
-    fn send(&self, row: &TimerRow) -> BoxFuture<'static, Outcome> {
+impl Sink for Receivers {
+    fn send<'a>(&'a self, delivery: &'a Delivery) -> BoxFuture<'a, Outcome> {
         let how = self.choose();
-        self.book.lock().expect("plain").sends(self.process, row, how);
+        self.book.lock().expect("plain").sends(self.process, delivery, how);
         let (result, ms) = match how {
             Behaviour::Ok => (AttemptResult::Ok, self.world.pick(1..500)),
             Behaviour::Fails => (AttemptResult::Failed, self.world.pick(1..500)),
@@ -56,12 +55,10 @@ impl StandIn for Receivers {
             Behaviour::Refuses => (AttemptResult::Refused, 1),
         };
         let answer = self.world.sleep(self.process, Duration::from_millis(ms as u64));
-        let (book, uid) = (Arc::clone(&self.book), row.uid);
-        let (generation, attempt) = (row.life.generation.0, row.life.attempt);
         Box::pin(async move {
             answer.await;
-            book.lock().expect("plain").learns(uid, generation, attempt);
-            Outcome { result, status: None, reply: None, detail: None, retry_after: None, gone: false }
+            self.book.lock().expect("plain").learns(delivery);
+            Outcome::without_answer(result, None)
         })
     }
 }

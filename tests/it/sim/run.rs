@@ -84,7 +84,6 @@ impl Run {
             world: Arc::clone(&world),
             book,
             desk: Arc::new(Mutex::new(Desk::default())),
-            metrics: ground.metrics.clone(),
         };
         let common = Common {
             world: Arc::clone(&world),
@@ -92,7 +91,6 @@ impl Run {
             store,
             server: Arc::new(Server::default()),
             metrics: ground.metrics.clone(),
-            sender: ground.sender.clone(),
         };
         world.set_odds(odds(None));
         let seats = 2 + usize::from(seed.is_multiple_of(3));

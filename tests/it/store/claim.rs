@@ -198,7 +198,7 @@ async fn postponed_rows_leave_the_head_and_keep_their_due_time(f: Fixture) {
 
 async fn what_is_for_a_crowded_lane_is_passed_over_and_ends_are_not(f: Fixture) {
     let owned = f.own_all().await;
-    let Target::Webhook(hook) = f.timer("t", 0).target;
+    let Target::Webhook(hook) = f.timer("t", 0).target else { panic!("a webhook") };
     let lane = hook.lane();
     let elsewhere = Webhook { url: "http://elsewhere/".parse().expect("a URL"), ..hook };
     let other = NewTimer { target: Target::Webhook(elsewhere), ..f.timer("other", 0) };
@@ -242,6 +242,39 @@ async fn an_unreadable_timer_is_left_alone(f: Fixture) {
     assert!(matches!(answers[..], [Applied::Unreadable, Applied::Live(_, Answer::InFlight)]), "{answers:?}");
 }
 
+/// A node of an older version, beside newer ones that register targets of a new kind.
+async fn a_timer_of_an_unknown_kind_is_never_claimed_and_can_be_cancelled(f: Fixture) {
+    let owned = f.own_all().await;
+    let (strange, cancelled) = (f.put("strange", 0).await, f.put("cancelled", 0).await);
+    let known = f.put("known", 0).await;
+    let pointers = f.due(&owned).await;
+    behind_its_back(
+        &f,
+        "UPDATE timers SET kind = 9, target = '{\"carrier_pigeon\":{}}' WHERE id IN ('strange', 'cancelled')",
+    )
+    .await;
+    assert_eq!(pointers.len(), 3);
+    let claimed = f.store.claim(&pointers, "a", 0).await.expect("claims");
+    assert_eq!(claimed.rows.iter().map(|row| row.uid).collect::<Vec<_>>(), [known]);
+    assert!(claimed.unreadable.is_empty());
+    let found = f.look(&owned, &Crowded::default()).await;
+    let mut unknown: Vec<_> = found.iter().filter(|due| !due.is_known_kind).collect();
+    unknown.sort_by_key(|due| due.pointer.uid != strange);
+    assert_eq!(unknown.iter().map(|due| due.pointer.uid).collect::<Vec<_>>(), [strange, cancelled]);
+    f.store.postpone(&[(unknown[0].pointer, 10_000)]).await.expect("puts off");
+    let row = f.find(strange).await;
+    assert_eq!((row.life.state, &row.target), (State::Scheduled, &Target::Unknown { kind: 9 }));
+    let (row, answer) = f.change(cancelled, ChangeEvent::Cancel).await;
+    assert_eq!((row.life.state, answer), (State::Cancelled, Answer::Cancelled));
+    assert_eq!(f.find(cancelled).await.target, Target::Unknown { kind: 9 });
+    let strange_is_due = async || f.due(&owned).await.iter().any(|(pointer, _)| pointer.uid == strange);
+    assert!(!strange_is_due().await, "it is not looked at again for a while");
+    f.clock.advance(Duration::from_secs(60));
+    assert!(strange_is_due().await);
+    behind_its_back(&f, "UPDATE timers SET state = 1 WHERE id = 'strange'").await;
+    assert!(!strange_is_due().await, "another node's claim of it is its own");
+}
+
 on_both_stores!(
     a_timer_is_claimed_at_its_due_time_and_never_before,
     a_claim_of_an_older_generation_gets_nothing,
@@ -254,4 +287,5 @@ on_both_stores!(
     postponed_rows_leave_the_head_and_keep_their_due_time,
     what_is_for_a_crowded_lane_is_passed_over_and_ends_are_not,
     an_unreadable_timer_is_left_alone,
+    a_timer_of_an_unknown_kind_is_never_claimed_and_can_be_cancelled,
 );

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use mainspring::clock::{Clock, ManualClock};
 use mainspring::cold::{
-    Applied, AttemptRecord, Change, ChangeEvent, ColdStore, Crowded, Identity, NewTimer, Probe, Registered,
-    TimerRow,
+    Applied, AttemptRecord, Change, ChangeEvent, ColdStore, Crowded, Due, Identity, NewTimer, Probe,
+    Registered, TimerRow,
 };
 use mainspring::config::Config;
 use mainspring::model::id::{Epoch, Uid};
@@ -90,11 +90,16 @@ impl Fixture {
 
     /// The same, without what is for crowded lanes.
     pub async fn due_but(&self, owned: &[(i32, Epoch)], crowded: &Crowded) -> Vec<(Pointer, Epoch)> {
+        let epoch = |shard: i32| owned.iter().find(|(one, _)| *one == shard).expect("owned").1;
+        let found = self.look(owned, crowded).await;
+        found.into_iter().map(|due| (due.pointer, epoch(due.pointer.shard))).collect()
+    }
+
+    /// What a look at these shards finds.
+    pub async fn look(&self, owned: &[(i32, Epoch)], crowded: &Crowded) -> Vec<Due> {
         let probe = |shard| Probe { shard, floor: i64::MIN, grace_ms: 0 };
         let probes: Vec<_> = owned.iter().map(|(shard, _)| probe(*shard)).collect();
-        let found = self.store.due(&probes, crowded, 10_000, 10_000).await.expect("looks");
-        let epoch = |shard: i32| owned.iter().find(|(one, _)| *one == shard).expect("owned").1;
-        found.rows.iter().map(|due| (due.pointer, epoch(due.pointer.shard))).collect()
+        self.store.due(&probes, crowded, 10_000, 10_000).await.expect("looks").rows
     }
 
     pub async fn claim(&self, pointers: &[(Pointer, Epoch)]) -> Vec<TimerRow> {

@@ -107,7 +107,7 @@ async fn nodes_are_counted_and_ranked_by_their_names(f: Fixture) {
     f.store.enter(&b).await.expect("enters");
     for (me, rank) in [(&f.me, 0), (&b, 1), (&c, 2)] {
         let beat = f.store.beat(me, 3000).await.expect("beats");
-        assert_eq!((beat.alive.len(), beat.rank(&me.name), beat.usurped), (3, rank, false));
+        assert_eq!((beat.alive.len(), beat.rank(&me.name), beat.superseded), (3, rank, false));
     }
     f.store.leave(&b).await.expect("leaves");
     let beat = f.store.beat(&c, 3000).await.expect("beats");

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use mainspring::cold::{Applied, Change, ChangeEvent, Edit, NewTimer, Registered};
-use mainspring::model::id::{Generation, Uid};
+use mainspring::model::id::{Generation, Uid, Version};
 use mainspring::model::timer::{Answer, AttemptResult, State};
 
 use super::fixture::{Fixture, held_open, on_both_stores, record, somebody_waits};
@@ -87,14 +87,18 @@ async fn an_edit_changes_only_what_it_names(f: Fixture) {
     let uid = f.put("t", 60_000).await;
     let labels = Edit { labels: Some(Some(r#"{"a":"b"}"#.into())), ..Edit::default() };
     let (row, _) = f.change(uid, ChangeEvent::Edit(labels.clone())).await;
-    assert_eq!((row.life.generation, row.life.version), (Generation(1), 2), "labels make no new generation");
+    assert_eq!(
+        (row.life.generation, row.life.version),
+        (Generation(1), Version(2)),
+        "labels make no new generation"
+    );
     let (row, answer) = f.change(uid, ChangeEvent::Edit(labels)).await;
-    assert_eq!((answer, row.life.version), (Answer::Done, 2), "nothing changed");
-    let data = Edit { data: Some(Some(b"[1]".to_vec())), if_version: Some(2), ..Edit::default() };
+    assert_eq!((answer, row.life.version), (Answer::Done, Version(2)), "nothing changed");
+    let data = Edit { data: Some(Some(b"[1]".to_vec())), if_version: Some(Version(2)), ..Edit::default() };
     let (row, _) = f.change(uid, ChangeEvent::Edit(data.clone())).await;
-    assert_eq!((row.life.generation, row.life.version), (Generation(2), 3));
+    assert_eq!((row.life.generation, row.life.version), (Generation(2), Version(3)));
     let again = f.apply(&[Change { uid, event: ChangeEvent::Edit(data) }]).await;
-    assert!(matches!(again[..], [Applied::OtherVersion(3)]), "{again:?}");
+    assert!(matches!(again[..], [Applied::OtherVersion(Version(3))]), "{again:?}");
     let row = f.find(uid).await;
     assert_eq!((row.data.as_deref(), row.labels.as_deref()), (Some(&b"[1]"[..]), Some(r#"{"a":"b"}"#)));
 }

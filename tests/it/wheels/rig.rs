@@ -22,10 +22,12 @@ use mainspring::model::time::UnixMs;
 use mainspring::ownership::Ownership;
 use mainspring::positions::Positions;
 use mainspring::promotion::Promotion;
+use mainspring::sink::Sinks;
 use mainspring::sweep::Sweep;
 use mainspring::wheel::{
     Append, Appended, Away, Error, HotWheel, Level, MemoryWheel, Slot, Snapshot, Standing, Take, Taken,
 };
+use mainspring::writer::Writer;
 use tokio::sync::{Notify, mpsc};
 
 use super::space::{Dumps, START_MS, Space};
@@ -382,7 +384,7 @@ impl Rig {
             Arc::clone(ownership),
             Arc::clone(&self.dispatcher),
             Arc::clone(positions),
-            promotion,
+            Writer::new(self.store.clone(), promotion, self.metrics.clone()),
             self.metrics.clone(),
         );
         (sweep, inbox)
@@ -404,8 +406,9 @@ fn dispatcher(config: &Arc<Config>, store: &ColdStore, metrics: &Metrics) -> Arc
     let ownership = Arc::new(Ownership::new(me, config.lease.get(), config.shards, false));
     let (promotion, _) =
         Promotion::new(store.clock().clone(), config.wheel.window.get(), None, metrics.clone());
-    let made = Dispatcher::new(config, store.clone(), ownership, metrics.clone(), promotion);
-    made.expect("a client").0
+    let writer = Writer::new(store.clone(), promotion, metrics.clone());
+    let sinks = Sinks::new(config, store.clock().clone()).expect("a client");
+    Dispatcher::new(config, store.clone(), writer, ownership, metrics.clone(), Arc::new(sinks)).0
 }
 
 /// A node whose loops are cranked.

@@ -1,41 +1,13 @@
 //! Group commit: whoever waits goes into the next transaction together, without a timed window.
 //!
-//! A worker takes what is queued, runs it as one batch and answers each after the commit. While it is busy
-//! the next batch gathers. A caller who goes away does not take his request back: it may be committed.
-//!
-//! Registrations come in one at a time, as batches and as streams. All of them pass the [`Registrar`].
+//! A worker takes what is queued, runs it as one batch and answers each after the commit. While it is busy the next
+//! batch gathers. A caller who goes away does not take his request back: it may be committed.
 
 use std::sync::Arc;
 
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use tokio::sync::{Mutex, mpsc, oneshot};
-
-use crate::cold::{ColdStore, Error, NewTimer, Registered};
-use crate::metrics::Metrics;
-use crate::promotion::Promotion;
-
-/// The one way of registrations into the store. What has to follow a commit follows it here.
-#[derive(Clone)]
-pub struct Registrar {
-    store: ColdStore,
-    promotion: Promotion,
-    metrics: Metrics,
-}
-
-impl Registrar {
-    /// Registers in this store, promotes what is due soon, and counts in these series.
-    pub fn new(store: ColdStore, promotion: Promotion, metrics: Metrics) -> Self {
-        Self { store, promotion, metrics }
-    }
-
-    /// Registers up to `MAX_REGISTER_BATCH` timers in one transaction; answers in the order given.
-    pub async fn register(&self, timers: &[NewTimer]) -> Vec<Result<Registered, Error>> {
-        let answers = self.store.register(timers).await;
-        self.promotion.written(answers.iter().filter_map(Registered::new_row));
-        let new = answers.iter().filter_map(Registered::new_row).count();
-        self.metrics.registered.inc_by(new as u64);
-        answers
-    }
-}
 
 /// A queue of requests that are answered in batches.
 pub struct Batcher<Q, A> {
@@ -68,14 +40,14 @@ impl<Q: Send + 'static, A: Send + 'static> Batcher<Q, A> {
         most: usize,
         capacity: usize,
         run: F,
-    ) -> (Self, Vec<impl Future<Output = ()> + Send + 'static>)
+    ) -> (Self, Vec<BoxFuture<'static, ()>>)
     where
         F: Fn(Vec<Q>) -> R + Clone + Send + 'static,
         R: Future<Output = Vec<A>> + Send + 'static,
     {
         let (queue, waiting) = mpsc::channel::<(Q, oneshot::Sender<A>)>(capacity);
         let waiting = Arc::new(Mutex::new(waiting));
-        let workers = (0..workers).map(|_| work(Arc::clone(&waiting), most, run.clone())).collect();
+        let workers = (0..workers).map(|_| work(Arc::clone(&waiting), most, run.clone()).boxed()).collect();
         (Self { queue }, workers)
     }
 

@@ -1,0 +1,208 @@
+//! The loop that keeps this node's share of the shards: three rounds a lease, one when another node counts as
+//! dead, and one at once whenever another tells that shards came free or that it came ([`ColdStore::hear`]).
+//!
+//! It decides nothing ([`crate::ownership`] does); it says when. Invariant: the last thing it does is to hand
+//! over what the node has.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+use super::phases::DRAIN;
+use crate::clock::Monotonic;
+use crate::cold::{ColdStore, Error};
+use crate::ownership::{Ownership, Round};
+use crate::positions::Positions;
+use crate::service::Node;
+use crate::wheel::HotWheel;
+
+/// What is heard within so long after a round waits for the next: a hand-over among many nodes tells much.
+const GATHER: Duration = Duration::from_millis(50);
+
+/// When a node that has less than its share looks again, at first and at last, twice as long each time: a take
+/// passes over shards in which a claim of the last owner is being committed.
+const SHORT_OF_SHARDS: [Duration; 2] = [Duration::from_millis(25), Duration::from_millis(250)];
+
+/// The longest that a start waits for its connections.
+const WARM_UP: Duration = Duration::from_secs(1);
+
+/// How often it tries while the store does not answer.
+const RETRY: Duration = Duration::from_millis(500);
+
+/// Keeps this node's share of the shards.
+pub(super) struct Shares {
+    node: Arc<Node>,
+    store: ColdStore,
+    ownership: Arc<Ownership>,
+    positions: Arc<Positions>,
+    hot: Arc<dyn HotWheel>,
+    /// The last renewal failed.
+    failing: bool,
+    /// How long to wait while there is less than the share.
+    short_wait: Duration,
+    /// The operator was told that wheels in process do not suit several nodes.
+    warned: bool,
+}
+
+impl Shares {
+    /// Keeps the shares of this node, which own nothing yet.
+    pub fn new(
+        node: Arc<Node>,
+        store: ColdStore,
+        ownership: Arc<Ownership>,
+        positions: Arc<Positions>,
+        hot: Arc<dyn HotWheel>,
+    ) -> Self {
+        Self {
+            node,
+            store,
+            ownership,
+            positions,
+            hot,
+            failing: false,
+            short_wait: SHORT_OF_SHARDS[0],
+            warned: false,
+        }
+    }
+
+    /// Renews leases, takes over and hands over, until told to leave; then leaves. Fails when another process has
+    /// taken this node's name.
+    pub async fn run(mut self, leave: CancellationToken) -> anyhow::Result<()> {
+        let heard = Arc::new(Notify::new());
+        let (store, ownership) = (self.store.clone(), Arc::clone(&self.ownership));
+        let hearing = async {
+            store.hear(ownership.me(), &heard).await;
+            // Over only with the store's pools; without news there are still rounds.
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            ended = self.rounds(&heard, &leave) => ended?,
+            () = hearing => {}
+        }
+        self.leave().await;
+        Ok(())
+    }
+
+    async fn rounds(&mut self, heard: &Notify, leave: &CancellationToken) -> anyhow::Result<()> {
+        // Whoever takes part is handed its share at once. What fails here is tried again when it is needed.
+        let warming = async { (self.store.warm_up().await.is_ok(), self.hot.servers(&[0]).await.is_ok()) };
+        let _ = tokio::time::timeout(WARM_UP, warming).await;
+        while !leave.is_cancelled() {
+            match self.round().await {
+                Ok(round) if round.superseded => anyhow::bail!(
+                    "another process has started under the node name `{}`; give each its own `node.name`",
+                    self.ownership.me().name
+                ),
+                Ok(round) => self.renewed(&round).await,
+                Err(why) => self.failed(&why),
+            }
+            let ended = Monotonic::now();
+            let pause = self.pause();
+            tokio::select! {
+                () = leave.cancelled() => return Ok(()),
+                () = tokio::time::sleep(pause) => continue,
+                () = heard.notified() => {}
+            }
+            tokio::select! {
+                () = leave.cancelled() => {}
+                () = tokio::time::sleep(GATHER.saturating_sub(ended.elapsed())) => {}
+            }
+        }
+        Ok(())
+    }
+
+    async fn round(&self) -> Result<Round, Error> {
+        if self.ownership.has_entered() {
+            self.ownership.run_once(&self.store, |shard| self.positions.cursor(shard)).await
+        } else {
+            self.ownership.enter(&self.store).await
+        }
+    }
+
+    /// A round went well.
+    async fn renewed(&mut self, round: &Round) {
+        if std::mem::take(&mut self.failing) {
+            tracing::info!("the cold store answers again");
+        }
+        self.show(round);
+        if self.ownership.has_company() {
+            // For `tier`: a failure shows in the next renewal.
+            let rows = self.store.shard_rows(&[]).await.unwrap_or_default();
+            rows.iter().for_each(|row| self.positions.learn(row.shard, row.watermark));
+            if !self.hot.is_shared() && !std::mem::replace(&mut self.warned, true) {
+                tracing::warn!(
+                    "several nodes share the store, but each has its own wheels (`hot.url` is memory://): \
+                     what is registered on one and fires on another is up to two seconds late; use redis://"
+                );
+            }
+        }
+    }
+
+    /// A round failed: the store is away, or cannot be written.
+    fn failed(&mut self, why: &Error) {
+        let metrics = &self.node.metrics;
+        metrics.store_errors.inc();
+        metrics.store_up.set(0);
+        metrics.shards_owned.set(self.ownership.claimable().len() as i64);
+        self.node.set_can_write(false);
+        if !std::mem::replace(&mut self.failing, true) {
+            tracing::warn!(%why, "leases cannot be renewed");
+        }
+    }
+
+    /// How long to wait for the next round if nothing is heard.
+    fn pause(&mut self) -> Duration {
+        let pause = if self.failing {
+            RETRY
+        } else if self.ownership.is_short() {
+            let pause = self.short_wait;
+            self.short_wait = (pause * 2).min(SHORT_OF_SHARDS[1]);
+            pause
+        } else {
+            self.short_wait = SHORT_OF_SHARDS[0];
+            self.ownership.rest()
+        };
+        pause.min(self.node.config.lease.get() / 3)
+    }
+
+    async fn leave(&self) {
+        let leaving = async {
+            while let Err(why) = self.ownership.leave(&self.store).await {
+                tracing::debug!(%why, "shards not given up yet");
+                tokio::time::sleep(RETRY).await;
+            }
+        };
+        if tokio::time::timeout(DRAIN, leaving).await.is_err() {
+            tracing::warn!("shards not given up; their leases run out");
+        }
+        self.node.metrics.shards_owned.set(self.ownership.count() as i64);
+    }
+
+    fn show(&self, round: &Round) {
+        let metrics = &self.node.metrics;
+        metrics.store_up.set(1);
+        self.node.set_can_write(true);
+        metrics.shards_owned.set(self.ownership.count() as i64);
+        metrics.shards_taken.inc_by(round.taken.len() as u64);
+        let skew = self.store.clock().skew_ms();
+        metrics.clock_skew_ms.set(skew);
+        if skew.abs() > 500 {
+            tracing::warn!(
+                skew_ms = skew,
+                "this node's clock is not the store's; the store's decides what is due"
+            );
+        }
+        if *round != Round::default() {
+            tracing::info!(
+                taken = round.taken.len(),
+                lost = round.lost.len(),
+                given_up = round.given_up.len(),
+                recalled = round.recalled,
+                owned = self.ownership.count(),
+                "shards"
+            );
+        }
+    }
+}

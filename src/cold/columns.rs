@@ -1,0 +1,180 @@
+//! The columns of a timer, named once: the select list, the positions in it, the values to write, and the move
+//! to history all come from [`TimerColumn`].
+//!
+//! `timers` has these columns and `history` begins with them, so that a row moves as it stands. A new column
+//! needs a migration, a line in the table below, and what the compiler then asks for.
+
+use super::row::TimerRow;
+use super::sql::Column;
+use crate::model::policy::Policies;
+use crate::model::target::Kind;
+use crate::model::time::UnixMs;
+
+macro_rules! columns {
+    ($first:ident = $first_name:literal, $($column:ident = $name:literal),* $(,)?) => {
+        /// A column of `timers`; its number is its position in [`ALL`].
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub(in crate::cold) enum TimerColumn {
+            $first,
+            $($column),*
+        }
+
+        impl TimerColumn {
+            /// Every column, in order.
+            pub const EACH: &[Self] = &[Self::$first, $(Self::$column),*];
+
+            /// Its name in SQL.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    Self::$first => $first_name,
+                    $(Self::$column => $name),*
+                }
+            }
+
+            /// The name of its values in a batch.
+            pub const fn batch_name(self) -> &'static str {
+                match self {
+                    Self::$first => concat!("b_", $first_name),
+                    $(Self::$column => concat!("b_", $name)),*
+                }
+            }
+        }
+
+        /// The names of every column, as a select list.
+        pub(in crate::cold) const ALL: &str = concat!($first_name, $(", ", $name),*);
+    };
+}
+
+columns! {
+    Uid = "uid",
+    Id = "id",
+    CallerId = "caller_id",
+    Owner = "owner",
+    Shard = "shard",
+    State = "state",
+    DueAt = "due_at",
+    WakeAt = "wake_at",
+    ExpireAt = "expire_at",
+    Generation = "generation",
+    Attempt = "attempt",
+    Tries = "tries",
+    Version = "version",
+    Epoch = "epoch",
+    Lane = "lane",
+    Minute = "minute",
+    Uncertain = "uncertain",
+    CancelRequested = "cancel_requested",
+    AckedLate = "acked_late",
+    Target = "target",
+    Data = "data",
+    Labels = "labels",
+    Policies = "policies",
+    RequestHash = "request_hash",
+    CreatedAt = "created_at",
+    ClaimedAt = "claimed_at",
+    Node = "node",
+    Via = "via",
+    Kind = "kind",
+}
+
+/// The position of what is selected after [`ALL`]: the first such expression has this one.
+pub(super) const AFTER: usize = TimerColumn::EACH.len();
+
+/// What moves while a timer lives.
+pub(super) const LIFE: &[TimerColumn] = &[
+    TimerColumn::State,
+    TimerColumn::DueAt,
+    TimerColumn::WakeAt,
+    TimerColumn::ExpireAt,
+    TimerColumn::Generation,
+    TimerColumn::Attempt,
+    TimerColumn::Tries,
+    TimerColumn::Version,
+    TimerColumn::Uncertain,
+    TimerColumn::CancelRequested,
+    TimerColumn::AckedLate,
+];
+
+/// What a caller's change rewrites beside [`LIFE`].
+pub(super) const EDITED: &[TimerColumn] = &[TimerColumn::Data, TimerColumn::Labels];
+
+/// A select list of some columns.
+pub(super) fn list(columns: &[TimerColumn]) -> String {
+    columns.iter().map(|column| column.name()).collect::<Vec<_>>().join(", ")
+}
+
+/// The position of a column in a select list; asked in a `const` block, so that a wrong one does not compile.
+pub(super) const fn position(list: &[TimerColumn], column: TimerColumn) -> usize {
+    let mut at = 0;
+    while list[at] as usize != column as usize {
+        at += 1;
+    }
+    at
+}
+
+/// The condition that a row's target is of a kind that this build knows.
+pub(super) fn is_known_kind() -> String {
+    let codes: Vec<String> = Kind::ALL.iter().map(|kind| kind.code().to_string()).collect();
+    format!("{} IN ({})", TimerColumn::Kind.name(), codes.join(", "))
+}
+
+/// `SET` clauses that write some columns from their batch.
+pub(super) fn assignments(columns: &[TimerColumn]) -> String {
+    let set = |column: &TimerColumn| format!("{} = {}", column.name(), column.batch_name());
+    columns.iter().map(set).collect::<Vec<_>>().join(", ")
+}
+
+/// The batch that writes some columns of these rows.
+pub(super) fn batch(columns: &[TimerColumn], rows: &[&TimerRow]) -> Vec<(&'static str, Column)> {
+    columns.iter().map(|column| (column.batch_name(), column.values(rows))).collect()
+}
+
+impl TimerColumn {
+    /// The values of this column in rows, in their order, as they are written.
+    fn values(self, rows: &[&TimerRow]) -> Column {
+        let int = |of: fn(&TimerRow) -> i64| Column::Int(rows.iter().map(|row| of(row)).collect());
+        let maybe =
+            |of: fn(&TimerRow) -> Option<i64>| Column::IntOrNull(rows.iter().map(|row| of(row)).collect());
+        let flag = |of: fn(&TimerRow) -> bool| Column::Bool(rows.iter().map(|row| of(row)).collect());
+        let text = |of: fn(&TimerRow) -> String| Column::Text(rows.iter().map(|row| of(row)).collect());
+        let text_or_null = |of: fn(&TimerRow) -> Option<String>| {
+            Column::TextOrNull(rows.iter().map(|row| of(row)).collect())
+        };
+        match self {
+            Self::Uid => Column::Uuid(rows.iter().map(|row| row.uid.0).collect()),
+            Self::Id => text(TimerRow::stored_id),
+            Self::CallerId => flag(|row| row.caller_id),
+            Self::Owner => text_or_null(|row| row.owner.clone()),
+            Self::Shard => int(|row| row.shard.into()),
+            Self::State => int(|row| row.life.state.code().into()),
+            Self::DueAt => int(|row| row.life.due_at.get()),
+            Self::WakeAt => int(|row| row.life.wake_at.get()),
+            Self::ExpireAt => maybe(|row| row.expire_at.map(UnixMs::get)),
+            Self::Generation => int(|row| row.life.generation.0.into()),
+            Self::Attempt => int(|row| row.life.attempt.into()),
+            Self::Tries => int(|row| row.life.tries.into()),
+            Self::Version => int(|row| row.life.version.0.into()),
+            Self::Epoch => int(|row| row.epoch.0),
+            Self::Lane => int(|row| row.lane),
+            Self::Minute => flag(|row| row.minute),
+            Self::Uncertain => flag(|row| row.life.uncertain),
+            Self::CancelRequested => flag(|row| row.life.cancel_requested),
+            Self::AckedLate => flag(|row| row.life.acked_late),
+            Self::Target => text(|row| row.target.stored()),
+            Self::Data => Column::BytesOrNull(rows.iter().map(|row| row.data.clone()).collect()),
+            Self::Labels => text_or_null(|row| row.labels.clone()),
+            Self::Policies => text_or_null(|row| stored_policies(&row.policies)),
+            Self::RequestHash => Column::Bytes(rows.iter().map(|row| row.request_hash.to_vec()).collect()),
+            Self::CreatedAt => int(|row| row.created_at.get()),
+            Self::ClaimedAt => maybe(|row| row.claimed_at.map(UnixMs::get)),
+            Self::Node => text_or_null(|row| row.node.clone()),
+            Self::Via => maybe(|row| row.via.map(|via| via.code().into())),
+            Self::Kind => int(|row| row.target.kind().into()),
+        }
+    }
+}
+
+/// The default is stored as nothing.
+fn stored_policies(policies: &Policies) -> Option<String> {
+    (*policies != Policies::default()).then(|| serde_json::to_string(policies).ok()).flatten()
+}
