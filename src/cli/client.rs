@@ -8,7 +8,7 @@ use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use reqwest::{Method, StatusCode, Url};
 use serde::{Deserialize, Serialize};
 
-use super::exit::{Exit, usage};
+use super::exit::usage;
 use super::{input, out};
 
 /// Where a server listens unless told otherwise.
@@ -104,23 +104,14 @@ impl std::fmt::Display for Problem {
     }
 }
 
-impl Error {
-    /// The exit code of the verb that made the call.
-    pub fn exit(&self) -> Exit {
-        match self {
-            Self::Unreachable { .. } | Self::NoAnswer { .. } => Exit::Unavailable,
-            Self::Refused(problem) => match problem.status.as_u16() {
-                404 => Exit::NotFound,
-                409 | 412 => Exit::Conflict,
-                503 => Exit::Unavailable,
-                _ => Exit::Failed,
-            },
-            // A gateway whose server is down. Its 404 or 409 would say nothing about a timer.
-            Self::Stranger { status, .. } if matches!(status.as_u16(), 502..=504) => Exit::Unavailable,
-            Self::Stranger { .. } => Exit::Failed,
-        }
+impl Problem {
+    /// The status of the answer that it came in.
+    pub const fn status(&self) -> StatusCode {
+        self.status
     }
+}
 
+impl Error {
     /// What the server found wrong, a line for each field that its detail does not name already; mostly empty.
     pub fn fields(&self) -> Vec<String> {
         let Self::Refused(problem) = self else {
@@ -262,36 +253,17 @@ pub fn root_cause(why: &(dyn std::error::Error + 'static)) -> String {
     inner.to_string()
 }
 
+/// The error of an answer with this status and this problem document.
+#[cfg(test)]
+pub fn refused(status: u16, json: &str) -> Error {
+    let status = StatusCode::from_u16(status).unwrap();
+    Error::Refused(Box::new(Problem { status, ..serde_json::from_str(json).unwrap() }))
+}
+
 #[cfg(test)]
 mod tests {
+    use super::super::exit::{self, Exit};
     use super::*;
-
-    fn refused(status: u16, json: &str) -> Error {
-        let status = StatusCode::from_u16(status).unwrap();
-        Error::Refused(Box::new(Problem { status, ..serde_json::from_str(json).unwrap() }))
-    }
-
-    #[test]
-    fn answers_become_exit_codes() {
-        for (status, exit) in [
-            (400, Exit::Failed),
-            (401, Exit::Failed),
-            (404, Exit::NotFound),
-            (409, Exit::Conflict),
-            (412, Exit::Conflict),
-            (422, Exit::Failed),
-            (429, Exit::Failed),
-            (500, Exit::Failed),
-            (503, Exit::Unavailable),
-        ] {
-            assert_eq!(refused(status, "{}").exit(), exit, "{status}");
-        }
-        let stranger = |status| Error::Stranger { server: String::new(), status };
-        assert_eq!(stranger(StatusCode::NOT_FOUND).exit(), Exit::Failed, "it says nothing about the timer");
-        assert_eq!(stranger(StatusCode::BAD_GATEWAY).exit(), Exit::Unavailable);
-        let lost = Error::NoAnswer { server: String::new(), why: String::new(), hint: UNSURE };
-        assert_eq!(lost.exit(), Exit::Unavailable);
-    }
 
     #[test]
     fn a_problem_reads_as_title_detail_and_fields() {
@@ -319,7 +291,7 @@ mod tests {
     fn a_server_that_is_no_url_is_a_usage_error() {
         for bad in ["", "localhost:7600", "ftp://a", "http://a/?x=1", "http://me:key@a"] {
             let why = Client::of(bad, None).err().unwrap();
-            assert_eq!(super::super::exit::of(&why), Exit::Usage, "{bad}");
+            assert_eq!(exit::of(&why), Exit::Usage, "{bad}");
         }
     }
 }

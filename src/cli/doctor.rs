@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::config::Settings;
 use super::exit::{self, Exit};
-use super::{client, out, store};
+use super::{client, out, report, store};
 use crate::cold::{ColdStore, Error};
 use crate::config::{Config, shown_url};
 
@@ -87,7 +87,7 @@ pub async fn run(settings: &Settings, json: bool) -> anyhow::Result<Exit> {
     let config = match settings.load() {
         Ok(config) => config,
         Err(why) => {
-            report.add(&Check::new("settings", Result::Fail, exit::message(&why)))?;
+            report.add(&Check::new("settings", Result::Fail, report::message(&why)))?;
             return Ok(exit::of(&why));
         }
     };
@@ -249,7 +249,7 @@ async fn of_server(listen: SocketAddr) -> Check {
     let fail = |detail: String| Check::new("server", Result::Fail, detail);
     let http = match client::http(PATIENCE) {
         Ok(http) => http,
-        Err(why) => return fail(exit::message(&why)),
+        Err(why) => return fail(report::message(&why)),
     };
     let answer = match http.get(format!("{base}/readyz")).send().await {
         Ok(answer) => answer,

@@ -1,4 +1,4 @@
-//! How a verb ends: its exit code, and its failure as one line.
+//! How a verb ended, as an exit code: contract.md, section 5.
 
 use std::error::Error as StdError;
 use std::process::ExitCode;
@@ -13,13 +13,13 @@ pub enum Exit {
     Ok = 0,
     /// It failed.
     Failed = 1,
-    /// It was asked wrongly: flags or settings.
+    /// The flags or the settings are not valid.
     Usage = 2,
-    /// What it was asked about is not there.
+    /// The object it was asked about does not exist.
     NotFound = 3,
-    /// Something else stands in the way: too late, in flight, the id is taken.
+    /// The object's state does not allow it: too late, in flight, the id is taken.
     Conflict = 4,
-    /// The server or the store cannot be reached.
+    /// The server or the store cannot be reached, or cannot serve now.
     Unavailable = 5,
     /// `verify`, `bench` or `drill` found a loss or another broken promise.
     Loss = 6,
@@ -31,7 +31,7 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// A flag or argument that cannot be right, found after the flags were read.
+/// A flag or argument that is found not to be valid after the flags were read.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Usage(pub String);
@@ -41,14 +41,14 @@ pub fn usage(detail: impl Into<String>) -> anyhow::Error {
     Usage(detail.into()).into()
 }
 
-/// The exit code of a failure, by the first cause that has one.
+/// The exit code of a failure: that of the first cause that has one.
 pub fn of(why: &anyhow::Error) -> Exit {
     why.chain().find_map(of_cause).unwrap_or(Exit::Failed)
 }
 
 fn of_cause(cause: &(dyn StdError + 'static)) -> Option<Exit> {
     if let Some(why) = cause.downcast_ref::<client::Error>() {
-        return Some(why.exit());
+        return Some(of_call(why));
     }
     if let Some(why) = cause.downcast_ref::<cold::Error>() {
         return Some(of_store(why));
@@ -57,6 +57,22 @@ fn of_cause(cause: &(dyn StdError + 'static)) -> Option<Exit> {
         return Some(Exit::Ok);
     }
     (cause.is::<Usage>() || cause.is::<config::Error>()).then_some(Exit::Usage)
+}
+
+/// The exit code of a call to a server.
+fn of_call(why: &client::Error) -> Exit {
+    match why {
+        client::Error::Unreachable { .. } | client::Error::NoAnswer { .. } => Exit::Unavailable,
+        client::Error::Refused(problem) => match problem.status().as_u16() {
+            404 => Exit::NotFound,
+            409 | 412 => Exit::Conflict,
+            503 => Exit::Unavailable,
+            _ => Exit::Failed,
+        },
+        // A gateway whose server is down. Its 404 or 409 would say nothing about a timer.
+        client::Error::Stranger { status, .. } if matches!(status.as_u16(), 502..=504) => Exit::Unavailable,
+        client::Error::Stranger { .. } => Exit::Failed,
+    }
 }
 
 fn of_store(why: &cold::Error) -> Exit {
@@ -72,38 +88,12 @@ fn of_store(why: &cold::Error) -> Exit {
     }
 }
 
-/// A failure with its causes, in one line; a cause that its consequence already quotes is not repeated.
-pub fn message(why: &anyhow::Error) -> String {
-    let mut line = String::new();
-    for cause in why.chain() {
-        let text = cause.to_string();
-        if line.is_empty() {
-            line = text;
-        } else if !line.contains(&text) {
-            line = format!("{line}: {text}");
-        }
-    }
-    line.split_whitespace().collect::<Vec<_>>().join(" ")
-}
-
-/// Says on stderr why a verb failed, field by field where the server named fields, and gives its exit code.
-pub fn report(why: &anyhow::Error) -> Exit {
-    if why.chain().any(|cause| cause.is::<out::PipeClosed>()) {
-        return Exit::Ok;
-    }
-    out::note(&format!("mainspring: {}", message(why)));
-    let problem = why.chain().find_map(|cause| cause.downcast_ref::<client::Error>());
-    for line in problem.map(client::Error::fields).unwrap_or_default() {
-        out::note(&format!("  {line}"));
-    }
-    of(why)
-}
-
 #[cfg(test)]
 mod tests {
     use std::path::{Path, PathBuf};
 
-    use anyhow::{Context, anyhow};
+    use anyhow::anyhow;
+    use reqwest::StatusCode;
 
     use super::*;
 
@@ -130,9 +120,28 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_one_line_without_repeats() {
-        let io = std::io::Error::other("no\nroom");
-        let why = Err::<(), _>(io).context("writing: no\nroom").context("saving").unwrap_err();
-        assert_eq!(message(&why), "saving: writing: no room");
+    fn answers_become_exit_codes() {
+        for (status, exit) in [
+            (400, Exit::Failed),
+            (401, Exit::Failed),
+            (404, Exit::NotFound),
+            (409, Exit::Conflict),
+            (412, Exit::Conflict),
+            (422, Exit::Failed),
+            (429, Exit::Failed),
+            (500, Exit::Failed),
+            (503, Exit::Unavailable),
+        ] {
+            assert_eq!(of_call(&client::refused(status, "{}")), exit, "{status}");
+        }
+        let stranger = |status| client::Error::Stranger { server: String::new(), status };
+        assert_eq!(
+            of_call(&stranger(StatusCode::NOT_FOUND)),
+            Exit::Failed,
+            "it says nothing about the timer"
+        );
+        assert_eq!(of_call(&stranger(StatusCode::BAD_GATEWAY)), Exit::Unavailable);
+        let lost = client::Error::NoAnswer { server: String::new(), why: String::new(), hint: "" };
+        assert_eq!(of_call(&lost), Exit::Unavailable);
     }
 }

@@ -15,6 +15,7 @@ mod input;
 mod out;
 mod put;
 mod receive;
+mod report;
 mod show;
 mod signature;
 mod store;
@@ -107,7 +108,11 @@ pub async fn run() -> ExitCode {
             return if why.use_stderr() { Exit::Usage } else { Exit::Ok }.into();
         }
     };
-    dispatch(&cli).await.unwrap_or_else(|why| exit::report(&why)).into()
+    let ended = dispatch(&cli).await.unwrap_or_else(|why| {
+        report::show(&why);
+        exit::of(&why)
+    });
+    ended.into()
 }
 
 async fn dispatch(cli: &Cli) -> anyhow::Result<Exit> {
