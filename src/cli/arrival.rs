@@ -5,6 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use axum::http::HeaderMap;
 use serde::Serialize;
 use serde_json::value::RawValue;
+use standardwebhooks::Webhook;
 
 use super::out;
 use super::signature::{self, Verdict};
@@ -32,13 +33,13 @@ pub struct Arrival<'a> {
 }
 
 impl<'a> Arrival<'a> {
-    /// Reads a delivery that arrived at `at`; with a key, its signature is checked.
+    /// Reads a delivery that arrived at `at`, just now; with a secret, its signature is checked.
     pub fn read(
         headers: &'a HeaderMap,
         path: &'a str,
         body: &'a [u8],
         at: UnixMs,
-        key: Option<&[u8]>,
+        secret: Option<&Webhook>,
     ) -> Self {
         let header = |name| headers.get(name).and_then(|value| value.to_str().ok());
         Self {
@@ -50,7 +51,7 @@ impl<'a> Arrival<'a> {
             attempt: header("ce-attempt"),
             generation: header("ce-generation"),
             due_at: header("ce-dueat").and_then(|due| UnixMs::parse_rfc3339(due).ok()),
-            signature: key.map(|key| signature::check(key, headers, body, at)),
+            signature: secret.map(|secret| signature::check(secret, headers, body)),
             body,
         }
     }
@@ -205,8 +206,8 @@ mod tests {
             arrival.line(false, 204),
             "2026-12-01T01:00:00.012Z  order-1  dlv_1  attempt 2  12 ms late  {\"order\":1}"
         );
-        let arrival =
-            Arrival::read(&headers, "/hook", b"\x1b[2J", at("2026-12-01T00:59:59.997Z"), Some(b"key"));
+        let (early, secret) = (at("2026-12-01T00:59:59.997Z"), Webhook::new("whsec_AAAA").unwrap());
+        let arrival = Arrival::read(&headers, "/hook", b"\x1b[2J", early, Some(&secret));
         assert_eq!(
             arrival.line(true, 500),
             "2026-12-01T00:59:59.997Z  order-1  dlv_1  attempt 2  3 ms early  signature missing  again  \

@@ -3,8 +3,11 @@
 use std::io::{ErrorKind, Write};
 use std::time::Duration;
 
+use comfy_table::{Table, presets};
+use jiff::Unit;
+
 use super::exit::Exit;
-use crate::model::time::UnixMs;
+use crate::model::time::{Span, UnixMs};
 
 /// The reader of stdout is gone (`… | head`): the end, and no failure.
 #[derive(Debug, thiserror::Error)]
@@ -69,30 +72,26 @@ pub fn compact(json: &str) -> String {
     line
 }
 
-/// Rows in columns, each as wide as its widest cell; no line ends in blanks.
+/// Rows in columns, each as wide on the terminal as its widest cell; no line ends in blanks.
 pub fn table(rows: &[Vec<String>]) -> String {
-    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let width =
-        |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max();
-    let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
-    let line = |row: &Vec<String>| {
-        let cells = row.iter().zip(&widths).map(|(cell, &width)| format!("{cell:<width$}"));
-        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
-    };
-    rows.iter().map(line).collect::<Vec<_>>().join("\n")
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).add_rows(rows);
+    table.column_iter_mut().for_each(|column| {
+        column.set_padding((0, 2));
+    });
+    table.trim_fmt()
 }
 
 /// A span of time in its two largest units, cut off: `29m 59s`, `3d 4h`, `250ms`.
 pub fn human(span: Duration) -> String {
-    let ms = span.as_millis();
-    if ms < 1000 {
-        return format!("{ms}ms");
-    }
-    let s = span.as_secs();
-    let parts = [(s / 86_400, 'd'), (s / 3600 % 24, 'h'), (s / 60 % 60, 'm'), (s % 60, 's')];
-    let largest = parts.iter().position(|(n, _)| *n > 0).unwrap_or(3);
-    let two = parts.iter().skip(largest).take(2).filter(|(n, _)| *n > 0);
-    two.map(|(n, unit)| format!("{n}{unit}")).collect::<Vec<_>>().join(" ")
+    let smallest = match span.as_secs() {
+        0 => Unit::Millisecond,
+        1..3600 => Unit::Second,
+        3600..86_400 => Unit::Minute,
+        _ => Unit::Hour,
+    };
+    let units = Span::from_duration(span).in_units(smallest);
+    units.map_or_else(|_| format!("{span:?}"), |units| format!("{units:#}"))
 }
 
 /// Where an instant lies, seen from `now`: `in 29m 59s`, `12s ago`.
@@ -107,7 +106,7 @@ mod tests {
     #[test]
     fn spans_read_in_two_units() {
         for (ms, text) in [
-            (0, "0ms"),
+            (0, "0s"),
             (999, "999ms"),
             (1000, "1s"),
             (1_799_999, "29m 59s"),
@@ -140,6 +139,8 @@ mod tests {
     fn tables_line_up() {
         let rows = [vec!["ID".to_owned(), "STATE".to_owned()], vec!["order-1".to_owned(), String::new()]];
         assert_eq!(table(&rows), "ID       STATE\norder-1");
+        let wide = [["日本", "a"], ["ab", "b"]].map(|row| row.map(str::to_owned).to_vec());
+        assert_eq!(table(&wide), "日本  a\nab    b", "a wide character takes two columns");
         assert_eq!(table(&[]), "");
     }
 }

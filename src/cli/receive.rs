@@ -13,6 +13,7 @@ use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, State};
 use axum::http::{HeaderMap, Method, StatusCode, Uri};
 use clap::Args;
+use standardwebhooks::Webhook;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -64,7 +65,7 @@ pub struct Receive {
 
 /// What the handlers share.
 struct Desk {
-    key: Option<Vec<u8>>,
+    secret: Option<Webhook>,
     status: StatusCode,
     delay: Duration,
     fail: u32,
@@ -96,13 +97,14 @@ pub async fn run(receive: &Receive, json: bool) -> anyhow::Result<Exit> {
         None => receive.secret.clone(),
     };
     let key = secret.as_deref().map(secret_bytes).transpose().map_err(usage)?;
+    let secret = key.map(Webhook::from_bytes).transpose()?;
     let listener = tokio::net::TcpListener::bind(receive.listen)
         .await
         .with_context(|| format!("cannot listen on {}; --listen names another address", receive.listen))?;
-    greet(listener.local_addr()?, key.is_some());
+    greet(listener.local_addr()?, secret.is_some());
 
     let desk = Arc::new(Desk {
-        key,
+        secret,
         status: StatusCode::from_u16(receive.status)?,
         delay: receive.delay,
         fail: receive.fail,
@@ -167,7 +169,7 @@ async fn arrive(
         out::note(&format!("{method} {}: not a delivery, answered 405", out::short(uri.path(), 200)));
         return StatusCode::METHOD_NOT_ALLOWED;
     }
-    let arrival = Arrival::read(&headers, uri.path(), &body, SystemClock.now(), desk.key.as_deref());
+    let arrival = Arrival::read(&headers, uri.path(), &body, SystemClock.now(), desk.secret.as_ref());
     let Some((status, last)) = desk.enter(&arrival, out::print) else {
         return StatusCode::SERVICE_UNAVAILABLE;
     };
@@ -217,7 +219,7 @@ mod tests {
 
     fn desk(fail: u32, count: Option<u64>) -> Desk {
         Desk {
-            key: None,
+            secret: None,
             status: StatusCode::NO_CONTENT,
             delay: Duration::ZERO,
             fail,

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use chrono::{DateTime, LocalResult, NaiveDateTime, SecondsFormat, TimeZone, Utc};
 use chrono_tz::Tz;
+use jiff::fmt::temporal::SpanParser;
+use jiff::{RoundMode, SpanRelativeTo, SpanRound, Unit};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// 9999-12-31T23:59:59.999Z, the last moment that RFC 3339 can write.
@@ -151,14 +153,15 @@ fn first_valid(tz: Tz, at: NaiveDateTime) -> Option<DateTime<Utc>> {
     }
 }
 
-/// A span of time as ISO 8601, without months or years, in whole milliseconds.
+/// A span of time as ISO 8601, without months or years: whole milliseconds, never longer than [`LAST`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Span(Duration);
 
 impl Span {
-    /// From a [`Duration`]; finer than a millisecond is cut off.
+    /// From a [`Duration`]; finer than a millisecond is cut off, and longer than [`LAST`] is cut down to it.
     pub const fn from_duration(span: Duration) -> Self {
-        Self(span)
+        let (ms, last) = (span.as_millis(), LAST.0 as u64);
+        Self(Duration::from_millis(if ms < last as u128 { ms as u64 } else { last }))
     }
 
     /// As a [`Duration`].
@@ -167,91 +170,49 @@ impl Span {
     }
 
     /// Reads `P[nW][nD][T[nH][nM][n[.n]S]]`; a fraction finer than a millisecond is rounded up.
+    ///
+    /// `jiff` reads more: signs, small letters, and fractions of hours and minutes. These are refused here. A fraction
+    /// has at most nine digits.
     pub fn parse(text: &str) -> Result<Self, Error> {
-        let bad = || Error::Duration(shown(text));
-        let rest = text.strip_prefix('P').ok_or_else(bad)?;
-        let (date, time) = match rest.split_once('T') {
-            Some((_, "")) => return Err(bad()),
-            Some((date, time)) => (date, time),
-            None => (rest, ""),
-        };
-        if rest.is_empty() {
-            return Err(bad());
+        let malformed = || Error::Duration(shown(text));
+        let used = |c: char| c.is_ascii_digit() || "PYMWDTHS.,".contains(c);
+        let no_fraction = |rest: &str| !rest.ends_with('S') || rest.len() > "123456789S".len();
+        if !text.chars().all(used) || text.split_once(['.', ',']).is_some_and(|(_, rest)| no_fraction(rest)) {
+            return Err(malformed());
         }
-        if date.contains(['Y', 'M']) {
+        let read = |text: &str| SpanParser::new().parse_span(text);
+        let span = read(text).map_err(|_| {
+            // With zero for every number it fails only if its form is wrong, not if a number is too large.
+            let mut zeros = text.replace(|c: char| c.is_ascii_digit(), "0");
+            while zeros.contains("00") {
+                zeros = zeros.replace("00", "0");
+            }
+            if read(&zeros).is_ok() { Error::TooFar } else { malformed() }
+        })?;
+        if span.get_years() != 0 || span.get_months() != 0 {
             return Err(Error::Calendar(shown(text)));
         }
-        let mut total_ms: u128 = 0;
-        for (part, units) in [
-            (date, &[('W', 604_800_000), ('D', 86_400_000)][..]),
-            (time, &[('H', 3_600_000), ('M', 60_000), ('S', 1000)][..]),
-        ] {
-            total_ms = total_ms.checked_add(sum_units(part, units).ok_or_else(bad)?).ok_or_else(bad)?;
+        let length = span.to_duration(SpanRelativeTo::days_are_24_hours()).map_err(|_| Error::TooFar)?;
+        let ms = length.as_nanos().unsigned_abs().div_ceil(1_000_000);
+        match u64::try_from(ms) {
+            // Longer than the last instant is too far, whatever instant it is added to.
+            Ok(ms) if ms <= LAST.0.unsigned_abs() => Ok(Self(Duration::from_millis(ms))),
+            _ => Err(Error::TooFar),
         }
-        // Longer than what an instant can hold is too far in any use of it.
-        u64::try_from(total_ms)
-            .ok()
-            .filter(|&ms| i64::try_from(ms).is_ok_and(|ms| ms <= LAST.get()))
-            .map(|ms| Self(Duration::from_millis(ms)))
-            .ok_or(Error::TooFar)
     }
-}
 
-/// Adds up `12H30M` style text, each unit at most once and in the order of `units`; `None` if malformed.
-fn sum_units(mut text: &str, units: &[(char, u128)]) -> Option<u128> {
-    let mut total = 0_u128;
-    let mut allowed = units;
-    while !text.is_empty() {
-        let end = text.find(|c: char| !c.is_ascii_digit() && c != '.' && c != ',')?;
-        let (number, tail) = text.split_at(end);
-        let unit = tail.chars().next()?;
-        let place = allowed.iter().position(|(name, _)| *name == unit)?;
-        let size = allowed[place].1;
-        allowed = &allowed[place + 1..];
-        text = &tail[unit.len_utf8()..];
-        let (whole, fraction) = match number.split_once(['.', ',']) {
-            Some((whole, fraction)) if unit == 'S' && !fraction.is_empty() => (whole, fraction),
-            Some(_) => return None,
-            None => (number, ""),
-        };
-        if whole.is_empty() || fraction.contains(['.', ',']) {
-            return None;
-        }
-        // More digits than any representable span has: far too long rather than malformed.
-        let whole: u128 = if whole.len() > 24 { 10_u128.pow(24) } else { whole.parse().ok()? };
-        total = total.checked_add(whole.checked_mul(size)?)?;
-        if !fraction.is_empty() {
-            let kept: u128 = format!("{fraction:0<3}")[..3].parse().ok()?;
-            let finer = fraction.len() > 3 && fraction[3..].bytes().any(|b| b != b'0');
-            total = total.checked_add(kept + u128::from(finer))?;
-        }
+    /// In days of 24 hours, hours, minutes and so on down to `smallest`; what is finer is cut off.
+    pub fn in_units(self, smallest: Unit) -> Result<jiff::Span, jiff::Error> {
+        let days = SpanRound::new().largest(Unit::Day).days_are_24_hours();
+        jiff::Span::try_from(self.0)?.round(days.smallest(smallest).mode(RoundMode::Trunc))
     }
-    Some(total)
 }
 
 impl fmt::Display for Span {
+    /// Canonical: the largest units first, weeks as days; `PT48H` becomes `P2D`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ms = self.0.as_millis();
-        let (days, hours, minutes) = (ms / 86_400_000, ms / 3_600_000 % 24, ms / 60_000 % 60);
-        let (seconds, rest) = (ms / 1000 % 60, ms % 1000);
-        f.write_str("P")?;
-        if days > 0 {
-            write!(f, "{days}D")?;
-        }
-        if !ms.is_multiple_of(86_400_000) || ms == 0 {
-            f.write_str("T")?;
-        }
-        if hours > 0 {
-            write!(f, "{hours}H")?;
-        }
-        if minutes > 0 {
-            write!(f, "{minutes}M")?;
-        }
-        match (seconds, rest) {
-            (0, 0) if ms > 0 => Ok(()),
-            (seconds, 0) => write!(f, "{seconds}S"),
-            (seconds, rest) => write!(f, "{seconds}.{}S", format!("{rest:03}").trim_end_matches('0')),
-        }
+        let units = self.in_units(Unit::Millisecond).map_err(|_| fmt::Error)?;
+        write!(f, "{units}")
     }
 }
 
@@ -289,6 +250,8 @@ mod tests {
             ("P1DT2H3M4.005S", 93_784_005, "P1DT2H3M4.005S"),
             ("PT90M", 5_400_000, "PT1H30M"),
             ("PT0.0001S", 1, "PT0.001S"),
+            ("PT0.000000001S", 1, "PT0.001S"),
+            ("P1W2DT1S", 777_601_000, "P9DT1S"),
         ] {
             let span = Span::parse(text).unwrap();
             assert_eq!(span.get().as_millis(), ms, "{text}");
@@ -299,15 +262,37 @@ mod tests {
     #[test]
     fn bad_durations_are_named() {
         for text in [
-            "", "P", "PT", "48H", "P1H", "PT1H1H", "PT1M1H", "PT-5S", "-PT5S", "PT1.5H", "PT.5S", "PT5",
-            "PT1.S", "P1D T1H",
+            "",
+            "P",
+            "PT",
+            "48H",
+            "P1H",
+            "PT1H1H",
+            "PT1M1H",
+            "PT-5S",
+            "-PT5S",
+            "PT1.5H",
+            "PT.5S",
+            "PT5",
+            "PT1.S",
+            "P1D T1H",
+            "pt5s",
+            "+PT5S",
+            "PT1.5M",
+            "PT1.5H1S",
+            "PT0.5M1.5S",
+            "PT5s",
+            "PT٣S",
+            "PT0.1234567890S",
         ] {
             assert_eq!(Span::parse(text), Err(Error::Duration(text.into())), "{text}");
         }
         for text in ["P1Y", "P1M", "P1Y2M3D"] {
             assert_eq!(Span::parse(text), Err(Error::Calendar(text.into())), "{text}");
         }
-        for text in ["P3650000D", "P99999999999999999999999999999999999999D"] {
+        for text in
+            ["P3650000D", "PT9999999999999S", "P9999999DT0.5S", "P99999999999999999999999999999999999999D"]
+        {
             assert_eq!(Span::parse(text), Err(Error::TooFar), "{text}");
         }
     }
