@@ -48,7 +48,10 @@ pub async fn migrate(verb: &Migrate, before: &Settings, json: bool) -> anyhow::R
         }
         Migrate::Status(_) => {
             if let Some(path) = missing_file(&config) {
-                out::note(&format!("{} is not there yet; `mainspring migrate up` makes it", path.display()));
+                out::note(&format!(
+                    "mainspring: {} does not exist yet; `mainspring migrate up` makes it",
+                    path.display()
+                ));
                 return Ok(Exit::Failed);
             }
             let store = open(&config)?;
@@ -105,7 +108,7 @@ fn status_text(state: &MigrationState) -> String {
 pub async fn verify(settings: &Settings, json: bool) -> anyhow::Result<Exit> {
     let config = settings.load()?;
     if let Some(path) = missing_file(&config) {
-        out::note(&format!("mainspring: {} is not there; there is nothing to verify", path.display()));
+        out::note(&format!("mainspring: {} does not exist; there is nothing to verify", path.display()));
         return Ok(Exit::NotFound);
     }
     let store = open(&config)?;

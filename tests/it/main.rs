@@ -7,6 +7,7 @@
 
 mod bad_days;
 mod bench;
+mod cli;
 mod crash;
 mod drill;
 mod fleet;
