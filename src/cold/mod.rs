@@ -32,7 +32,7 @@ use std::time::Duration;
 
 use sea_orm::sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sea_orm::sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
-use sea_orm::sqlx::{ConnectOptions, PgPool};
+use sea_orm::sqlx::{ConnectOptions, PgConnection, PgPool};
 use sea_orm::{DatabaseConnection, EntityTrait, SqlxPostgresConnector, SqlxSqliteConnector};
 use sea_orm_migration::MigratorTrait;
 
@@ -435,7 +435,17 @@ fn postgres_pool(config: &Config, connections: u32) -> Result<PgPool, Error> {
         .test_before_acquire(false)
         .idle_timeout(Duration::from_secs(600))
         .max_lifetime(Duration::from_secs(3600))
+        .after_connect(|session, _| Box::pin(flush_before_answering(session)))
         .connect_lazy_with(options))
+}
+
+/// Makes a commit of this session return after its flush, where the server, the database or the role has
+/// `synchronous_commit = off`. Every other value flushes on this server first (`local`, `remote_write`, `on`,
+/// `remote_apply`); they differ in what they wait for at replicas, which is the operator's choice and stays.
+async fn flush_before_answering(session: &mut PgConnection) -> Result<(), sea_orm::sqlx::Error> {
+    let raise = "SELECT set_config('synchronous_commit', 'on', false) \
+                 WHERE current_setting('synchronous_commit') = 'off'";
+    sea_orm::sqlx::query(raise).execute(session).await.map(drop)
 }
 
 /// How long, in milliseconds, a transaction may stand still before the database ends it: its node is paused or

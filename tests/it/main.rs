@@ -10,6 +10,7 @@ mod bench;
 mod cli;
 mod crash;
 mod drill;
+mod durable;
 mod fleet;
 mod layout;
 mod paths;

@@ -79,6 +79,20 @@ pub async fn run_sql(url: &str, sql: &str) {
     }
 }
 
+/// Runs a query on a store of either kind and returns its first column, which must be text, a row a line.
+pub async fn ask_sql(url: &str, sql: &str) -> String {
+    match url.strip_prefix("sqlite://") {
+        None => psql(url, sql).await,
+        Some(path) => {
+            let pool = sea_orm::sqlx::SqlitePool::connect(path).await.expect("opens");
+            let query = sea_orm::sqlx::query_scalar(sea_orm::sqlx::AssertSqlSafe(sql.to_owned()));
+            let rows: Vec<String> = query.fetch_all(&pool).await.expect("runs");
+            pool.close().await;
+            rows.join("\n")
+        }
+    }
+}
+
 /// Runs one SQL text and returns its rows, unaligned, a row a line. Panics if the server refuses it.
 pub async fn psql(url: &str, sql: &str) -> String {
     let mut command = tool("psql");
