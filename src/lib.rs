@@ -38,7 +38,10 @@
 //! stores stand below modules named after them.
 //!
 //! 1. **Durable.** A 2xx to a registration, change or cancel is given only after it is flushed to the cold
-//!    store. `crash::nothing_is_lost_on_sqlite`, `crash::nothing_is_lost_on_postgres`
+//!    store. `durable::sqlite_flushes_what_is_acknowledged`,
+//!    `durable::postgres_flushes_what_is_acknowledged_whatever_its_default`,
+//!    `durable::what_postgres_waits_for_at_replicas_stays_as_it_was_set`,
+//!    `crash::nothing_is_lost_on_sqlite`, `crash::nothing_is_lost_on_postgres`
 //! 2. **No loss.** Every acknowledged timer ends in exactly one of `delivered`, `cancelled`, `expired`,
 //!    `dead`; registered = those + pending, at any audit.
 //!    `crash::nothing_is_lost_on_postgres_with_two_nodes`, `wheels::law::wheels_in_redis_fire_what_a_sorted_map_says`,
@@ -145,6 +148,6 @@ mod tests {
             assert!(source.contains(&format!("async fn {test}(")), "{path} has no {test}");
             named += 1;
         }
-        assert_eq!(named, 37, "tests that promises name");
+        assert_eq!(named, 40, "tests that promises name");
     }
 }

@@ -16,10 +16,13 @@ mod layout;
 mod paths;
 mod races;
 mod rest;
+mod retention;
+mod series;
 #[cfg(feature = "planted")]
 mod sim;
 mod store;
 mod support;
+mod upgrade;
 mod wheels;
 
 mod servers_and_support;

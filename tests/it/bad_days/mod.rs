@@ -1,8 +1,10 @@
 //! Databases that are down, disks that are full, ports that are taken, settings that are wrong, and stops in
 //! the midst of work.
 
+mod clock;
 mod cluster;
 mod disk;
+mod name;
 mod postgres;
 mod redis;
 mod sqlite;

@@ -129,18 +129,21 @@ async fn an_outage_loses_nothing(stop: impl AsyncFnOnce(&Postgres)) {
     let writer = tokio::spawn(write(api.clone(), receiver.url("/ok"), Arc::clone(&halt)));
     receiver.wait_until(|all| all.iter().filter(|one| one.timer.starts_with('w')).count() >= 20, LONG).await;
 
+    assert_eq!(api.metric("mainspring_store_up").await, 1.0);
+    let errors = api.metric("mainspring_store_errors_total").await;
     stop(&server).await;
     every_call_is_503(&api).await;
     let before = receiver.received().len();
     assert!(receiver.received().iter().all(|one| !one.timer.starts_with('t')), "they were due in the outage");
-    let down = api.send(Method::GET, "/metrics", &[], None).await;
-    assert!(down.body.as_str().is_some_and(|text| text.contains("\nmainspring_store_up 0")), "{}", down.body);
+    assert_eq!(api.metric("mainspring_store_up").await, 0.0);
+    assert!(api.metric("mainspring_store_errors_total").await > errors, "calls of its own loops failed");
 
     server.start_again().await;
     node.wait_ready(LONG).await;
     receiver.wait_until(|all| all.len() > before + 20, LONG).await;
     halt.store(true, Ordering::SeqCst);
     let written = writer.await.expect("the writer was never answered badly");
+    assert_eq!(api.metric("mainspring_store_up").await, 1.0);
     let (_, far) = api.timer("far").await;
     assert_eq!((&far["state"], &far["version"]), (&json!("scheduled"), &json!(1)), "503 means not done");
     assert_eq!(api.timer("refused").await.0, 404);

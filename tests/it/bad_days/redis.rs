@@ -132,6 +132,14 @@ async fn redis_is_disposable(
     scene.all_are("ok").await;
     let turning = wall_ms();
     scene.fires_for(around).await;
+    for api in &apis {
+        assert_eq!(api.metric("mainspring_wheels_up").await, 1.0);
+        eventually("the cursor has caught up", LONG, async || {
+            let lag = api.metric("mainspring_cursor_lag_seconds").await;
+            if lag < 1.0 { Ok(()) } else { Err(lag) }
+        })
+        .await;
+    }
     full("the window is in the wheels again").await;
     let (acknowledged, slowest) = traffic.end().await;
 
@@ -235,6 +243,8 @@ async fn stopped(nodes: usize) {
         for api in scene.apis() {
             assert_eq!(api.readiness().await, "degraded");
             assert_eq!(api.metric("mainspring_wheels_up").await, 0.0);
+            let lag = api.metric("mainspring_cursor_lag_seconds").await;
+            assert!(lag >= 2.0, "{lag} s behind after {:?}", scene.load.away);
         }
         scene.redis.continue_process();
     };

@@ -58,8 +58,8 @@ async fn a_stop_finishes_what_is_under_way_and_keeps_the_rest(builder: NodeBuild
 }
 
 /// Ten attempts hang while the node ends by `end`; after the restart they are tried again, and the first ones
-/// are on record as `first`.
-async fn what_hangs_is_tried_again(builder: NodeBuilder, end: impl AsyncFnOnce(&Node), first: &str) {
+/// are on record as `first`. Returns the node.
+async fn what_hangs_is_tried_again(builder: NodeBuilder, end: impl AsyncFnOnce(&Node), first: &str) -> Node {
     let mut node = builder.start_ready().await;
     let (api, receiver) = (node.api(), Receiver::start().await);
     receiver.on("/first-hangs", |one| if one.attempt == 1 { Reply::hang() } else { Reply::ok() });
@@ -85,6 +85,7 @@ async fn what_hangs_is_tried_again(builder: NodeBuilder, end: impl AsyncFnOnce(&
         assert_eq!(arrivals[0].delivery_id, arrivals[1].delivery_id);
     }
     all_delivered(&api, 10).await;
+    node
 }
 
 async fn a_stop_waits_for_what_hangs_until_its_timeout(builder: NodeBuilder) {
@@ -93,11 +94,14 @@ async fn a_stop_waits_for_what_hangs_until_its_timeout(builder: NodeBuilder) {
         assert_eq!(status.code(), Some(0), "{status}");
         assert!(took < Duration::from_secs(8), "{took:?}");
     };
-    what_hangs_is_tried_again(builder.env("MAINSPRING__WEBHOOK__TIMEOUT", "PT2S"), stop, "timeout").await;
+    let short = builder.env("MAINSPRING__WEBHOOK__TIMEOUT", "PT2S");
+    let node = what_hangs_is_tried_again(short, stop, "timeout").await;
+    assert_eq!(node.api().metric("mainspring_claims_expired_total").await, 0.0, "each was reported");
 }
 
 async fn a_kill_leaves_attempts_that_nobody_knows_of(builder: NodeBuilder) {
-    what_hangs_is_tried_again(builder, async |node: &Node| node.kill9().await, "unknown").await;
+    let node = what_hangs_is_tried_again(builder, async |node: &Node| node.kill9().await, "unknown").await;
+    assert_eq!(node.api().metric("mainspring_claims_expired_total").await, 10.0);
 }
 
 #[tokio::test]

@@ -4,8 +4,10 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::{LONG, Stream, node, shared_as, verdict};
-use crate::support::{Api, Node, Receiver, Reply, fresh_database, in_state, register, rfc3339, to, wall_ms};
+use super::{LONG, Stream, node, verdict};
+use crate::support::{
+    Api, Node, Receiver, Reply, fresh_database, in_state, register, rfc3339, shared_as, to, wall_ms,
+};
 
 /// How long the receiver of this room takes for an answer: well beyond what a hand-over may take.
 const SLOW: Duration = Duration::from_secs(15);

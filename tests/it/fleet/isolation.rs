@@ -5,8 +5,10 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::{LONG, Stream, node, percentile, register, shared_as};
-use crate::support::{Api, Node, Received, Receiver, Reply, free_port, fresh_database, rfc3339, to, wall_ms};
+use super::{LONG, Stream, node, percentile, register};
+use crate::support::{
+    Api, Node, Received, Receiver, Reply, free_port, fresh_database, rfc3339, shared_as, to, wall_ms,
+};
 
 /// What a quiet machine's noise may add, in milliseconds: what hangs here hangs for ten seconds.
 const NOISE_MS: i64 = 750;

@@ -5,7 +5,7 @@ mod hand_over;
 mod isolation;
 mod shares;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
-use crate::support::{Api, Node, NodeBuilder, Received, Verdict, eventually, rfc3339, to, wall_ms};
+use crate::support::{Api, Node, NodeBuilder, Received, Verdict, rfc3339, to, wall_ms};
 
 /// Long enough for a busy machine; nothing takes it unless it is broken.
 const LONG: Duration = Duration::from_secs(40);
@@ -22,25 +22,6 @@ const LONG: Duration = Duration::from_secs(40);
 /// A node of a fleet: all share the store and the Redis of the test run.
 fn node(name: &str, cold: &str) -> NodeBuilder {
     Node::builder().name(name).cold(cold)
-}
-
-/// How many shards each node has, as this one sees it; `None` when it does not answer.
-async fn shards(api: &Api) -> Option<BTreeMap<String, usize>> {
-    let nodes = api.try_send(Method::GET, "/v1/nodes", &[], None).await.ok()?.body;
-    let of = |node: &Value| {
-        (node["name"].as_str().expect("a name").to_owned(), node["shards"].as_array().map_or(0, Vec::len))
-    };
-    Some(nodes["items"].as_array()?.iter().map(of).collect())
-}
-
-/// Waits until the nodes have these shares, and no others have any.
-async fn shared_as(api: &Api, wanted: &[(&str, usize)], within: Duration) {
-    let wanted: BTreeMap<String, usize> = wanted.iter().map(|(name, n)| ((*name).to_owned(), *n)).collect();
-    eventually("fair shares", within, async || {
-        let found = shards(api).await.unwrap_or_default();
-        if found == wanted { Ok(()) } else { Err(found) }
-    })
-    .await;
 }
 
 /// A steady stream of timers for nodes that come and go: what one does not take is given to the next.

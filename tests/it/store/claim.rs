@@ -1,6 +1,7 @@
 //! What is claimed, and what its results count for.
 
 use std::collections::HashSet;
+use std::ops::Range;
 use std::time::Duration;
 
 use mainspring::cold::{Applied, Change, ChangeEvent, Crowded, Edit, NewTimer};
@@ -129,30 +130,37 @@ async fn of_a_claim_and_a_cancel_exactly_one_wins(f: Fixture) {
     let timers: Vec<_> = (0..200).map(|n| f.timer(&format!("t{n}"), 0)).collect();
     f.register(&timers).await;
     let due = f.due(&owned).await;
-    let changes: Vec<_> = timers.iter().map(|t| Change { uid: t.uid, event: ChangeEvent::Cancel }).collect();
-    let claims = async {
-        let mut claimed = HashSet::new();
-        for chunk in due.chunks(20) {
-            claimed.extend(f.claim(chunk).await.into_iter().map(|row| row.uid));
-        }
-        claimed
+    assert_eq!(due.len(), 200);
+    let claims = async |range: Range<usize>| {
+        let rows = f.claim(&due[range]).await;
+        rows.into_iter().map(|row| row.uid).collect::<HashSet<_>>()
     };
-    let cancels = async {
+    let cancels = async |range: Range<usize>| {
         let mut cancelled = HashSet::new();
-        for chunk in changes.rchunks(20) {
-            for (applied, change) in f.apply(chunk).await.into_iter().zip(chunk) {
-                match applied {
-                    Applied::Live(_, Answer::Cancelled) => drop(cancelled.insert(change.uid)),
-                    Applied::Live(row, Answer::InFlight) => assert_eq!(row.life.state, State::Delivering),
-                    other => panic!("{other:?}"),
-                }
+        let pointed = due[range].iter().map(|(pointer, _)| pointer.uid);
+        let changes: Vec<_> = pointed.map(|uid| Change { uid, event: ChangeEvent::Cancel }).collect();
+        for (applied, change) in f.apply(&changes).await.into_iter().zip(&changes) {
+            match applied {
+                Applied::Live(_, Answer::Cancelled) => drop(cancelled.insert(change.uid)),
+                Applied::Live(row, Answer::InFlight) => assert_eq!(row.life.state, State::Delivering),
+                other => panic!("{other:?}"),
             }
         }
         cancelled
     };
-    let (claimed, cancelled) = tokio::join!(claims, cancels);
-    assert!(claimed.is_disjoint(&cancelled));
-    assert_eq!(claimed.len() + cancelled.len(), 200);
+    // Whoever comes first has a batch of rows; then both come at once, each first with every other batch.
+    assert_eq!((claims(0..20).await.len(), cancels(0..20).await.len()), (20, 0));
+    assert_eq!((cancels(20..40).await.len(), claims(20..40).await.len()), (20, 0));
+    for from in (40..200).step_by(20) {
+        let (claimed, cancelled) = if from % 40 == 0 {
+            tokio::join!(claims(from..from + 20), cancels(from..from + 20))
+        } else {
+            let (cancelled, claimed) = tokio::join!(cancels(from..from + 20), claims(from..from + 20));
+            (claimed, cancelled)
+        };
+        assert!(claimed.is_disjoint(&cancelled));
+        assert_eq!(claimed.len() + cancelled.len(), 20);
+    }
     f.balanced().await;
 }
 

@@ -5,10 +5,13 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
-use super::{Answer, Api};
+use super::{Answer, Api, Ledger};
 
 /// A state that follows without anybody's doing is reached in this time, also on a busy machine.
 const IN_TIME: Duration = Duration::from_secs(20);
+
+/// What was registered under load has ended in this time, also on a busy machine.
+const SETTLED: Duration = Duration::from_secs(60);
 
 /// Wall time in Unix milliseconds.
 pub fn wall_ms() -> i64 {
@@ -42,6 +45,17 @@ pub async fn in_state(api: &Api, id: &str, state: &str) -> Value {
     eventually(&format!("{id} is {state}"), IN_TIME, async || {
         let (status, timer) = api.timer(id).await;
         if status == 200 && timer["state"] == state { Ok(timer) } else { Err(timer) }
+    })
+    .await
+}
+
+/// Waits until so many timers are delivered and so many pending; the ledger balances at every look.
+pub async fn settled(api: &Api, delivered: usize, pending: usize) -> Ledger {
+    eventually("the ledger settles", SETTLED, async || {
+        let ledger = api.ledger().await;
+        assert!(ledger.balances(), "{ledger:?}");
+        let seen = (ledger.delivered, ledger.pending);
+        if seen == (delivered as u64, pending as u64) { Ok(ledger) } else { Err(ledger) }
     })
     .await
 }

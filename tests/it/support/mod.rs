@@ -14,6 +14,7 @@ mod receiver;
 mod redis;
 mod scrape;
 mod servers;
+mod stalls;
 mod timer;
 mod traffic;
 
@@ -22,14 +23,15 @@ use std::time::Duration;
 
 pub use api::{Answer, Api, Ledger};
 pub use cluster::Cluster;
-pub use expect::{eventually, in_state, problem, to, wall_ms};
+pub use expect::{eventually, in_state, problem, settled, to, wall_ms};
 pub use mainspring::tools::drill::process::Process;
 pub use node::{Node, NodeBuilder};
 pub(crate) use on_both::on_both;
 pub use receiver::{Received, Receiver, Reply};
 pub use redis::{Keeps, Redis, SharedRedis};
-pub use scrape::in_wheels;
+pub use scrape::{in_wheels, shared_as};
 pub use servers::{Postgres, ask_sql, free_port, fresh_database, psql, run_sql};
+pub use stalls::{Stalls, Watch};
 pub use timer::new_timer;
 pub use traffic::{Traffic, Verdict, register, rfc3339};
 

@@ -1,5 +1,9 @@
-//! What a node tells of itself: its series, and how its wheels stand.
+//! What a node tells of itself: its series, how its wheels stand, and who owns how many shards.
 
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use reqwest::Method;
 use serde_json::Value;
 
 use super::Api;
@@ -24,7 +28,7 @@ impl Api {
 
     /// `GET /v1/wheels`, as soon as the wheels answer.
     pub async fn wheels(&self) -> Value {
-        super::eventually("the wheels are shown", std::time::Duration::from_secs(20), async || {
+        super::eventually("the wheels are shown", Duration::from_secs(20), async || {
             let (status, wheels) = self.get("/v1/wheels").await;
             if status == 200 { Ok(wheels) } else { Err(wheels) }
         })
@@ -43,4 +47,21 @@ impl Api {
 pub fn in_wheels(wheels: &Value) -> u64 {
     let levels = wheels["wheels"].as_array().expect("wheels");
     levels.iter().map(|level| level["count"].as_u64().expect("a count")).sum()
+}
+
+/// Waits until the shards are owned like this; nodes without any are left out on both sides.
+pub async fn shared_as(api: &Api, wanted: &[(&str, usize)], within: Duration) {
+    let owns = |(name, count): &(&str, usize)| (*count > 0).then(|| ((*name).to_owned(), *count));
+    let wanted: BTreeMap<String, usize> = wanted.iter().filter_map(owns).collect();
+    super::eventually(&format!("shares are {wanted:?}"), within, async || {
+        let seen = api.try_send(Method::GET, "/v1/nodes", &[], None).await.map_err(|why| why.to_string())?;
+        let nodes = seen.body["items"].as_array().ok_or_else(|| seen.body.to_string())?;
+        let owner = |node: &Value| {
+            let count = node["shards"].as_array().map_or(0, Vec::len);
+            (count > 0).then(|| (node["name"].as_str().expect("a name").to_owned(), count))
+        };
+        let found: BTreeMap<String, usize> = nodes.iter().filter_map(owner).collect();
+        if found == wanted { Ok(()) } else { Err(format!("{found:?}")) }
+    })
+    .await;
 }
