@@ -4,7 +4,8 @@ use std::error::Error as StdError;
 use std::process::ExitCode;
 
 use super::{client, out};
-use crate::{cold, config};
+use crate::cold;
+use crate::config;
 
 /// How a verb ended; the numbers are the contract's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -23,6 +23,10 @@ const FLOORS: [&[&str]; 13] = [
 const NEVER: [(&str, &str); 4] =
     [("sink", "cold"), ("tools", "cold"), ("tools", "dispatch"), ("tools", "hot")];
 
+/// What writes timers, and the room that alone may call it on the store: what follows a commit stands there.
+const WRITES: [&str; 3] = ["store.register(", "store.apply(", "store.finish_delivered("];
+const WRITER: &str = "writer";
+
 /// Every room that the file names by `crate::ROOM`, outside comments.
 fn named(source: &str) -> Vec<&str> {
     let code = source.lines().filter(|line| !line.trim_start().starts_with("//"));
@@ -39,7 +43,9 @@ fn wrong(room: &str, source: &str) -> Vec<String> {
         let down = floor_of(room).zip(floor_of(to)).is_some_and(|(from, to)| from < to);
         *to != room && (!down || NEVER.contains(&(room, *to)))
     };
-    named(source).into_iter().filter(is_wrong).map(|to| format!("{room} → {to}")).collect()
+    let arrows = named(source).into_iter().filter(is_wrong).map(|to| format!("{room} → {to}"));
+    let writes = WRITES.iter().filter(|write| room != WRITER && source.contains(*write));
+    arrows.chain(writes.map(|write| format!("{room} writes timers by itself: {write}…"))).collect()
 }
 
 fn check(room: &str, path: &Path, found: &mut Vec<String>) {
@@ -71,5 +77,7 @@ fn an_arrow_that_is_turned_is_seen() {
     assert_eq!(wrong("cold", "use crate::wheel::Slot;"), ["cold → wheel"]);
     assert_eq!(wrong("sink", "fn f() { crate::cold::f() } // a"), ["sink → cold"]);
     assert_eq!(wrong("wheel", "use crate::{api, model};"), ["wheel → "], "no braces: every name is read");
+    assert_eq!(wrong("api", "service.store.apply(&changes)").len(), 1, "past the writer");
+    assert!(wrong("writer", "self.store.apply(&changes)").is_empty());
     assert!(wrong("hot", "/// [`crate::app`]\nuse crate::dispatch::OVERDUE;\nuse crate::hot::f;").is_empty());
 }

@@ -80,11 +80,8 @@ impl Run {
         let clock = Arc::new(super::gate::Door { world: Arc::clone(&world), process: 0 });
         let store = ColdStore::open(&config, clock, true, false).expect("opens");
         let book = Arc::new(Mutex::new(Book::new(Arc::clone(&world))));
-        let clients = Clients {
-            world: Arc::clone(&world),
-            book,
-            desk: Arc::new(Mutex::new(Desk::default())),
-        };
+        let clients =
+            Clients { world: Arc::clone(&world), book, desk: Arc::new(Mutex::new(Desk::default())) };
         let common = Common {
             world: Arc::clone(&world),
             config,
