@@ -72,6 +72,26 @@ fn arrows_between_rooms_point_down() {
     assert!(found.is_empty(), "arrows that point up, sideways or to a stranger:\n{}", found.join("\n"));
 }
 
+/// `src/room/file.rs::name` in the architecture names a function, type or constant of that file.
+#[test]
+fn every_name_in_the_architecture_exists() {
+    let document = include_str!("../../docs/architecture.md");
+    let mut found = 0;
+    for word in document.split('`').skip(1).step_by(2).filter(|word| word.starts_with("src/")) {
+        let (path, name) = word.split_once("::").unwrap_or((word, ""));
+        let source = std::fs::read_to_string(format!("{}/{path}", env!("CARGO_MANIFEST_DIR")));
+        let source = if name.is_empty() { String::new() } else { source.unwrap_or_default() };
+        let goes_on = |after: &str| after.starts_with(|next: char| next.is_alphanumeric() || next == '_');
+        let is_defined = ["fn", "struct", "enum", "trait", "const"]
+            .iter()
+            .any(|what| source.split(&format!("{what} {name}")).skip(1).any(|after| !goes_on(after)));
+        let exists = Path::new(env!("CARGO_MANIFEST_DIR")).join(path).exists();
+        assert!(exists && (name.is_empty() || is_defined), "docs/architecture.md names {word}");
+        found += 1;
+    }
+    assert!(found > 40, "{found} names read");
+}
+
 #[test]
 fn an_arrow_that_is_turned_is_seen() {
     assert_eq!(wrong("cold", "use crate::wheel::Slot;"), ["cold → wheel"]);
