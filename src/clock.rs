@@ -1,8 +1,8 @@
-//! The only room that reads a clock.
+//! The only module that reads a clock.
 //!
-//! Two kinds of time exist and never mix. *Wall time* ([`UnixMs`]) decides what is due; *monotonic time*
-//! ([`Monotonic`], `CLOCK_BOOTTIME`, which keeps counting while the machine is suspended) measures and
-//! bounds. Everything else takes `now` as an argument.
+//! Two kinds of time exist and never mix. *Wall time* ([`UnixMs`]) decides what is due. *Monotonic time*
+//! ([`Monotonic`], `CLOCK_BOOTTIME`, which keeps counting while the machine is suspended) measures durations and
+//! ends waits. All other modules take `now` as an argument.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,7 +12,7 @@ use futures::future::BoxFuture;
 
 use crate::model::time::UnixMs;
 
-/// Reads wall time. Two real versions exist: the machine's clock and the one that tests turn by hand.
+/// Reads wall time. There are two implementations: the machine's clock, and one that tests set by hand.
 pub trait Clock: Send + Sync + 'static {
     /// Wall time, in milliseconds since the Unix epoch.
     fn now(&self) -> UnixMs;
@@ -29,7 +29,7 @@ pub struct SystemClock;
 
 impl Clock for SystemClock {
     fn now(&self) -> UnixMs {
-        #[expect(clippy::disallowed_methods, reason = "this is the room that reads the clock")]
+        #[expect(clippy::disallowed_methods, reason = "this is the module that reads the clock")]
         let now = std::time::SystemTime::now();
         match now.duration_since(std::time::UNIX_EPOCH) {
             Ok(since) => UnixMs::new(i64::try_from(since.as_millis()).unwrap_or(i64::MAX)),
@@ -38,18 +38,18 @@ impl Clock for SystemClock {
     }
 }
 
-/// Wall time in microseconds since the Unix epoch, for measuring only: what is due is decided in milliseconds.
+/// Wall time in microseconds since the Unix epoch. For measurements only; due times are compared in milliseconds.
 pub fn wall_us() -> i64 {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
     t.tv_sec * 1_000_000 + t.tv_nsec / 1000
 }
 
-/// A clock that only moves when told to.
+/// A clock that moves only when a test moves it.
 #[derive(Debug)]
 pub struct ManualClock(AtomicI64);
 
 impl ManualClock {
-    /// A clock standing at `start`.
+    /// A clock that shows `start`.
     pub fn new(start: UnixMs) -> Arc<Self> {
         Arc::new(Self(AtomicI64::new(start.get())))
     }
@@ -80,18 +80,18 @@ impl Monotonic {
     /// Reads the clock.
     pub fn now() -> Self {
         #[cfg(feature = "planted")]
-        if let Some(turned) = TURNED.get() {
-            return turned;
+        if let Some(set) = SET.get() {
+            return set;
         }
         let t = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
         Self(t.tv_sec * 1_000_000 + t.tv_nsec / 1000)
     }
 
-    /// From here on the calling thread reads this moment, so long after an arbitrary beginning: the simulation
-    /// turns both kinds of time together, one run a thread.
+    /// From now on [`Monotonic::now`] returns this time on the calling thread, counted from an arbitrary zero. The
+    /// simulation sets wall time and monotonic time together, and each of its runs has a thread of its own.
     #[cfg(feature = "planted")]
     pub fn turn(to: Duration) {
-        TURNED.set(Some(Self(0).plus(to)));
+        SET.set(Some(Self(0).plus(to)));
     }
 
     /// How long ago this was; zero if it lies ahead.
@@ -117,64 +117,64 @@ impl Monotonic {
 
 #[cfg(feature = "planted")]
 thread_local! {
-    static TURNED: std::cell::Cell<Option<Monotonic>> = const { std::cell::Cell::new(None) };
+    static SET: std::cell::Cell<Option<Monotonic>> = const { std::cell::Cell::new(None) };
 }
 
-/// What a node knows of the cold store's clock: a lower bound, never ahead of it.
+/// A node's estimate of the cold store's clock: a lower bound, never ahead of it.
 ///
 /// Every answer that carries the store's time gives a bound: that time plus the monotonic time since the
-/// answer *arrived*. The way it travelled, or a wait for a lock, only makes the bound lower, so the highest
-/// of the last ten to twenty seconds is the best; older ones are forgotten, lest a store whose clock is set
-/// back be overtaken. On SQLite the store's clock is this process's own.
+/// answer *arrived*. Time on the network, or a wait for a lock, only makes the bound lower, so the highest bound
+/// of the last ten to twenty seconds is the best one. Older bounds are dropped; otherwise the estimate would be
+/// ahead of a store whose clock was set back. On SQLite the store's clock is this process's own.
 #[derive(Clone)]
 pub struct StoreClock {
     wall: Arc<dyn Clock>,
     bounds: Option<Arc<Mutex<Bounds>>>,
 }
 
-/// Bounds as offsets: store time − monotonic time, microseconds.
+/// Bounds as offsets: store time − monotonic time, in microseconds.
 struct Bounds {
     current: i64,
     previous: i64,
     since: Monotonic,
 }
 
-/// How long bounds are gathered before the older ones are forgotten.
+/// How long bounds are collected; those of the window before are kept, older ones are dropped.
 const WINDOW: Duration = Duration::from_secs(10);
 
 impl StoreClock {
-    /// The store lives in this process (SQLite) or the tests turn its clock: `wall` is the store's clock.
+    /// For a store in this process (SQLite), and for tests that set its clock: `wall` is the store's clock.
     pub fn local(wall: Arc<dyn Clock>) -> Self {
         Self { wall, bounds: None }
     }
 
-    /// The store has a clock of its own; until it is first heard, `wall` stands in for it.
+    /// For a store that has a clock of its own. Until its first answer, `wall` is used in its place.
     pub fn remote(wall: Arc<dyn Clock>) -> Self {
         let now = Monotonic::now();
         let guess = wall.now().get() * 1000 - now.0;
-        // So long ago that the first answer replaces the guess.
+        // `since` is so long ago that the first answer replaces this guess.
         let bounds = Bounds { current: guess, previous: guess, since: Monotonic(i64::MIN / 2) };
         Self { wall, bounds: Some(Arc::new(Mutex::new(bounds))) }
     }
 
-    /// Takes in the time that the store gave in an answer which has just arrived.
+    /// Records the store's time from an answer that has just arrived.
     pub fn observe(&self, store: UnixMs) {
         let Some(bounds) = &self.bounds else { return };
         let now = Monotonic::now();
-        // The store cuts its time down to whole milliseconds, which keeps the bound below the truth.
-        let heard = store.get() * 1000 - now.0;
+        // The store truncates its time to whole milliseconds, so the bound stays below the true time.
+        let bound = store.get() * 1000 - now.0;
         let mut bounds = bounds.lock().unwrap_or_else(PoisonError::into_inner);
         if now >= bounds.since.plus(WINDOW) {
             let stale = now >= bounds.since.plus(WINDOW * 2);
-            bounds.previous = if stale { heard } else { bounds.current };
-            bounds.current = heard;
+            bounds.previous = if stale { bound } else { bounds.current };
+            bounds.current = bound;
             bounds.since = now;
         } else {
-            bounds.current = bounds.current.max(heard);
+            bounds.current = bounds.current.max(bound);
         }
     }
 
-    /// The store's time, at or just before the truth.
+    /// The store's time: exact, or a little behind it.
     pub fn now(&self) -> UnixMs {
         match self.micros() {
             None => self.wall.now(),
@@ -182,7 +182,7 @@ impl StoreClock {
         }
     }
 
-    /// How long it is, at least, until the store's clock shows `at`; zero if it does.
+    /// The time, at least, until the store's clock shows `at`; zero if that is past.
     pub fn until(&self, at: UnixMs) -> Duration {
         match self.micros() {
             None => at.since(self.wall.now()),
@@ -190,7 +190,7 @@ impl StoreClock {
         }
     }
 
-    /// Sleeps for so long, by this node's own clock.
+    /// Sleeps this long by this node's own clock.
     pub fn sleep(&self, by: Duration) -> BoxFuture<'static, ()> {
         self.wall.sleep(by)
     }
@@ -200,7 +200,7 @@ impl StoreClock {
         Some(Monotonic::now().0 + bounds.current.max(bounds.previous))
     }
 
-    /// How far this node's wall clock is from the store's; positive when the node is ahead.
+    /// This node's wall clock minus the store's, in milliseconds; positive when the node is ahead.
     pub fn skew_ms(&self) -> i64 {
         self.wall.now().get() - self.now().get()
     }
@@ -214,7 +214,7 @@ mod tests {
     fn a_slow_answer_does_not_set_the_stores_clock_back() {
         let clock = StoreClock::remote(ManualClock::new(UnixMs::new(5_000_000)));
         clock.observe(UnixMs::new(1_000_000));
-        assert!(clock.now() < UnixMs::new(1_001_000), "the guess is gone");
+        assert!(clock.now() < UnixMs::new(1_001_000), "the guess is replaced");
         clock.observe(UnixMs::new(990_000));
         assert!(clock.now() >= UnixMs::new(1_000_000));
         clock.observe(UnixMs::new(1_005_000));

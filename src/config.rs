@@ -1,7 +1,7 @@
-//! Settings: typed, with units, checked as a whole before anything starts.
+//! Settings: typed, with units, all checked before anything starts.
 //!
 //! `config.toml` < environment (`MAINSPRING__SECTION__KEY`, or `…_FILE` to read it from a file) < flags.
-//! A key that nobody knows is an error, wherever it comes from.
+//! An unknown key is an error, in each of the three.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -27,31 +27,31 @@ const ENV_PREFIX: &str = "MAINSPRING__";
 /// The longest attempt that may be configured.
 pub const MAX_WEBHOOK_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What is wrong with the settings; every variant names the key or file and the cure.
+/// Why the settings cannot be used. Each variant names the key or file, and how to mend it.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A value cannot be read, or a key is unknown.
-    #[error("settings: {}", told(.0))]
+    #[error("settings: {}", described(.0))]
     Read(Box<figment::Error>),
     /// A file named by `--config` or a `_FILE` variable cannot be read.
-    #[error("settings: {what} names {path}, which cannot be read: {source}")]
+    #[error("settings: {path}, named by {named_by}, cannot be read: {source}")]
     File {
-        /// The flag or variable.
-        what: String,
+        /// The flag or variable that names the file.
+        named_by: String,
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// Why it cannot be read.
         source: std::io::Error,
     },
-    /// A flag is not of the form KEY=VALUE.
-    #[error("settings: `--set {0}`: give it as section.key=value")]
+    /// The value of `--set` is not of the form KEY=VALUE.
+    #[error("settings: `--set {0}`: write it as section.key=value")]
     Flag(String),
-    /// Values that do not fit, alone or together.
+    /// A value that is not valid, or not valid together with another.
     #[error("settings: `{key}`: {detail}")]
     Check {
         /// The key.
         key: &'static str,
-        /// What is wrong and what would be right.
+        /// What would be valid.
         detail: String,
     },
 }
@@ -60,13 +60,13 @@ pub enum Error {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Stands in `ce-source`; fixed when the store is made.
+    /// The namespace in `ce-source`. Fixed when the store is made.
     pub namespace: String,
-    /// Parallel partitions of all timers; fixed when the store is made.
+    /// The number of parallel partitions of all timers. Fixed when the store is made.
     pub shards: u16,
     /// How long the ownership of a shard lasts without renewal.
     pub lease: Span,
-    /// The defect to build in, in test builds.
+    /// In test builds, the defect to enable.
     #[cfg(feature = "planted")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub planted: Option<crate::planted::Defect>,
@@ -76,7 +76,7 @@ pub struct Config {
     pub cold: Cold,
     /// The wheels.
     pub hot: Hot,
-    /// This process among several.
+    /// This process as one of several nodes.
     pub node: Node,
     /// The reach of the wheels.
     pub wheel: Wheel,
@@ -96,12 +96,13 @@ pub struct Config {
 pub struct Server {
     /// Address and port of API, page and metrics.
     pub listen: SocketAddr,
-    /// The keys that callers may present as `Authorization: Bearer`; none means open, on loopback only.
+    /// The keys that callers send as `Authorization: Bearer`. Without any, the server is open and listens on loopback
+    /// only.
     #[serde(deserialize_with = "list", serialize_with = "hidden")]
     pub api_keys: Vec<SecretString>,
-    /// Timers' calls a second each key may make; 0 is no limit.
+    /// Timers a second that each key may register or change; 0 is no limit.
     pub rate_per_second: u32,
-    /// Connections held at once; more wait to be accepted.
+    /// The number of open connections; further ones wait until they are accepted.
     pub max_connections: usize,
 }
 
@@ -111,7 +112,7 @@ pub struct Server {
 pub struct Cold {
     /// `sqlite://FILE` or `postgres://…`.
     pub url: String,
-    /// Connections to PostgreSQL.
+    /// Connections to PostgreSQL for callers; the node's own work has connections of its own.
     pub connections: u32,
 }
 
@@ -129,7 +130,7 @@ pub struct Hot {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Node {
-    /// The node's name; empty stands for host name and listen port.
+    /// The node's name; an empty one is replaced by host name and listen port.
     pub name: String,
 }
 
@@ -141,13 +142,13 @@ pub struct Wheel {
     pub window: Span,
     /// Reach of the second wheel.
     pub near: Span,
-    /// How long before its due time a timer is claimed; it is sent at its due time.
+    /// How long before its due time a timer is claimed. It is sent at its due time.
     pub lead: Span,
-    /// Timers a second that loader and replay move into the wheels at most.
+    /// The highest rate, in timers a second, at which loader and replay fill the wheels.
     pub load_per_second: u32,
-    /// Overdue timers a second that a replay sends at most.
+    /// The highest rate, in timers a second, at which a replay hands out overdue timers.
     pub catch_up_per_second: u32,
-    /// Whether the wheels turn; without them the sweep fires everything, at one-second grain.
+    /// Whether the wheels are used. Without them the sweep fires everything, up to a second late.
     pub enabled: bool,
 }
 
@@ -163,14 +164,14 @@ pub struct History {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Webhook {
-    /// Networks that are delivered to although they are loopback, private or link-local.
+    /// Networks to which webhooks may go although they are loopback, private or link-local.
     #[serde(deserialize_with = "list")]
     pub allow_networks: Vec<IpNet>,
-    /// The address that deliveries come from, on a machine that has several; without one, the system's choice.
+    /// The source address of deliveries, on a machine that has several. `None`: the system chooses.
     pub source_address: Option<IpAddr>,
-    /// How long one attempt may take, connecting included.
+    /// The time limit of one attempt, connecting included.
     pub timeout: Span,
-    /// Attempts under way at once to one receiver (scheme, host and port).
+    /// Concurrent attempts to one receiver (scheme, host and port).
     pub concurrency: usize,
 }
 
@@ -178,7 +179,7 @@ pub struct Webhook {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Dispatch {
-    /// Attempts under way at once on this node.
+    /// Concurrent attempts on this node.
     pub concurrency: usize,
 }
 
@@ -186,13 +187,13 @@ pub struct Dispatch {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Log {
-    /// What to log, as `tracing` filters read it.
+    /// Which events are logged: a filter of `tracing-subscriber`.
     pub filter: String,
-    /// How a line looks.
+    /// The format of a line.
     pub format: LogFormat,
 }
 
-/// The look of a log line.
+/// The format of a log line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
@@ -246,13 +247,13 @@ impl Default for Config {
 pub enum ColdKind {
     /// One file, one node.
     Sqlite,
-    /// A server, any number of nodes.
+    /// A database server, any number of nodes.
     Postgres,
 }
 
 impl Config {
-    /// Reads and checks the settings: `file` (or `config.toml` here, if there is one), then `env`
-    /// (names and values), then `sets` (`section.key=value`).
+    /// Reads and checks the settings: `file` (or `config.toml` in this directory, if there is one), over it `env`
+    /// (names and values), over that `sets` (`section.key=value`).
     pub fn load(
         file: Option<&Path>,
         env: impl IntoIterator<Item = (String, String)>,
@@ -263,7 +264,7 @@ impl Config {
         match file {
             Some(path) => {
                 let text = std::fs::read_to_string(path).map_err(|source| Error::File {
-                    what: "--config".into(),
+                    named_by: "--config".into(),
                     path: path.into(),
                     source,
                 })?;
@@ -281,7 +282,7 @@ impl Config {
             let (path, value) = match path.strip_suffix("_FILE") {
                 Some(path) => {
                     let text = std::fs::read_to_string(&value).map_err(|source| Error::File {
-                        what: name.clone(),
+                        named_by: name.clone(),
                         path: PathBuf::from(&value),
                         source,
                     })?;
@@ -289,18 +290,22 @@ impl Config {
                 }
                 None => (path, value),
             };
-            figment =
-                figment.merge(one(&path.to_ascii_lowercase().replace("__", "."), &value, &name, &defaults));
+            figment = figment.merge(setting(
+                &path.to_ascii_lowercase().replace("__", "."),
+                &value,
+                &name,
+                &defaults,
+            ));
         }
         for set in sets {
             let (key, value) = set.split_once('=').ok_or_else(|| Error::Flag(set.clone()))?;
-            figment = figment.merge(one(key.trim(), value, "--set", &defaults));
+            figment = figment.merge(setting(key.trim(), value, "--set", &defaults));
         }
         let config: Self = figment.extract().map_err(|why| Error::Read(Box::new(why)))?;
         config.checked()
     }
 
-    /// Checks the values against each other.
+    /// Checks each value, and those that depend on each other; fills in the node's name.
     fn checked(mut self) -> Result<Self, Error> {
         let wrong = |key, detail: &str| Err(Error::Check { key, detail: detail.into() });
         if !(1..=1024).contains(&self.shards) {
@@ -407,7 +412,7 @@ impl Config {
             || self.webhook.allow_networks.iter().any(|net| net.contains(&ip))
     }
 
-    /// The defect that is built in: none, except in test builds.
+    /// The defect that is enabled: none, except in test builds.
     pub fn planted(&self) -> Planted {
         #[cfg(feature = "planted")]
         return Planted::new(self.planted);
@@ -415,17 +420,17 @@ impl Config {
         return Planted::default();
     }
 
-    /// How long a claim lasts before others may take the attempt for lost.
+    /// How long a claim lasts. After that the attempt counts as lost, and the timer may be claimed again.
     pub fn claim_ttl(&self) -> Duration {
         self.webhook.timeout.get() + CLAIM_MARGIN
     }
 }
 
-/// What a claim lasts beyond the attempt's own timeout: time to record the result.
+/// The time to record the result, by which a claim lasts longer than its attempt may take.
 const CLAIM_MARGIN: Duration = Duration::from_secs(10);
 
 /// What could not be read, by key and source; one clause for each.
-fn told(why: &figment::Error) -> String {
+fn described(why: &figment::Error) -> String {
     let one = |why: figment::Error| {
         // The first step of a path is figment's own profile name.
         let steps = why.path.iter().skip_while(|step| *step == "default");
@@ -440,15 +445,15 @@ fn told(why: &figment::Error) -> String {
     why.clone().into_iter().map(one).collect::<Vec<_>>().join("; ")
 }
 
-/// One key from the environment or a flag, under the name of what set it.
-struct One {
+/// The value of one key from the environment or a flag. `source` is the variable or the flag.
+struct Setting {
     key: String,
     value: Value,
     source: String,
 }
 
-/// Reads the text as what the key's default is: text stays text, numbers and lists are read as TOML.
-fn one(key: &str, value: &str, source: &str, defaults: &Figment) -> One {
+/// Reads a value by the type of the key's default: text stays text, numbers and lists are read as TOML.
+fn setting(key: &str, value: &str, source: &str, defaults: &Figment) -> Setting {
     let text = match defaults.find_value(key) {
         Ok(Value::Num(..) | Value::Bool(..)) => false,
         Ok(Value::Array(..)) => !value.trim_start().starts_with('['),
@@ -456,10 +461,10 @@ fn one(key: &str, value: &str, source: &str, defaults: &Figment) -> One {
     };
     let parsed = if text { None } else { toml::from_str::<Dict>(&format!("v = {value}")).ok() };
     let value = parsed.and_then(|mut dict| dict.remove("v")).unwrap_or_else(|| Value::from(value));
-    One { key: key.into(), value, source: source.into() }
+    Setting { key: key.into(), value, source: source.into() }
 }
 
-impl figment::Provider for One {
+impl figment::Provider for Setting {
     fn metadata(&self) -> figment::Metadata {
         figment::Metadata::named(self.source.clone())
     }
@@ -478,13 +483,13 @@ where
 {
     #[derive(Deserialize)]
     #[serde(untagged)]
-    enum Given {
+    enum TextOrItems {
         Text(String),
         Items(Vec<String>),
     }
-    let items = match Given::deserialize(deserializer)? {
-        Given::Items(items) => items,
-        Given::Text(text) => text
+    let items = match TextOrItems::deserialize(deserializer)? {
+        TextOrItems::Items(items) => items,
+        TextOrItems::Text(text) => text
             .split([',', '\n'])
             .map(|item| item.trim().to_owned())
             .filter(|item| !item.is_empty())
@@ -498,7 +503,7 @@ fn hidden<S: serde::Serializer>(keys: &[SecretString], serializer: S) -> Result<
     serializer.collect_seq(keys.iter().map(|_| "(hidden)"))
 }
 
-/// A database URL with its password replaced, for logs and `config show`.
+/// A database URL with its password replaced by `hidden`, for logs and `config show`.
 pub fn shown_url(text: &str) -> String {
     let Ok(mut url) = url::Url::parse(text) else { return without_password(text) };
     if url.password().is_some() {
@@ -513,7 +518,7 @@ pub fn shown_url(text: &str) -> String {
     url.to_string()
 }
 
-/// The same for what is no URL as the standard has it: several hosts with ports, or a mistake.
+/// The same for a text that is not a URL by the standard: several hosts with ports, or a mistake.
 fn without_password(text: &str) -> String {
     let Some((before, hosts)) = text.rsplit_once('@') else { return text.to_owned() };
     let (scheme, user) = before.split_once("://").map_or(("", before), |(scheme, user)| (scheme, user));

@@ -1,13 +1,13 @@
-//! The one binary. All it does is in the library; see `mainspring::cli`.
+//! The one binary. It starts the runtime and calls `mainspring::cli`; everything else is in the library.
 
 use std::process::ExitCode;
 
-/// The service allocates from many threads at once, for which this allocator is made.
+/// The service allocates from many threads at once; this allocator is made for that.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    // Before anything opens a connection. It fails only if a provider is installed already, which serves as well.
+    // Before anything opens a connection. It fails only if a provider is installed already, and then that one is used.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -18,7 +18,7 @@ fn main() -> ExitCode {
         }
     };
     let exit = runtime.block_on(mainspring::cli::run());
-    // Nothing is left to wait for but name look-ups that nobody listens to any more.
+    // Only name look-ups whose callers have gone may still run; they are not waited for.
     runtime.shutdown_background();
     exit
 }

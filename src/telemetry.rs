@@ -1,4 +1,4 @@
-//! Log lines on stderr. Payloads, secrets and URLs' paths never reach them.
+//! Log lines on stderr. They never hold payloads, secrets or the paths of URLs.
 
 use std::io::IsTerminal;
 
@@ -7,14 +7,15 @@ use tracing_subscriber::fmt;
 
 use crate::config::{Log, LogFormat};
 
-/// Starts logging; later calls in the same process change nothing.
+/// Starts logging. Later calls in the same process change nothing.
 pub fn init(log: &Log) -> anyhow::Result<()> {
-    // A database that goes away is told of by whoever needed it; sqlx would tell it twice for each connection.
-    let quiet = match log.filter.contains("sqlx") {
+    // When the database goes away, the statement that failed is logged where it is handled. sqlx would log two more
+    // lines for each connection.
+    let sqlx_levels = match log.filter.contains("sqlx") {
         true => "",
         false => ",sqlx::postgres::notice=error,sqlx_core::pool::connection=error",
     };
-    let filter = EnvFilter::try_new(format!("{}{quiet}", log.filter)).map_err(|why| {
+    let filter = EnvFilter::try_new(format!("{}{sqlx_levels}", log.filter)).map_err(|why| {
         anyhow::anyhow!("settings: `log.filter`: {why}; for example info or info,mainspring=debug")
     })?;
     let lines = fmt::Subscriber::builder()

@@ -1,4 +1,4 @@
-//! One delivery as `receive` shows it.
+//! One delivery as `receive` prints it.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -11,14 +11,14 @@ use super::out;
 use super::signature::{self, Verdict};
 use crate::model::time::UnixMs;
 
-/// The longest body in a line.
+/// The longest body in a line for people, in characters.
 const MAX_BODY: usize = 200;
-/// The longest id in a line.
+/// The longest id in a line for people, in characters.
 const MAX_ID: usize = 128;
-/// How many ids are remembered.
+/// The number of ids that are remembered.
 const REMEMBERED: usize = 100_000;
 
-/// What came with one POST.
+/// The contents of one POST.
 pub struct Arrival<'a> {
     at: UnixMs,
     path: &'a str,
@@ -66,16 +66,17 @@ impl<'a> Arrival<'a> {
         self.delivery
     }
 
-    /// How far past due it arrived, in milliseconds; negative if this machine's clock is behind.
+    /// Arrival − due time, in milliseconds; negative if this machine's clock is behind.
     fn lateness_ms(&self) -> Option<i64> {
         self.due_at.map(|due| self.at.get() - due.get())
     }
 
-    /// For people.
+    /// One line for people.
     pub fn line(&self, again: bool, answered: u16) -> String {
-        let named = |text: Option<&str>| text.map_or_else(|| "-".to_owned(), |text| out::short(text, MAX_ID));
-        let mut parts = vec![self.at.rfc3339(), named(self.timer), named(self.delivery)];
-        parts.push(format!("attempt {}", named(self.attempt)));
+        let or_dash =
+            |text: Option<&str>| text.map_or_else(|| "-".to_owned(), |text| out::short(text, MAX_ID));
+        let mut parts = vec![self.at.rfc3339(), or_dash(self.timer), or_dash(self.delivery)];
+        parts.push(format!("attempt {}", or_dash(self.attempt)));
         parts.push(match self.lateness_ms() {
             Some(late @ 0..) => format!("{late} ms late"),
             Some(early) => format!("{} ms early", early.unsigned_abs()),
@@ -95,7 +96,7 @@ impl<'a> Arrival<'a> {
         parts.join("  ")
     }
 
-    /// For programs.
+    /// One line of JSON.
     pub fn json(&self, again: bool, answered: u16) -> String {
         let number = |text: Option<&str>| text.and_then(|text| text.parse::<i64>().ok());
         let line = Line {
@@ -113,7 +114,7 @@ impl<'a> Arrival<'a> {
             path: self.path,
             body: Body::read(self.body),
         };
-        // Only text, numbers and JSON that was read before: it can always be written.
+        // It holds text, numbers and JSON that was read before, so writing it cannot fail.
         out::compact(&serde_json::to_string(&line).unwrap_or_default())
     }
 }
@@ -136,7 +137,7 @@ struct Line<'a> {
     body: Body<'a>,
 }
 
-/// A body: JSON as it came, anything else as text.
+/// A body: JSON unchanged, anything else as text.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Body<'a> {
@@ -153,7 +154,7 @@ impl<'a> Body<'a> {
     }
 }
 
-/// Counts how often each id was seen; forgets the oldest beyond [`REMEMBERED`].
+/// Counts how often each id has arrived. It holds [`REMEMBERED`] ids and drops the oldest beyond that.
 #[derive(Default)]
 pub struct Tally {
     seen: HashMap<String, u32>,
@@ -161,7 +162,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Counts one more and says how often it was seen, this time included.
+    /// Counts one more arrival of `id` and returns their number, this one included.
     pub fn add(&mut self, id: &str) -> u32 {
         if let Some(count) = self.seen.get_mut(id) {
             *count = count.saturating_add(1);
@@ -199,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_says_when_what_and_how_late() {
+    fn a_line_has_time_ids_attempt_lateness_and_body() {
         let headers = headers();
         let arrival = Arrival::read(&headers, "/", br#"{"order":1}"#, at("2026-12-01T01:00:00.012Z"), None);
         assert_eq!(
@@ -216,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stranger_gets_a_line_too_and_a_long_body_is_cut() {
+    fn a_post_without_cloudevents_headers_is_a_line_and_a_long_body_is_cut() {
         let headers = HeaderMap::new();
         let body = "x".repeat(300);
         let line = Arrival::read(&headers, "/", body.as_bytes(), UnixMs::new(0), None).line(false, 200);
@@ -236,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_seen_is_counted_and_the_oldest_forgotten() {
+    fn ids_are_counted_and_the_oldest_are_dropped() {
         let mut tally = Tally::default();
         assert_eq!((tally.add("a"), tally.add("b"), tally.add("a")), (1, 1, 2));
         for n in 0..REMEMBERED {

@@ -1,5 +1,6 @@
-//! A small client of the REST API, for the verbs that talk to a running server.
+//! A client of the REST API, for the verbs that call a running server.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -11,17 +12,17 @@ use serde::{Deserialize, Serialize};
 use super::exit::usage;
 use super::{input, out};
 
-/// Where a server listens unless told otherwise.
+/// Where a server listens by default.
 const DEFAULT_SERVER: &str = "http://127.0.0.1:7600";
-/// How long an answer may take.
+/// The time limit of a call.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// How long connecting may take.
+/// The time limit of connecting.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What a lost answer means for a change.
-const UNSURE: &str = "; whether it was done is not known, `mainspring timer get` tells";
+/// Added to the message when the answer to a change was lost.
+const OUTCOME_UNKNOWN: &str = "; the change may have been made, `mainspring timer get` shows it";
 
-/// Which server to talk to, and as whom.
+/// Which server to call, and with which key.
 #[derive(Args)]
 pub struct Connection {
     /// The server [default: $MAINSPRING_SERVER, else http://127.0.0.1:7600]
@@ -43,25 +44,25 @@ pub enum Error {
         /// The root cause.
         why: String,
     },
-    /// Sent, but no whole answer came back.
+    /// Sent, but no complete answer came back.
     #[error("{server} gave no answer: {why}{hint}")]
     NoAnswer {
         /// The base URL.
         server: String,
         /// The root cause.
         why: String,
-        /// What that means for a change.
+        /// For a change, that its outcome is unknown.
         hint: &'static str,
     },
-    /// The server said no.
+    /// The server refused the call.
     #[error("{0}")]
     Refused(Box<Problem>),
-    /// Whoever answered is no Mainspring server.
-    #[error("{server} answered {status}, but not as a Mainspring server would; is --server right?")]
-    Stranger {
+    /// The answer is not one of a Mainspring server.
+    #[error("{server} answered {status}, but is not a Mainspring server; is --server right?")]
+    NotMainspring {
         /// The base URL.
         server: String,
-        /// What it answered.
+        /// The status of the answer.
         status: StatusCode,
     },
 }
@@ -112,21 +113,21 @@ impl Problem {
 }
 
 impl Error {
-    /// What the server found wrong, a line for each field that its detail does not name already; mostly empty.
+    /// A line for each field that the server refused and that its `detail` does not name already.
     pub fn fields(&self) -> Vec<String> {
         let Self::Refused(problem) = self else {
             return Vec::new();
         };
         let line = |field: &Field| out::plain(&format!("{}: {}", field.pointer, field.detail));
-        let said = problem.to_string();
-        problem.errors.iter().map(line).filter(|line| !said.contains(line)).collect()
+        let shown = problem.to_string();
+        problem.errors.iter().map(line).filter(|line| !shown.contains(line)).collect()
     }
 }
 
 /// A successful answer.
 #[derive(Debug)]
 pub struct Reply {
-    /// Which success.
+    /// Its status, a 2xx.
     pub status: StatusCode,
     /// The body, in one line.
     pub json: String,
@@ -149,13 +150,13 @@ pub struct Client {
 }
 
 impl Client {
-    /// The client that the flags and, where those are silent, the environment describe.
+    /// The client for these flags. Without a flag the environment counts.
     pub fn new(connection: &Connection) -> anyhow::Result<Self> {
-        let given = |name| std::env::var(name).ok().filter(|value| !value.trim().is_empty());
-        let server = connection.server.clone().or_else(|| given("MAINSPRING_SERVER"));
+        let variable = |name| std::env::var(name).ok().filter(|value| !value.trim().is_empty());
+        let server = connection.server.clone().or_else(|| variable("MAINSPRING_SERVER"));
         let key = match &connection.key_file {
             Some(path) => Some(input::secret_file("--key-file", path)?),
-            None => given("MAINSPRING_API_KEY"),
+            None => variable("MAINSPRING_API_KEY"),
         };
         Self::of(&server.unwrap_or_else(|| DEFAULT_SERVER.into()), key.as_deref())
     }
@@ -170,11 +171,11 @@ impl Client {
                 && url.password().is_none()
         });
         let url =
-            url.ok_or_else(|| usage(format!("the server `{base}` is no URL such as {DEFAULT_SERVER}")))?;
+            url.ok_or_else(|| usage(format!("the server `{base}` is not a URL such as {DEFAULT_SERVER}")))?;
         let key = match key {
             Some(key) => {
                 let mut value = HeaderValue::from_str(&format!("Bearer {}", key.trim()))
-                    .map_err(|_| usage("the API key has characters that no key has"))?;
+                    .map_err(|_| usage("the API key has characters that an HTTP header cannot hold"))?;
                 value.set_sensitive(true);
                 Some(value)
             }
@@ -183,7 +184,7 @@ impl Client {
         Ok(Self { http: http(TIMEOUT)?, base: url.as_str().trim_end_matches('/').to_owned(), key })
     }
 
-    /// Makes one call. `path` is appended to the server's URL as it is.
+    /// Makes one call. `path` is appended to the server's URL unchanged.
     pub async fn call<B: Serialize>(
         &self,
         method: Method,
@@ -191,7 +192,7 @@ impl Client {
         query: &[(String, String)],
         body: Option<&B>,
     ) -> Result<Reply, Error> {
-        let hint = if method == Method::GET { "" } else { UNSURE };
+        let hint = if method == Method::GET { "" } else { OUTCOME_UNKNOWN };
         let failed = |why: reqwest::Error| self.failed(&why, hint);
         let mut request = self.http.request(method, format!("{}{path}", self.base)).query(query);
         if let Some(key) = &self.key {
@@ -213,7 +214,7 @@ impl Client {
             Ok(problem) if kind.starts_with("application/problem+json") => {
                 Err(Error::Refused(Box::new(Problem { status, retry_after, ..problem })))
             }
-            _ => Err(Error::Stranger { server: self.base.clone(), status }),
+            _ => Err(Error::NotMainspring { server: self.base.clone(), status }),
         }
     }
 
@@ -233,7 +234,7 @@ impl Client {
     }
 }
 
-/// An HTTP client as the verbs use it: no proxies, no redirects (the key goes to nobody else).
+/// An HTTP client without proxies and redirects, so that the key goes to no other server.
 pub fn http(timeout: Duration) -> anyhow::Result<reqwest::Client> {
     Ok(reqwest::Client::builder()
         .no_proxy()
@@ -244,13 +245,23 @@ pub fn http(timeout: Duration) -> anyhow::Result<reqwest::Client> {
         .build()?)
 }
 
-/// The innermost cause, which says what went wrong; the outer ones say where.
+/// The innermost cause. It says what failed; the outer ones say where.
 pub fn root_cause(why: &(dyn std::error::Error + 'static)) -> String {
     let mut inner = why;
     while let Some(source) = inner.source() {
         inner = source;
     }
     inner.to_string()
+}
+
+/// The address under which this machine reaches a server that listens on `listen`.
+pub fn reachable(listen: SocketAddr) -> SocketAddr {
+    let ip = match listen.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
+        ip => ip,
+    };
+    SocketAddr::new(ip, listen.port())
 }
 
 /// The error of an answer with this status and this problem document.
@@ -282,16 +293,25 @@ mod tests {
         assert_eq!(
             (one.to_string().as_str(), one.fields().len()),
             ("Not valid: /x: no", 0),
-            "it is said once"
+            "the field is named once"
         );
         assert_eq!(refused(503, r#"{"request_id":"r"}"#).to_string(), "503 Service Unavailable (request r)");
     }
 
     #[test]
-    fn a_server_that_is_no_url_is_a_usage_error() {
+    fn a_server_that_is_not_a_url_is_a_usage_error() {
         for bad in ["", "localhost:7600", "ftp://a", "http://a/?x=1", "http://me:key@a"] {
             let why = Client::of(bad, None).err().unwrap();
             assert_eq!(exit::of(&why), Exit::Usage, "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_server_on_all_addresses_is_reached_on_loopback() {
+        for (listen, reached) in
+            [("0.0.0.0:7600", "127.0.0.1:7600"), ("[::]:7600", "[::1]:7600"), ("127.0.0.1:1", "127.0.0.1:1")]
+        {
+            assert_eq!(reachable(listen.parse().unwrap()).to_string(), reached);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Reading the settings for the verbs that need them, and `config show|check`.
+//! Reads the settings for the verbs that need them, and `config show|check`.
 
 use std::path::PathBuf;
 
@@ -12,14 +12,14 @@ use crate::config::Config;
 
 /// Where settings come from besides the environment.
 ///
-/// They may stand before the verb and after it. They are not global flags in clap's sense: of a repeatable
-/// one, clap keeps only those after the verb and forgets the others.
+/// These flags may stand before the verb and after it. They are not global flags of clap: of a repeatable global flag
+/// clap keeps only the values after the verb.
 #[derive(Args, Clone)]
 pub struct Settings {
     /// The settings file [default: config.toml in this directory, if there is one]
     #[arg(long, value_name = "FILE", help_heading = "Settings")]
     config: Option<PathBuf>,
-    /// Set one key, over file and environment; repeatable
+    /// Set one key; overrides file and environment; repeatable
     #[arg(long = "set", value_name = "KEY=VALUE", help_heading = "Settings")]
     sets: Vec<String>,
 }
@@ -29,18 +29,18 @@ pub struct Settings {
 pub enum ConfigVerb {
     /// Print the settings in force, without secrets
     Show(Settings),
-    /// Say whether the settings fit; exit code 2 if not
+    /// Check the settings; exit code 2 if one is not valid
     Check(Settings),
 }
 
 impl Settings {
-    /// These, which stand before the verb, and over them those after it.
+    /// These settings, which stand before the verb, overridden by `later`, which stand after it.
     pub fn and(&self, later: &Self) -> Self {
         let config = later.config.as_ref().or(self.config.as_ref()).cloned();
         Self { config, sets: [&self.sets[..], &later.sets].concat() }
     }
 
-    /// And over those, a verb's own flags.
+    /// These settings, overridden by a verb's own flags.
     pub fn and_sets(mut self, sets: Vec<String>) -> Self {
         self.sets.extend(sets);
         self
@@ -52,7 +52,7 @@ impl Settings {
     }
 }
 
-/// The environment, as far as it is text; a setting that is not is named.
+/// The environment variables that are UTF-8. A setting that is not UTF-8 is an error.
 fn environment() -> anyhow::Result<Vec<(String, String)>> {
     let mut pairs = Vec::new();
     for (name, value) in std::env::vars_os() {

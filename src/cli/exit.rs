@@ -70,9 +70,11 @@ fn of_call(why: &client::Error) -> Exit {
             503 => Exit::Unavailable,
             _ => Exit::Failed,
         },
-        // A gateway whose server is down. Its 404 or 409 would say nothing about a timer.
-        client::Error::Stranger { status, .. } if matches!(status.as_u16(), 502..=504) => Exit::Unavailable,
-        client::Error::Stranger { .. } => Exit::Failed,
+        // From a gateway whose server is down. Its 404 or 409 would say nothing about a timer.
+        client::Error::NotMainspring { status, .. } if matches!(status.as_u16(), 502..=504) => {
+            Exit::Unavailable
+        }
+        client::Error::NotMainspring { .. } => Exit::Failed,
     }
 }
 
@@ -135,13 +137,9 @@ mod tests {
         ] {
             assert_eq!(of_call(&client::refused(status, "{}")), exit, "{status}");
         }
-        let stranger = |status| client::Error::Stranger { server: String::new(), status };
-        assert_eq!(
-            of_call(&stranger(StatusCode::NOT_FOUND)),
-            Exit::Failed,
-            "it says nothing about the timer"
-        );
-        assert_eq!(of_call(&stranger(StatusCode::BAD_GATEWAY)), Exit::Unavailable);
+        let other = |status| client::Error::NotMainspring { server: String::new(), status };
+        assert_eq!(of_call(&other(StatusCode::NOT_FOUND)), Exit::Failed, "it says nothing about the timer");
+        assert_eq!(of_call(&other(StatusCode::BAD_GATEWAY)), Exit::Unavailable);
         let lost = client::Error::NoAnswer { server: String::new(), why: String::new(), hint: "" };
         assert_eq!(of_call(&lost), Exit::Unavailable);
     }

@@ -1,4 +1,4 @@
-//! Reading what people type: durations in shorthand, headers, labels, ids.
+//! Reads the values of flags: durations, headers, labels, ids, files.
 
 use std::io::Read;
 use std::path::Path;
@@ -21,7 +21,7 @@ pub fn span(text: &str) -> Result<String, String> {
     Span::parse(&shorthand.to_string()).map(|span| span.to_string()).map_err(|why| why.to_string())
 }
 
-/// A duration of this process's own, written as for [`span`].
+/// A duration that this process uses itself, written as for [`span`].
 pub fn duration(text: &str) -> Result<Duration, String> {
     Span::parse(&span(text)?).map(Span::get).map_err(|why| why.to_string())
 }
@@ -34,7 +34,7 @@ pub fn instant(text: &str) -> Result<String, String> {
 /// A timer's id that can stand in a URL.
 pub fn id(text: &str) -> Result<String, String> {
     if matches!(text, "." | "..") {
-        return Err("`.` and `..` are steps of a path and cannot be named in a URL".into());
+        return Err("`.` and `..` cannot stand in a URL, where they are steps of a path".into());
     }
     TimerId::parse(text).map(|id| id.as_str().to_owned()).map_err(|why| why.to_string())
 }
@@ -44,7 +44,7 @@ pub fn header(text: &str) -> Result<(String, String), String> {
     let (name, value) = text.split_once(':').ok_or("write it as 'Name: value'")?;
     let (name, value) = (name.trim(), value.trim());
     if name.is_empty() || name.contains(char::is_whitespace) {
-        return Err(format!("`{name}` is no header name; write it as 'Name: value'"));
+        return Err(format!("`{name}` is not a header name; write it as 'Name: value'"));
     }
     Ok((name.to_owned(), value.to_owned()))
 }
@@ -65,10 +65,10 @@ pub fn file(flag: &str, path: &Path) -> anyhow::Result<String> {
     } else {
         std::fs::read_to_string(path)
     };
-    read.with_context(|| format!("{flag} names {}, which cannot be read", path.display()))
+    read.with_context(|| format!("{flag}: {} cannot be read", path.display()))
 }
 
-/// The one line of a file with a key or secret.
+/// The key or secret in a file, without blanks around it.
 pub fn secret_file(flag: &str, path: &Path) -> anyhow::Result<String> {
     Ok(file(flag, path)?.trim().to_owned())
 }
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_duration_is_refused() {
+    fn a_text_that_is_not_a_duration_is_refused() {
         for text in [
             "",
             "30",
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_and_labels_are_split_at_their_first_mark() {
+    fn headers_and_labels_are_split_at_the_first_separator() {
         assert_eq!(header("Authorization: Bearer a:b"), Ok(("Authorization".into(), "Bearer a:b".into())));
         assert_eq!(header("X-Empty:"), Ok(("X-Empty".into(), String::new())));
         for bad in ["", "Name value", ": x", "a b: c"] {
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_that_a_url_would_swallow_are_refused() {
+    fn ids_that_a_url_cannot_hold_are_refused() {
         assert!(id("order-1").is_ok() && id("...").is_ok());
         for bad in [".", "..", "", "a/b", "ä"] {
             assert!(id(bad).is_err(), "{bad}");

@@ -1,8 +1,7 @@
-//! The command line: a door to the service, and the tools around it.
+//! The command line: `serve`, the client of the REST API, and the tools.
 //!
-//! Data goes to stdout, everything else to stderr. How a verb ended is its exit code: 0 ok, 1 failed,
-//! 2 usage, 3 not found, 4 conflict, 5 unavailable, 6 `verify`, `bench` or `drill` found a loss. A reader of stdout that goes
-//! away early (`… | head`) ends a verb quietly.
+//! Data goes to stdout, everything else to stderr. Exit codes are in [`exit`]. When the reader of stdout goes away early
+//! (`… | head`), the verb ends without a message.
 
 mod arrival;
 mod bench;
@@ -40,10 +39,10 @@ use exit::Exit;
 Exit codes: 0 ok, 1 failed, 2 usage or settings, 3 not found, 4 conflict, 5 unavailable, 6 verify, bench or drill found a loss."
 )]
 struct Cli {
-    /// Print for programs: one JSON object, or one a line
+    /// Print JSON: one object, or one object a line
     #[arg(long, global = true, display_order = 900)]
     json: bool,
-    // For the verbs that read settings; `timer` and `receive` do not.
+    // For the verbs that read settings; `timer` and `receive` read none.
     #[command(flatten)]
     settings: Settings,
     #[command(subcommand)]
@@ -56,21 +55,21 @@ enum Verb {
     Serve(Serve),
     /// Register, read, change and cancel timers on a running server
     Timer(timer::Timer),
-    /// Print deliveries as they arrive: a receiver to try things with
+    /// Print deliveries as they arrive: a receiver for trials
     Receive(receive::Receive),
-    /// Bring the database up to this version
+    /// Bring the database's schema up to this version
     #[command(subcommand)]
     Migrate(store::Migrate),
     /// Check from SQL that no timer is lost; exit code 6 if one is
     Verify(Settings),
     /// Measure rates, lateness and cost, on a server of its own or a running one
     Bench(Box<bench::Bench>),
-    /// Rehearse a failure, with a verdict: nodes and servers of its own, and faults; exit code 6 if a promise breaks
+    /// Rehearse a failure on nodes and servers of its own, and check the promises; exit code 6 if one is broken
     Drill(Box<drill::DrillArgs>),
-    /// Look at the settings
+    /// Print or check the settings
     #[command(subcommand)]
     Config(config::ConfigVerb),
-    /// Look for what would keep a server from working; exit code 1 if something does
+    /// Check everything that a server needs; exit code 1 if a check fails
     Doctor(Settings),
 }
 
@@ -80,9 +79,9 @@ enum Verb {
       everything in one process, on SQLite in mainspring.db here\n  \
     mainspring serve --cold-url postgres://mainspring@db/mainspring --hot-url redis://cache --node-name n1\n    \
       one node of several that share a PostgreSQL and a Redis\n\n\
-    It stops on Ctrl-C or SIGTERM, after it has finished what is under way.")]
+    On Ctrl-C or SIGTERM it finishes the attempts under way, then it stops.")]
 struct Serve {
-    /// Address and port of API and metrics; the same as --set server.listen=ADDR
+    /// Address and port of API, docs page and metrics; the same as --set server.listen=ADDR
     #[arg(long, value_name = "ADDR")]
     listen: Option<String>,
     /// The database, sqlite://FILE or postgres://…; the same as --set cold.url=URL
@@ -98,12 +97,12 @@ struct Serve {
     settings: Settings,
 }
 
-/// Reads the command line and does what it says. Must run in a Tokio runtime with I/O and time.
+/// Reads the command line and runs its verb. Must be called in a Tokio runtime with I/O and time.
 pub async fn run() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(why) => {
-            // Help and version come this way too. That nobody reads them is no failure.
+            // Help and version come here too. A stdout that nobody reads is no failure.
             let _ = why.print();
             return if why.use_stderr() { Exit::Usage } else { Exit::Ok }.into();
         }
@@ -132,7 +131,7 @@ async fn dispatch(cli: &Cli) -> anyhow::Result<Exit> {
     }
 }
 
-/// Cancelled on Ctrl-C or SIGTERM, so that a verb can end what it has started.
+/// A token that Ctrl-C and SIGTERM cancel, so that a verb can end what it has started.
 fn interrupted() -> anyhow::Result<CancellationToken> {
     let stop = CancellationToken::new();
     let (asked, mut terminate) = (stop.clone(), signal(SignalKind::terminate())?);
@@ -149,17 +148,17 @@ fn interrupted() -> anyhow::Result<CancellationToken> {
 }
 
 impl Serve {
-    /// The settings with what its own flags set. `--json` is about the log: `serve` prints no data.
+    /// The settings with those of its own flags. `--json` sets the format of the log: `serve` prints no data.
     fn settings(&self, cli: &Cli) -> Settings {
-        let given = [
+        let flags = [
             ("server.listen", &self.listen),
             ("cold.url", &self.cold_url),
             ("hot.url", &self.hot_url),
             ("node.name", &self.node_name),
         ];
-        let given = given.into_iter().filter_map(|(key, value)| Some(format!("{key}={}", value.as_deref()?)));
+        let sets = flags.into_iter().filter_map(|(key, value)| Some(format!("{key}={}", value.as_deref()?)));
         let json = cli.json.then(|| "log.format=json".to_owned());
-        cli.settings.and(&self.settings).and_sets(given.chain(json).collect())
+        cli.settings.and(&self.settings).and_sets(sets.chain(json).collect())
     }
 }
 
@@ -242,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_count_before_and_after_the_verb() {
+    fn settings_hold_before_and_after_the_verb() {
         let cli = parse("--config /dev/null --set lease=PT5S serve --set shards=8 --node-name 7");
         let cli = cli.unwrap_or_else(|why| panic!("{why}"));
         let Verb::Serve(serve) = &cli.verb else { panic!("another verb") };

@@ -1,4 +1,4 @@
-//! Writing to the terminal: stdout that may close early, tables, spans of time in words.
+//! Output: stdout that may close early, tables, and spans of time for people.
 
 use std::io::{ErrorKind, Write};
 use std::time::Duration;
@@ -9,7 +9,7 @@ use jiff::Unit;
 use super::exit::Exit;
 use crate::model::time::{Span, UnixMs};
 
-/// The reader of stdout is gone (`… | head`): the end, and no failure.
+/// The reader of stdout is gone (`… | head`). The verb ends; this is no failure.
 #[derive(Debug, thiserror::Error)]
 #[error("the reader of stdout is gone")]
 pub struct PipeClosed;
@@ -23,7 +23,7 @@ pub fn print(text: &str) -> anyhow::Result<()> {
     }
 }
 
-/// Prints a verb's result where the exit code is the point: it stands even if nobody reads the text.
+/// Prints a verb's result and returns `exit`, also if nobody reads the text.
 pub fn verdict(text: &str, exit: Exit) -> anyhow::Result<Exit> {
     match print(text) {
         Err(why) if !why.is::<PipeClosed>() => Err(why),
@@ -31,12 +31,12 @@ pub fn verdict(text: &str, exit: Exit) -> anyhow::Result<Exit> {
     }
 }
 
-/// Prints a line to stderr; whether anybody reads it does not matter.
+/// Prints a line to stderr. A stderr that nobody reads is ignored.
 pub fn note(line: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{line}");
 }
 
-/// Text from elsewhere made safe for a terminal: control characters are shown, not obeyed.
+/// Text from elsewhere, safe for a terminal: control characters are escaped.
 pub fn plain(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
@@ -55,18 +55,18 @@ pub fn short(text: &str, chars: usize) -> String {
     safe
 }
 
-/// JSON text in one line: blanks outside strings are dropped, nothing else changes (numbers keep their digits).
+/// JSON text in one line. Blanks outside strings are dropped; all else stays as it is (numbers keep their digits).
 pub fn compact(json: &str) -> String {
     let mut line = String::with_capacity(json.len());
-    let (mut inside, mut escaped) = (false, false);
+    let (mut in_string, mut escaped) = (false, false);
     for c in json.chars() {
-        if !inside && c.is_ascii_whitespace() {
+        if !in_string && c.is_ascii_whitespace() {
             continue;
         }
         if c == '"' && !escaped {
-            inside = !inside;
+            in_string = !in_string;
         }
-        escaped = inside && c == '\\' && !escaped;
+        escaped = in_string && c == '\\' && !escaped;
         line.push(c);
     }
     line
@@ -94,7 +94,7 @@ pub fn human(span: Duration) -> String {
     units.map_or_else(|_| format!("{span:?}"), |units| format!("{units:#}"))
 }
 
-/// Where an instant lies, seen from `now`: `in 29m 59s`, `12s ago`.
+/// An instant relative to `now`: `in 29m 59s`, `12s ago`.
 pub fn from_now(at: UnixMs, now: UnixMs) -> String {
     if at > now { format!("in {}", human(at.since(now))) } else { format!("{} ago", human(now.since(at))) }
 }
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_text_cannot_steer_the_terminal() {
+    fn control_characters_of_foreign_text_are_escaped() {
         assert_eq!(plain("a\u{1b}[2Jb\nc\u{9b}ä"), "a\\u{1b}[2Jb\\nc\\u{9b}ä");
         assert_eq!(short("äöü", 2), "äö…");
         assert_eq!(short("äö", 2), "äö");

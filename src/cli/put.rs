@@ -21,12 +21,12 @@ use crate::model::policy::Retry;
         mainspring timer put --local 2026-12-01T09:00 --zone Asia/Shanghai --webhook https://shop.example"
 )]
 pub struct Put {
-    /// Your own id for it: the same command again then changes nothing. Without one the server makes an id
+    /// Your own id for the timer: the same command again changes nothing. Without it the server makes an id
     #[arg(value_parser = input::id)]
     pub id: Option<String>,
     #[command(flatten)]
     when: When,
-    /// Where to send it: an http or https URL
+    /// Deliver to this http or https URL
     #[arg(long, value_name = "URL")]
     webhook: String,
     /// Sign with this secret (Standard Webhooks, whsec_ and base64)
@@ -38,25 +38,25 @@ pub struct Put {
     /// Send this header too; repeatable
     #[arg(long, value_name = "'Name: value'", value_parser = input::header)]
     header: Vec<(String, String)>,
-    /// What to send, as JSON
+    /// The data to send, as JSON
     #[arg(long, value_name = "JSON", conflicts_with = "data_file")]
     data: Option<String>,
-    /// What to send, from a file with JSON; - is stdin
+    /// The data to send, from a file with JSON; - is stdin
     #[arg(long, value_name = "FILE")]
     data_file: Option<PathBuf>,
-    /// Whom it is about
+    /// Whom the timer is about, such as user:123 [default: the id]
     #[arg(long)]
     owner: Option<String>,
-    /// A label to find it by; repeatable
+    /// A label, by which `timer ls` finds it; repeatable
     #[arg(long, value_name = "NAME=VALUE", value_parser = input::label)]
     label: Vec<(String, String)>,
-    /// How far past due still counts as in time; --then says what happens after that
+    /// Deliver up to this long past due; --then says what happens after that
     #[arg(long, value_name = "DURATION", value_parser = input::span, requires = "then")]
     grace: Option<String>,
-    /// What happens when it is found later than --grace (after an outage)
+    /// What happens later than --grace past due, as after an outage
     #[arg(long, requires = "grace")]
     then: Option<Then>,
-    /// How often to try in all [default: 8]
+    /// The number of attempts [default: 8]
     #[arg(long, value_name = "N")]
     attempts: Option<u32>,
     /// The wait after the first attempt, doubling from then on [default: 1s]
@@ -68,7 +68,7 @@ pub struct Put {
     /// Fire at the due millisecond, or within the first seconds of the due minute [default: second]
     #[arg(long)]
     precision: Option<Precision>,
-    /// If ID has ended, start it once more
+    /// If timer ID has ended, start it again
     #[arg(long, requires = "id")]
     pub again: bool,
 }
@@ -87,7 +87,7 @@ enum Precision {
     Minute,
 }
 
-/// The request; what was not given is left to the server.
+/// The request. For an absent field the server's default holds.
 #[derive(Serialize)]
 pub struct Request<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -176,11 +176,11 @@ impl Put {
         }
     }
 
-    /// One retry flag brings the others' defaults along.
+    /// With one retry flag the others are sent with their defaults: the server takes all three or none.
     fn retry(&self) -> Option<Retries> {
         let default = Retry::default();
-        let given = self.attempts.is_some() || self.retry_first.is_some() || self.retry_cap.is_some();
-        given.then(|| Retries {
+        let any = self.attempts.is_some() || self.retry_first.is_some() || self.retry_cap.is_some();
+        any.then(|| Retries {
             attempts: self.attempts.unwrap_or(default.attempts),
             first: self.retry_first.clone().unwrap_or_else(|| default.first.to_string()),
             cap: self.retry_cap.clone().unwrap_or_else(|| default.cap.to_string()),
@@ -188,7 +188,7 @@ impl Put {
     }
 }
 
-/// Names to values; a name given twice would silently lose one.
+/// Names to values. A name that stands twice is refused, for one value would be lost.
 fn unique<'a>(flag: &str, pairs: &'a [(String, String)]) -> anyhow::Result<BTreeMap<&'a str, &'a str>> {
     let mut map = BTreeMap::new();
     for (name, value) in pairs {

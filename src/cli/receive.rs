@@ -1,8 +1,9 @@
-//! `receive`: a receiver to try things with. It prints each delivery as it arrives.
+//! `receive`: a receiver for trials. It prints each delivery as it arrives.
 //!
-//! It keeps nothing, believes anybody, and forgets old deliveries; it is no example for a real receiver.
+//! It stores nothing, accepts posts from anybody, and forgets old deliveries. Do not take it as an example for a real
+//! receiver.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -14,19 +15,18 @@ use axum::extract::{DefaultBodyLimit, State};
 use axum::http::{HeaderMap, Method, StatusCode, Uri};
 use clap::Args;
 use standardwebhooks::Webhook;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use super::arrival::{Arrival, Tally};
 use super::exit::{Exit, usage};
-use super::{input, out};
+use super::{client, input, interrupted, out};
 use crate::clock::{Clock, SystemClock};
 use crate::model::target::secret_bytes;
 
-/// The largest body that is taken in: far above what one timer or a merged delivery carries.
+/// The largest body that is accepted, in bytes: far above that of any delivery.
 const MAX_BODY: usize = 64 << 20;
-/// How long the last answers may take to leave after the last arrival.
-const FAREWELL: Duration = Duration::from_secs(2);
+/// How long the last answers may take after the last arrival.
+const LAST_ANSWERS: Duration = Duration::from_secs(2);
 
 /// `receive`
 #[derive(Args)]
@@ -34,13 +34,13 @@ const FAREWELL: Duration = Duration::from_secs(2);
     mainspring receive                   print what arrives at http://127.0.0.1:7700/\n  \
     mainspring receive --fail 2          refuse the first two attempts of each timer\n  \
     mainspring receive --count 10 --json | jq .lateness_ms\n\n\
-    Each line: when it arrived, timer, delivery, attempt, how far past due, signature (with --secret),\n\
-    `again` if that delivery was here before, and the body.")]
+    Each line: time of arrival, timer, delivery, attempt, lateness, signature (with --secret), `again` if that\n\
+    delivery has arrived before, and the body.")]
 pub struct Receive {
     /// Where to listen; port 0 takes any free one
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7700")]
     listen: SocketAddr,
-    /// Listen on an address that others can reach
+    /// Allow an address that other machines can reach
     #[arg(long)]
     public: bool,
     /// Check signatures with this secret (Standard Webhooks, whsec_ and base64)
@@ -58,93 +58,90 @@ pub struct Receive {
     /// Answer the first N attempts of each timer with 500
     #[arg(long, value_name = "N", default_value_t = 0)]
     fail: u32,
-    /// End after N arrivals
+    /// End after N deliveries
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
 }
 
-/// What the handlers share.
-struct Desk {
+/// The flags, and what has arrived. The handlers share it.
+struct Receiver {
     secret: Option<Webhook>,
     status: StatusCode,
     delay: Duration,
     fail: u32,
     count: Option<u64>,
     json: bool,
-    book: Mutex<Book>,
+    arrivals: Mutex<Arrivals>,
     stop: CancellationToken,
 }
 
 /// What has arrived so far.
 #[derive(Default)]
-struct Book {
-    arrived: u64,
+struct Arrivals {
+    count: u64,
     deliveries: Tally,
     timers: Tally,
-    broken: Option<anyhow::Error>,
+    /// Why stdout can no longer be written.
+    failure: Option<anyhow::Error>,
 }
 
 /// Receives until told to stop.
-pub async fn run(receive: &Receive, json: bool) -> anyhow::Result<Exit> {
-    if !receive.listen.ip().is_loopback() && !receive.public {
+pub async fn run(flags: &Receive, json: bool) -> anyhow::Result<Exit> {
+    if !flags.listen.ip().is_loopback() && !flags.public {
         return Err(usage(format!(
-            "{} can be reached by others, and whatever they send would be printed; add --public if that is meant",
-            receive.listen
+            "other machines can reach {}, and whatever they send would be printed; add --public to allow that",
+            flags.listen
         )));
     }
-    let secret = match &receive.secret_file {
+    let secret = match &flags.secret_file {
         Some(path) => Some(input::secret_file("--secret-file", path)?),
-        None => receive.secret.clone(),
+        None => flags.secret.clone(),
     };
     let key = secret.as_deref().map(secret_bytes).transpose().map_err(usage)?;
     let secret = key.map(Webhook::from_bytes).transpose()?;
-    let listener = tokio::net::TcpListener::bind(receive.listen)
+    let listener = tokio::net::TcpListener::bind(flags.listen)
         .await
-        .with_context(|| format!("cannot listen on {}; --listen names another address", receive.listen))?;
-    greet(listener.local_addr()?, secret.is_some());
+        .with_context(|| format!("cannot listen on {}; --listen names another address", flags.listen))?;
+    let interrupted = interrupted()?;
+    announce(listener.local_addr()?, secret.is_some());
 
-    let desk = Arc::new(Desk {
+    let receiver = Arc::new(Receiver {
         secret,
-        status: StatusCode::from_u16(receive.status)?,
-        delay: receive.delay,
-        fail: receive.fail,
-        count: receive.count,
+        status: StatusCode::from_u16(flags.status)?,
+        delay: flags.delay,
+        fail: flags.fail,
+        count: flags.count,
         json,
-        book: Mutex::default(),
+        arrivals: Mutex::default(),
         stop: CancellationToken::new(),
     });
-    let app =
-        Router::new().fallback(arrive).layer(DefaultBodyLimit::max(MAX_BODY)).with_state(Arc::clone(&desk));
-    let server = axum::serve(listener, app).with_graceful_shutdown(desk.stop.clone().cancelled_owned());
-    let mut terminate = signal(SignalKind::terminate())?;
+    let app = Router::new()
+        .fallback(arrive)
+        .layer(DefaultBodyLimit::max(MAX_BODY))
+        .with_state(Arc::clone(&receiver));
+    let server = axum::serve(listener, app).with_graceful_shutdown(receiver.stop.clone().cancelled_owned());
     tokio::select! {
         ended = server.into_future() => ended?,
-        _ = tokio::signal::ctrl_c() => {}
-        _ = terminate.recv() => {}
-        () = farewell(&desk) => {}
+        () = interrupted.cancelled() => {}
+        () = last_answers(&receiver) => {}
     }
-    let mut book = desk.book.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(why) = book.broken.take() {
+    let mut arrivals = receiver.arrivals.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(why) = arrivals.failure.take() {
         return Err(why);
     }
-    match desk.count {
-        Some(count) if book.arrived < count => {
-            Err(anyhow!("ended after {} of {count} arrivals", book.arrived))
+    match receiver.count {
+        Some(count) if arrivals.count < count => {
+            Err(anyhow!("ended after {} of {count} deliveries", arrivals.count))
         }
         _ => Ok(Exit::Ok),
     }
 }
 
-/// Says where it listens, and how to send something there.
-fn greet(local: SocketAddr, signed: bool) {
-    let reach = match local.ip() {
-        IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
-        IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
-        ip => ip,
-    };
-    let url = format!("http://{}/", SocketAddr::new(reach, local.port()));
+/// Prints the address, and a command that sends something there.
+fn announce(local: SocketAddr, signed: bool) {
+    let url = format!("http://{}/", client::reachable(local));
     let secret = if signed { " --secret SECRET" } else { "" };
-    // As it was called here, so that the line works where it is pasted.
+    // The name under which this program was started, so that the command works when it is pasted.
     let program = std::env::args().next().unwrap_or_else(|| "mainspring".to_owned());
     out::note(&format!("listening on {url}; Ctrl-C ends it. Try it:"));
     out::note(&format!(
@@ -152,14 +149,14 @@ fn greet(local: SocketAddr, signed: bool) {
     ));
 }
 
-/// Ends when the last answers had their time after the stop.
-async fn farewell(desk: &Desk) {
-    desk.stop.cancelled().await;
-    tokio::time::sleep(desk.delay + FAREWELL).await;
+/// Ends some time after the stop, in which the last answers are sent.
+async fn last_answers(receiver: &Receiver) {
+    receiver.stop.cancelled().await;
+    tokio::time::sleep(receiver.delay + LAST_ANSWERS).await;
 }
 
 async fn arrive(
-    State(desk): State<Arc<Desk>>,
+    State(receiver): State<Arc<Receiver>>,
     method: Method,
     uri: Uri,
     headers: HeaderMap,
@@ -169,36 +166,37 @@ async fn arrive(
         out::note(&format!("{method} {}: not a delivery, answered 405", out::short(uri.path(), 200)));
         return StatusCode::METHOD_NOT_ALLOWED;
     }
-    let arrival = Arrival::read(&headers, uri.path(), &body, SystemClock.now(), desk.secret.as_ref());
-    let Some((status, last)) = desk.enter(&arrival, out::print) else {
+    let arrival = Arrival::read(&headers, uri.path(), &body, SystemClock.now(), receiver.secret.as_ref());
+    let Some((status, last)) = receiver.record(&arrival, out::print) else {
         return StatusCode::SERVICE_UNAVAILABLE;
     };
     if last {
-        // Apart from this handler, which goes when its caller does not wait for the answer.
-        let (delay, stop) = (desk.delay, desk.stop.clone());
+        // In a task of its own: this handler is dropped when its caller does not wait for the answer.
+        let (delay, stop) = (receiver.delay, receiver.stop.clone());
         tokio::spawn(async move {
             tokio::time::sleep(delay).await;
             stop.cancel();
         });
     }
-    tokio::time::sleep(desk.delay).await;
+    tokio::time::sleep(receiver.delay).await;
     status
 }
 
-impl Desk {
-    /// Prints an arrival. Gives the answer, and whether this was the last; `None` if it came after that.
-    fn enter(
+impl Receiver {
+    /// Counts and prints a delivery. Returns the status to answer, and whether this delivery is the last; `None` if it
+    /// came after the last.
+    fn record(
         &self,
         arrival: &Arrival<'_>,
         print: impl FnOnce(&str) -> anyhow::Result<()>,
     ) -> Option<(StatusCode, bool)> {
-        let mut book = self.book.lock().unwrap_or_else(PoisonError::into_inner);
-        if book.broken.is_some() || self.count.is_some_and(|count| book.arrived >= count) {
+        let mut arrivals = self.arrivals.lock().unwrap_or_else(PoisonError::into_inner);
+        if arrivals.failure.is_some() || self.count.is_some_and(|count| arrivals.count >= count) {
             return None;
         }
-        book.arrived += 1;
-        let again = arrival.delivery().is_some_and(|id| book.deliveries.add(id) > 1);
-        let nth = book.timers.add(arrival.timer().unwrap_or_default());
+        arrivals.count += 1;
+        let again = arrival.delivery().is_some_and(|id| arrivals.deliveries.add(id) > 1);
+        let nth = arrivals.timers.add(arrival.timer().unwrap_or_default());
         let status = if nth <= self.fail { StatusCode::INTERNAL_SERVER_ERROR } else { self.status };
         let text = if self.json {
             arrival.json(again, status.as_u16())
@@ -206,10 +204,10 @@ impl Desk {
             arrival.line(again, status.as_u16())
         };
         if let Err(why) = print(&text) {
-            book.broken = Some(why);
+            arrivals.failure = Some(why);
             self.stop.cancel();
         }
-        Some((status, self.count.is_some_and(|count| book.arrived >= count)))
+        Some((status, self.count.is_some_and(|count| arrivals.count >= count)))
     }
 }
 
@@ -217,27 +215,27 @@ impl Desk {
 mod tests {
     use super::*;
 
-    fn desk(fail: u32, count: Option<u64>) -> Desk {
-        Desk {
+    fn receiver(fail: u32, count: Option<u64>) -> Receiver {
+        Receiver {
             secret: None,
             status: StatusCode::NO_CONTENT,
             delay: Duration::ZERO,
             fail,
             count,
             json: true,
-            book: Mutex::default(),
+            arrivals: Mutex::default(),
             stop: CancellationToken::new(),
         }
     }
 
-    fn answers(desk: &Desk, timers: &[&str]) -> Vec<Option<(u16, bool)>> {
+    fn answers(receiver: &Receiver, timers: &[&str]) -> Vec<Option<(u16, bool)>> {
         let enter = |timer: &&str| {
             let headers = HeaderMap::from_iter([
                 ("ce-subject".parse().unwrap(), timer.parse().unwrap()),
                 ("ce-id".parse().unwrap(), format!("dlv_{timer}").parse().unwrap()),
             ]);
             let arrival = Arrival::read(&headers, "/", b"null", SystemClock.now(), None);
-            desk.enter(&arrival, |_| Ok(())).map(|(status, last)| (status.as_u16(), last))
+            receiver.record(&arrival, |_| Ok(())).map(|(status, last)| (status.as_u16(), last))
         };
         timers.iter().map(enter).collect()
     }
@@ -246,7 +244,7 @@ mod tests {
     fn the_first_attempts_of_each_timer_fail() {
         let some = |status| Some((status, false));
         assert_eq!(
-            answers(&desk(2, None), &["a", "b", "a", "a", "b", "b"]),
+            answers(&receiver(2, None), &["a", "b", "a", "a", "b", "b"]),
             [some(500), some(500), some(500), some(204), some(500), some(204)]
         );
     }
@@ -254,7 +252,7 @@ mod tests {
     #[test]
     fn nothing_is_taken_after_the_last() {
         assert_eq!(
-            answers(&desk(0, Some(2)), &["a", "b", "c"]),
+            answers(&receiver(0, Some(2)), &["a", "b", "c"]),
             [Some((204, false)), Some((204, true)), None]
         );
     }

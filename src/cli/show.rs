@@ -1,7 +1,7 @@
-//! Timers and attempts as people read them.
+//! Timers and attempts as text for people.
 //!
-//! Answers are read field by field, so that a newer server's additional fields are shown rather than lost,
-//! and numbers keep the digits they came with.
+//! Answers are read field by field, so that the additional fields of a newer server are shown too, and numbers keep
+//! their digits.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 use super::out;
 use crate::model::time::UnixMs;
 
-/// One object of an answer, its fields unread.
+/// One object of an answer; its values are JSON text.
 pub type Fields = BTreeMap<String, Box<RawValue>>;
 
 /// The fields of a timer that are shown first, in this order; all others follow by name.
@@ -36,7 +36,7 @@ pub fn line(verb: &str, timer: &Fields, now: UnixMs) -> String {
     format!("{verb} {id}: {state}, due {}", instant(&text(timer, "due_at"), now))
 }
 
-/// All there is to say about a timer, a field a line; absent and empty ones are left out.
+/// All fields of a timer, one a line. Absent and empty ones are left out.
 pub fn block(timer: &Fields, now: UnixMs) -> String {
     let rest = timer.keys().map(String::as_str).filter(|name| *name != "id" && !FIRST.contains(name));
     let mut rows = Vec::new();
@@ -51,20 +51,21 @@ pub fn block(timer: &Fields, now: UnixMs) -> String {
     format!("{}\n{}", text(timer, "id"), out::table(&rows))
 }
 
-/// A table of timers, a line each.
+/// A table of timers, one a line.
 pub fn list(timers: &[Fields], now: UnixMs) -> String {
     let mut rows = vec![cells(&["ID", "STATE", "DUE", "", "ATTEMPTS", "OWNER", "TARGET"])];
     for timer in timers {
         let due = text(timer, "due_at");
-        let away = UnixMs::parse_rfc3339(&due).map_or_else(|_| String::new(), |at| out::from_now(at, now));
+        let distance =
+            UnixMs::parse_rfc3339(&due).map_or_else(|_| String::new(), |at| out::from_now(at, now));
         let (attempts, target) = (text(timer, "attempts"), out::short(&target(timer), MAX_CELL));
         let owner = out::short(&text(timer, "owner"), MAX_CELL);
-        rows.push(vec![text(timer, "id"), text(timer, "state"), due, away, attempts, owner, target]);
+        rows.push(vec![text(timer, "id"), text(timer, "state"), due, distance, attempts, owner, target]);
     }
     out::table(&rows)
 }
 
-/// A timer's life, an event a line, and what it waits for.
+/// A timer's life, one event a line, and what it waits for.
 pub fn events(timer: &Fields, events: &[Fields], waiting_for: Option<&str>, now: UnixMs) -> String {
     let rows: Vec<_> = events
         .iter()
@@ -73,7 +74,7 @@ pub fn events(timer: &Fields, events: &[Fields], waiting_for: Option<&str>, now:
             vec![format!("  {}", text(event, "at")), text(event, "event"), text(event, "node"), detail]
         })
         .collect();
-    let ending = waiting_for.map_or_else(String::new, |what| format!("\nwaits for {}", out::plain(what)));
+    let ending = waiting_for.map_or_else(String::new, |cause| format!("\nwaits for {}", out::plain(cause)));
     format!("{}\n{}{ending}", line("explain", timer, now), out::table(&rows))
 }
 
@@ -106,7 +107,7 @@ fn cells(texts: &[&str]) -> Vec<String> {
     texts.iter().map(|&text| text.to_owned()).collect()
 }
 
-/// A field as text, safe for a terminal; empty if absent or null. Strings lose their quotes, all else stays JSON.
+/// A field as text, safe for a terminal; empty if absent or null. A string is shown without quotes, all else as JSON.
 fn text(fields: &Fields, name: &str) -> String {
     let Some(value) = fields.get(name).map(|value| value.get()).filter(|value| *value != "null") else {
         return String::new();
@@ -114,7 +115,7 @@ fn text(fields: &Fields, name: &str) -> String {
     out::plain(&serde_json::from_str::<String>(value).unwrap_or_else(|_| value.to_owned()))
 }
 
-/// Where a timer goes: the URL or name rather than the whole object.
+/// A timer's target in short: its URL or name.
 fn target(timer: &Fields) -> String {
     let value = timer.get("target").and_then(|raw| serde_json::from_str::<serde_json::Value>(raw.get()).ok());
     let short = value.as_ref().and_then(|value| {
@@ -124,7 +125,7 @@ fn target(timer: &Fields) -> String {
     short.unwrap_or_else(|| text(timer, "target"))
 }
 
-/// A time of an answer with how far off it is.
+/// A time of an answer, and its distance from now.
 fn instant(text: &str, now: UnixMs) -> String {
     match UnixMs::parse_rfc3339(text) {
         Ok(at) => format!("{text} ({})", out::from_now(at, now)),
@@ -155,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_shows_every_field_there_is() {
+    fn a_block_shows_every_field() {
         let (timer, now) = timer();
         assert_eq!(
             block(&timer, now),

@@ -22,12 +22,12 @@ pub enum Migrate {
     Status(Settings),
 }
 
-/// Opens the store to look at it, beside a server that may be running.
+/// Opens the store for reading. A server may be running on it.
 pub fn open(config: &Config) -> Result<ColdStore, cold::Error> {
     ColdStore::open(config, Arc::new(SystemClock), false, false)
 }
 
-/// The SQLite file that `cold.url` names if it is not there yet: opening it would make it.
+/// The SQLite file of `cold.url` if it does not exist: opening it would make it.
 pub fn missing_file(config: &Config) -> Option<PathBuf> {
     let kind = config.cold_kind().ok()?;
     let path = config.cold.url.strip_prefix("sqlite://")?.split('?').next()?;
@@ -85,14 +85,14 @@ pub fn current(state: &MigrationState) -> bool {
 }
 
 fn status_text(state: &MigrationState) -> String {
-    let of =
+    let lines_of =
         |word: &str, steps: &[String]| steps.iter().map(|s| format!("{word:<7}  {s}")).collect::<Vec<_>>();
-    let mut lines = of(
+    let mut lines = lines_of(
         "applied",
         &state.applied.iter().filter(|s| !state.unknown.contains(s)).cloned().collect::<Vec<_>>(),
     );
-    lines.extend(of("pending", &state.pending));
-    lines.extend(of("unknown", &state.unknown));
+    lines.extend(lines_of("pending", &state.pending));
+    lines.extend(lines_of("unknown", &state.unknown));
     lines.push(
         match (state.unknown.is_empty(), state.pending.is_empty()) {
             (false, _) => "the database was migrated by a newer mainspring",
@@ -113,7 +113,7 @@ pub async fn verify(settings: &Settings, json: bool) -> anyhow::Result<Exit> {
     }
     let store = open(&config)?;
     let found = store.verify().await;
-    // A database without this version's tables fails to answer; say so rather than show the SQL error.
+    // In a database without this version's tables the statement fails. The schema is then the cause to show.
     let behind = match &found {
         Err(cold::Error::Refused(_)) => store.migration_state().await.is_ok_and(|state| !current(&state)),
         _ => false,
@@ -121,7 +121,7 @@ pub async fn verify(settings: &Settings, json: bool) -> anyhow::Result<Exit> {
     store.close().await;
     if behind {
         anyhow::bail!(
-            "the database does not have this version's schema; `mainspring migrate status` tells more"
+            "the database does not have this version's schema; `mainspring migrate status` shows more"
         );
     }
     let found = found?;
@@ -132,16 +132,16 @@ pub async fn verify(settings: &Settings, json: bool) -> anyhow::Result<Exit> {
     out::verdict(&if json { serde_json::to_string(&found)? } else { verify_text(&found) }, exit)
 }
 
-/// Whether every registered timer is accounted for.
+/// Whether every registered timer is pending or ended, and the counts agree with the rows.
 pub fn lossless(found: &Verification) -> bool {
     found.balanced && found.mismatches.is_empty()
 }
 
-/// What many overdue timers mean.
+/// The warning about overdue timers.
 pub fn overdue_text(overdue: i64) -> String {
     format!(
-        "warning: live timers that a node should have looked at more than a minute ago: {overdue}; is a server \
-         running on this store?"
+        "warning: timers whose next step is overdue by more than a minute: {overdue}; is a server running on this \
+         store?"
     )
 }
 
@@ -163,11 +163,11 @@ fn verify_text(found: &Verification) -> String {
     ];
     lines.extend(ends.map(|(name, counted)| row(name, counted, found.ended_rows.get(name).copied())));
     lines.push(row("pending", ledger.pending, None));
-    lines.extend(found.mismatches.iter().map(|what| format!("mismatch: {what}")));
+    lines.extend(found.mismatches.iter().map(|mismatch| format!("mismatch: {mismatch}")));
     let accounted = ends.iter().map(|(_, counted)| counted).sum::<i64>() + ledger.pending;
     lines.push(match ledger.registered - accounted {
         0 if lossless(found) => "ok: every registered timer is pending or ended exactly once".into(),
-        0 => "LOSS: the ledger closes, but not over the rows there are".into(),
+        0 => "LOSS: the ledger balances, but its counts differ from the rows".into(),
         n @ 1.. => format!("LOSS: registered, but neither pending nor ended: {n}"),
         n => format!("LOSS: pending or ended, but never registered: {}", n.unsigned_abs()),
     });
@@ -187,18 +187,18 @@ mod tests {
             ledger,
             balanced: ledger.balanced(),
             ended_rows: BTreeMap::from([("delivered".into(), 4), ("cancelled".into(), 3)]),
-            mismatches: mismatches.iter().map(|&what| what.to_owned()).collect(),
+            mismatches: mismatches.iter().map(|&mismatch| mismatch.to_owned()).collect(),
             overdue: 0,
         }
     }
 
     #[test]
-    fn a_closed_account_is_ok_and_all_else_is_a_loss() {
+    fn a_ledger_that_balances_is_ok_and_all_else_is_a_loss() {
         for (found, last) in [
             (found(10, &[]), "ok: every registered timer is pending or ended exactly once"),
             (
                 found(10, &["dead: 1 counted, 0 found"]),
-                "LOSS: the ledger closes, but not over the rows there are",
+                "LOSS: the ledger balances, but its counts differ from the rows",
             ),
             (found(12, &[]), "LOSS: registered, but neither pending nor ended: 2"),
             (found(9, &[]), "LOSS: pending or ended, but never registered: 1"),

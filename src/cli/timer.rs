@@ -35,19 +35,19 @@ enum Verb {
         /// The timer
         #[arg(value_parser = input::id)]
         id: String,
-        /// Its attempts too
+        /// Show its attempts too
         #[arg(long)]
         attempts: bool,
     },
-    /// Tell a timer's life in order, and what it waits for
+    /// Show a timer's life in order, and what it waits for
     Explain {
         /// The timer
         #[arg(value_parser = input::id)]
         id: String,
     },
-    /// List timers in the order they are due
+    /// List timers in order of due time
     Ls(Ls),
-    /// Take a timer back; exit code 4 if it is too late for that
+    /// Cancel a timer; exit code 4 if it is too late for that
     Cancel {
         /// The timer
         #[arg(value_parser = input::id)]
@@ -74,13 +74,13 @@ struct Ls {
     /// Only those with this label; repeatable
     #[arg(long, value_name = "NAME=VALUE", value_parser = input::label)]
     label: Vec<(String, String)>,
-    /// Only those due at or after
+    /// Only those due at this time or later
     #[arg(long, value_name = "RFC3339", value_parser = input::instant)]
     due_after: Option<String>,
-    /// Only those due before
+    /// Only those due before this time
     #[arg(long, value_name = "RFC3339", value_parser = input::instant)]
     due_before: Option<String>,
-    /// How many at most
+    /// At most this many
     #[arg(long, value_name = "N", default_value_t = 50)]
     limit: usize,
 }
@@ -113,7 +113,7 @@ pub struct When {
     pub zone: Option<String>,
 }
 
-/// What a change of due time says; `local` and `zone` are worked out here, a change takes only the two.
+/// The request of a `move`. PATCH takes no `local` and `zone`; they become a `fire_at` here.
 #[derive(Serialize)]
 struct Change<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -1,37 +1,37 @@
-//! `hot.url`: where the wheels live, read and checked. Nothing is reached from here.
+//! `hot.url`: the address of the wheels, read and checked. Nothing is connected to here.
 
 use deadpool_redis::redis::{ConnectionInfo, IntoConnectionInfo};
 
-/// Where the wheels live.
+/// Where the wheels are.
 #[derive(Debug, Clone)]
 pub enum HotUrl {
     /// In this process.
     Memory,
     /// In one Redis server.
     Redis(ConnectionInfo),
-    /// In a Redis Cluster, of which these nodes are known; never empty.
+    /// In a Redis Cluster with these known nodes, at least one.
     Cluster(Vec<ConnectionInfo>),
 }
 
 impl HotUrl {
-    /// Reads the setting; what is wrong is told with its cure and without passwords.
+    /// Reads the setting. The error says what to write instead, and shows no password.
     pub fn parse(text: &str) -> Result<Self, String> {
         match text.split_once("://") {
             Some(("memory", "")) => Ok(Self::Memory),
             Some(("redis", rest)) if !rest.is_empty() => {
-                let told = |why| match rest.rsplit('@').next().is_some_and(|hosts| hosts.contains(',')) {
+                let described = |why| match rest.rsplit('@').next().is_some_and(|hosts| hosts.contains(',')) {
                     true => {
                         "several hosts are a Redis Cluster; give redis+cluster://HOST:PORT,HOST:PORT,…".into()
                     }
                     false => format!("{why}; give redis://HOST:PORT or …/DATABASE-NUMBER"),
                 };
-                one(text).map(Self::Redis).map_err(told)
+                one(text).map(Self::Redis).map_err(described)
             }
             Some(("redis+cluster", rest)) => cluster(rest)
                 .map(Self::Cluster)
                 .map_err(|why| format!("{why}; give redis+cluster://USER:PASSWORD@HOST:PORT,HOST:PORT,…")),
             Some(("rediss" | "rediss+cluster", _)) => {
-                Err("TLS to Redis is not served by this version; give redis:// or redis+cluster://".into())
+                Err("this version has no TLS to Redis; give redis:// or redis+cluster://".into())
             }
             _ => Err("give memory://, redis://USER:PASSWORD@HOST:PORT/DATABASE or \
                       redis+cluster://USER:PASSWORD@HOST:PORT,HOST:PORT,…"
@@ -45,7 +45,7 @@ fn one(text: &str) -> Result<ConnectionInfo, String> {
     text.into_connection_info().map_err(|why| why.to_string())
 }
 
-/// One user and password for all nodes, before the first host.
+/// Reads `USER:PASSWORD@HOST:PORT,HOST:PORT,…`: one user and password for all nodes, before the first host.
 fn cluster(rest: &str) -> Result<Vec<ConnectionInfo>, String> {
     let (user, hosts) = match rest.rsplit_once('@') {
         Some((user, hosts)) if !user.contains(',') => (format!("{user}@"), hosts),
@@ -71,12 +71,12 @@ mod tests {
 
     fn nodes(text: &str) -> Vec<(String, Option<String>, Option<String>)> {
         let HotUrl::Cluster(nodes) = HotUrl::parse(text).unwrap() else { panic!("{text} is a cluster") };
-        let told = |one: &ConnectionInfo| {
+        let parts = |one: &ConnectionInfo| {
             let redis = one.redis_settings();
             let text = |part: Option<&str>| part.map(str::to_owned);
             (one.addr().to_string(), text(redis.username()), text(redis.password()))
         };
-        nodes.iter().map(told).collect()
+        nodes.iter().map(parts).collect()
     }
 
     #[test]
@@ -91,8 +91,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_with_its_cure_and_without_the_password() {
-        for (url, told) in [
+    fn an_error_says_what_to_write_instead_and_hides_the_password() {
+        for (url, named) in [
             ("redis+cluster://", "host is missing"),
             ("redis+cluster://:open-sesame@", "host is missing"),
             ("redis+cluster://a,,b", "host is missing"),
@@ -108,7 +108,7 @@ mod tests {
             ("memory://here", "memory://"),
         ] {
             let why = HotUrl::parse(url).expect_err(url);
-            assert!(why.contains(told) && why.contains("give "), "{url}: {why}");
+            assert!(why.contains(named) && why.contains("give "), "{url}: {why}");
             assert!(!why.contains("open-sesame"), "{url}: {why}");
         }
     }

@@ -37,7 +37,7 @@ fn environment_goes_over_the_file_and_flags_over_both() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_by_name() {
+fn a_setting_that_is_not_valid_is_refused_by_name() {
     for (set, named) in [
         ("shards=0", "shards"),
         ("shards=2000", "shards"),

@@ -1,4 +1,4 @@
-//! The policies a caller may set on a timer: how to retry, and what to do when it is found too late.
+//! The policies that a caller may set on a timer: how it is retried, and what happens when it is late.
 
 use std::time::Duration;
 
@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 
 use super::time::{Span, UnixMs};
 
-/// How failed attempts are repeated: exponential backoff from `first`, doubling up to `cap`.
+/// When failed attempts are repeated: exponential backoff that starts at `first` and doubles up to `cap`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Retry {
-    /// Attempts in all, the first included: 1 to 100.
+    /// The number of attempts, the first included: 1 to 100.
     pub attempts: u32,
     /// The wait before the second attempt.
     pub first: Span,
@@ -31,21 +31,21 @@ impl Default for Retry {
 impl Retry {
     /// The wait after attempt number `attempt` (from 1) failed.
     ///
-    /// `dice` in 0.0–1.0 spreads it over three quarters to five quarters of the nominal wait, so that
-    /// timers which failed together do not come back together.
-    pub fn wait_after(&self, attempt: u32, dice: f64) -> Duration {
+    /// `jitter` in 0.0–1.0 gives three quarters to five quarters of the nominal wait, so that timers that failed
+    /// together are not retried together.
+    pub fn wait_after(&self, attempt: u32, jitter: f64) -> Duration {
         let doublings = attempt.saturating_sub(1).min(40);
         let nominal = self.first.get().as_secs_f64() * 2_f64.powi(i32::try_from(doublings).unwrap_or(40));
         let capped = nominal.min(self.cap.get().as_secs_f64());
-        Duration::from_secs_f64(capped * (0.75 + 0.5 * dice.clamp(0.0, 1.0)))
+        Duration::from_secs_f64(capped * (0.75 + 0.5 * jitter.clamp(0.0, 1.0)))
     }
 }
 
-/// What happens to a timer that is found later than its grace (an outage).
+/// What happens to a timer whose first attempt would come later than its grace, as after an outage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
 #[serde(rename_all = "snake_case")]
 pub enum Then {
-    /// It is delivered all the same.
+    /// It is delivered late.
     #[default]
     Deliver,
     /// It ends as `expired`; nothing is sent.
@@ -56,32 +56,32 @@ pub enum Then {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Late {
-    /// How far past due still counts as in time.
+    /// The lateness up to which it is delivered in any case.
     pub grace: Span,
-    /// What to do beyond it.
+    /// What happens beyond `grace`.
     #[serde(default)]
     pub then: Then,
 }
 
-/// The policies of one timer; what was not given is `None` and means the default.
+/// The policies of one timer. `None` stands for the default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, Default)]
 pub struct Policies {
-    /// `retry` as given.
+    /// `retry` from the request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry: Option<Retry>,
-    /// `late` as given.
+    /// `late` from the request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub late: Option<Late>,
 }
 
 impl Policies {
-    /// After which moment a first attempt is not made any more; `None` if it always is.
+    /// The time after which no first attempt is made; `None` if there is none.
     pub fn expire_at(&self, due_at: UnixMs) -> Option<UnixMs> {
         let late = self.late.filter(|late| late.then == Then::Expire)?;
         Some(due_at.plus(late.grace.get()))
     }
 
-    /// How many attempts there are in all.
+    /// The number of attempts, the first included.
     pub fn max_attempts(&self) -> u32 {
         self.retry.unwrap_or_default().attempts
     }

@@ -1,4 +1,4 @@
-//! Instants and durations as the contract writes them: RFC 3339 and ISO 8601, in whole milliseconds.
+//! Instants as RFC 3339 and durations as ISO 8601, in whole milliseconds, as the contract writes them.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,20 +9,20 @@ use jiff::fmt::temporal::SpanParser;
 use jiff::{RoundMode, SpanRelativeTo, SpanRound, Unit};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// 9999-12-31T23:59:59.999Z, the last moment that RFC 3339 can write.
+/// 9999-12-31T23:59:59.999Z, the last instant that RFC 3339 can write.
 pub const LAST: UnixMs = UnixMs(253_402_300_799_999);
 
 /// An instant: milliseconds since the Unix epoch, UTC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct UnixMs(i64);
 
-/// What is wrong with a time or a duration, in words for the caller.
+/// Why a text is not a time or a duration; the message is for the caller.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// No RFC 3339 instant with an offset.
+    /// Not an RFC 3339 instant with an offset.
     #[error("`{0}` is not an RFC 3339 time with an offset, such as 2026-12-01T09:00:00+08:00")]
     Instant(String),
-    /// No ISO 8601 duration.
+    /// Not an ISO 8601 duration.
     #[error(
         "`{0}` is not an ISO 8601 duration of weeks, days, hours, minutes and seconds, such as PT48H or PT0.5S"
     )]
@@ -32,13 +32,13 @@ pub enum Error {
         "`{0}` counts in years or months, which have no fixed length; say days (P30D), or give `fire_at`"
     )]
     Calendar(String),
-    /// The instant lies after the year 9999.
-    #[error("the time lies after 9999-12-31, the last that can be kept")]
+    /// The instant is after the year 9999.
+    #[error("the time is after 9999-12-31, the last day that can be stored")]
     TooFar,
-    /// No IANA time zone.
+    /// Not an IANA time zone.
     #[error("`{0}` is not an IANA time zone, such as Asia/Shanghai")]
     Zone(String),
-    /// No local date and time.
+    /// Not a local date and time.
     #[error("`{0}` is not a local time without offset, such as 2026-12-01T09:00:00")]
     Local(String),
 }
@@ -54,20 +54,21 @@ impl UnixMs {
         self.0
     }
 
-    /// Reads RFC 3339 with an offset; a fraction finer than a millisecond is rounded up (never early).
+    /// Reads RFC 3339 with an offset. A fraction finer than a millisecond is rounded up, so that nothing fires early.
     pub fn parse_rfc3339(text: &str) -> Result<Self, Error> {
-        let at = DateTime::parse_from_rfc3339(text).map_err(|_| Error::Instant(shown(text)))?;
+        let at = DateTime::parse_from_rfc3339(text).map_err(|_| Error::Instant(quoted(text)))?;
         Self::from_datetime(at.with_timezone(&Utc))
     }
 
-    /// The instant of a wall time in a zone: a gap gives the first valid instant, an overlap the first of two.
+    /// The instant of a wall time in a zone. A time in a gap gives the first valid instant after it, one in an
+    /// overlap the first of the two.
     pub fn from_local(local: &str, zone: &str) -> Result<Self, Error> {
-        let tz: Tz = zone.parse().map_err(|_| Error::Zone(shown(zone)))?;
+        let tz: Tz = zone.parse().map_err(|_| Error::Zone(quoted(zone)))?;
         let at = ["%Y-%m-%dT%H:%M:%S%.f", "%Y-%m-%dT%H:%M"]
             .iter()
             .find_map(|format| NaiveDateTime::parse_from_str(local, format).ok())
-            .ok_or_else(|| Error::Local(shown(local)))?;
-        Self::from_datetime(first_valid(tz, at).ok_or_else(|| Error::Local(shown(local)))?)
+            .ok_or_else(|| Error::Local(quoted(local)))?;
+        Self::from_datetime(first_valid(tz, at).ok_or_else(|| Error::Local(quoted(local)))?)
     }
 
     fn from_datetime(at: DateTime<Utc>) -> Result<Self, Error> {
@@ -76,18 +77,18 @@ impl UnixMs {
         Self(rounded).bounded()
     }
 
-    /// This instant, if it can be written as RFC 3339.
+    /// This instant, or [`Error::TooFar`] if RFC 3339 cannot write it.
     pub fn bounded(self) -> Result<Self, Error> {
         if self <= LAST { Ok(self) } else { Err(Error::TooFar) }
     }
 
-    /// `by` later; saturates far beyond [`LAST`].
+    /// The instant `by` later. It saturates far beyond [`LAST`].
     #[must_use]
     pub fn plus(self, by: Duration) -> Self {
         Self(self.0.saturating_add(i64::try_from(by.as_millis()).unwrap_or(i64::MAX)))
     }
 
-    /// How long this is after `earlier`; zero if it is not.
+    /// The time from `earlier` to this; zero if this is before it.
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_millis(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))
     }
@@ -103,7 +104,7 @@ impl UnixMs {
         Self(-(-self.0).div_euclid(60_000) * 60_000)
     }
 
-    /// RFC 3339 in UTC with milliseconds, as answers carry it.
+    /// RFC 3339 in UTC with milliseconds, as in answers.
     pub fn rfc3339(self) -> String {
         match Utc.timestamp_millis_opt(self.0) {
             LocalResult::Single(at) => at.to_rfc3339_opts(SecondsFormat::Millis, true),
@@ -131,13 +132,13 @@ impl<'de> Deserialize<'de> for UnixMs {
     }
 }
 
-/// The first valid instant at or after a wall time: zones skip at most a day, in steps of whole minutes.
+/// The first valid instant at or after a wall time. Zones skip whole minutes, and at most a day.
 fn first_valid(tz: Tz, at: NaiveDateTime) -> Option<DateTime<Utc>> {
     match tz.from_local_datetime(&at) {
         LocalResult::Single(one) => Some(one.with_timezone(&Utc)),
         LocalResult::Ambiguous(first, _) => Some(first.with_timezone(&Utc)),
         LocalResult::None => {
-            // In a gap: walk on minute by minute to the first wall time that exists, then take the gap's end.
+            // In a gap: go on minute by minute to the first wall time that exists, the end of the gap.
             let minute = chrono::TimeDelta::minutes(1);
             let floor =
                 at - chrono::TimeDelta::nanoseconds(at.and_utc().timestamp_nanos_opt()? % 60_000_000_000);
@@ -174,7 +175,7 @@ impl Span {
     /// `jiff` reads more: signs, small letters, and fractions of hours and minutes. These are refused here. A fraction
     /// has at most nine digits.
     pub fn parse(text: &str) -> Result<Self, Error> {
-        let malformed = || Error::Duration(shown(text));
+        let malformed = || Error::Duration(quoted(text));
         let used = |c: char| c.is_ascii_digit() || "PYMWDTHS.,".contains(c);
         let no_fraction = |rest: &str| !rest.ends_with('S') || rest.len() > "123456789S".len();
         if !text.chars().all(used) || text.split_once(['.', ',']).is_some_and(|(_, rest)| no_fraction(rest)) {
@@ -190,7 +191,7 @@ impl Span {
             if read(&zeros).is_ok() { Error::TooFar } else { malformed() }
         })?;
         if span.get_years() != 0 || span.get_months() != 0 {
-            return Err(Error::Calendar(shown(text)));
+            return Err(Error::Calendar(quoted(text)));
         }
         let length = span.to_duration(SpanRelativeTo::days_are_24_hours()).map_err(|_| Error::TooFar)?;
         let ms = length.as_nanos().unsigned_abs().div_ceil(1_000_000);
@@ -229,8 +230,8 @@ impl<'de> Deserialize<'de> for Span {
     }
 }
 
-/// A caller's text, cut short so that an error message stays one.
-fn shown(text: &str) -> String {
+/// A caller's text for an error message, at most 60 characters of it.
+fn quoted(text: &str) -> String {
     let cut: String = text.chars().take(60).collect();
     if cut.len() < text.len() { format!("{cut}…") } else { cut }
 }

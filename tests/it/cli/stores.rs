@@ -42,7 +42,7 @@ async fn verify_counts_a_whole_store_beside_its_server() {
 async fn verify_finds_a_planted_loss() {
     for (planted, last) in [
         ("DELETE FROM timers WHERE id = 'a'", "LOSS: registered, but neither pending nor ended: 1"),
-        ("DELETE FROM history", "LOSS: the ledger closes, but not over the rows there are"),
+        ("DELETE FROM history", "LOSS: the ledger balances, but its counts differ from the rows"),
     ] {
         let node = node_with_three().await;
         let (status, _) = node.sigterm().await;
