@@ -1,8 +1,9 @@
 //! One delivery as `receive` prints it.
 
-use std::collections::{HashMap, VecDeque};
+use std::num::NonZeroUsize;
 
 use axum::http::HeaderMap;
+use lru::LruCache;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use standardwebhooks::Webhook;
@@ -16,7 +17,7 @@ const MAX_BODY: usize = 200;
 /// The longest id in a line for people, in characters.
 const MAX_ID: usize = 128;
 /// The number of ids that are remembered.
-const REMEMBERED: usize = 100_000;
+const REMEMBERED: NonZeroUsize = NonZeroUsize::new(100_000).expect("not zero");
 
 /// The contents of one POST.
 pub struct Arrival<'a> {
@@ -154,28 +155,21 @@ impl<'a> Body<'a> {
     }
 }
 
-/// Counts how often each id has arrived. It holds [`REMEMBERED`] ids and drops the oldest beyond that.
-#[derive(Default)]
-pub struct Tally {
-    seen: HashMap<String, u32>,
-    order: VecDeque<String>,
+/// Counts how often each id has arrived, for the [`REMEMBERED`] ids that arrived last.
+pub struct Tally(LruCache<String, u32>);
+
+impl Default for Tally {
+    fn default() -> Self {
+        Self(LruCache::new(REMEMBERED))
+    }
 }
 
 impl Tally {
     /// Counts one more arrival of `id` and returns their number, this one included.
     pub fn add(&mut self, id: &str) -> u32 {
-        if let Some(count) = self.seen.get_mut(id) {
-            *count = count.saturating_add(1);
-            return *count;
-        }
-        if self.order.len() >= REMEMBERED
-            && let Some(oldest) = self.order.pop_front()
-        {
-            self.seen.remove(&oldest);
-        }
-        self.seen.insert(id.to_owned(), 1);
-        self.order.push_back(id.to_owned());
-        1
+        let count = self.0.get_or_insert_mut_ref(id, || 0);
+        *count = count.saturating_add(1);
+        *count
     }
 }
 
@@ -237,13 +231,12 @@ mod tests {
     }
 
     #[test]
-    fn ids_are_counted_and_the_oldest_are_dropped() {
+    fn ids_are_counted_and_those_not_seen_for_longest_are_dropped() {
         let mut tally = Tally::default();
         assert_eq!((tally.add("a"), tally.add("b"), tally.add("a")), (1, 1, 2));
-        for n in 0..REMEMBERED {
+        for n in 1..REMEMBERED.get() {
             tally.add(&n.to_string());
         }
-        assert_eq!(tally.add("a"), 1);
-        assert!(tally.seen.len() <= REMEMBERED && tally.order.len() <= REMEMBERED);
+        assert_eq!((tally.add("a"), tally.add("b")), (3, 1), "`a` arrived after `b`");
     }
 }
