@@ -8,7 +8,10 @@
 
 mod batcher;
 
+use std::sync::Arc;
+
 use futures::future::BoxFuture;
+use tokio::sync::Semaphore;
 
 pub use batcher::{Batcher, NotTaken};
 
@@ -23,6 +26,9 @@ use crate::promotion::Promotion;
 
 /// How many requests of one kind wait for their batch before callers are told to come back later.
 const QUEUE: usize = 20_000;
+
+/// How many groups of timers that came together are registered at once.
+const GROUPS: usize = 64;
 
 /// Writes timers, and does what follows.
 #[derive(Clone)]
@@ -82,6 +88,8 @@ pub struct Intake {
     writer: Writer,
     registrations: Batcher<NewTimer, Result<Registered, Error>>,
     changes: Batcher<Change, Result<Applied, Error>>,
+    /// Groups run on when their callers go away, so these do not bound them.
+    groups: Arc<Semaphore>,
 }
 
 impl Intake {
@@ -100,7 +108,7 @@ impl Intake {
             async move { writer.apply(&batch).await }
         });
         workers.extend(more);
-        (Self { writer, registrations, changes }, workers)
+        (Self { writer, registrations, changes, groups: Arc::new(Semaphore::new(GROUPS)) }, workers)
     }
 
     /// Registers one timer, in one transaction with others that wait.
@@ -117,7 +125,13 @@ impl Intake {
     /// goes away stops neither the transaction nor what follows it.
     pub async fn register_many(&self, timers: Vec<NewTimer>) -> Vec<Result<Registered, Error>> {
         let (writer, count) = (self.writer.clone(), timers.len());
-        let registered = tokio::spawn(async move { writer.register(&timers).await }).await;
+        // Never closed. A caller who goes away while he waits has written nothing.
+        let permit = Arc::clone(&self.groups).acquire_owned().await;
+        let registered = tokio::spawn(async move {
+            let _permit = permit;
+            writer.register(&timers).await
+        })
+        .await;
         // Only a panic, or the end of the process.
         registered.unwrap_or_else(|_| (0..count).map(|_| Err(Error::Busy)).collect())
     }
