@@ -1,5 +1,6 @@
 //! What has ended can be read for `history.retention`, and then its id is free.
 
+use std::process::Command;
 use std::time::Duration;
 
 use serde_json::json;
@@ -13,8 +14,8 @@ const RETENTION: &str = "PT4S";
 const GONE: Duration = Duration::from_secs(30);
 
 /// `age` makes what has ended old enough, where waiting alone does not.
-async fn what_has_ended_goes(builder: NodeBuilder, age: impl AsyncFnOnce()) {
-    let node = builder.env("MAINSPRING__HISTORY__RETENTION", RETENTION).start_ready().await;
+async fn what_has_ended_goes(builder: NodeBuilder, store: &str, age: impl AsyncFnOnce()) {
+    let node = builder.cold(store).env("MAINSPRING__HISTORY__RETENTION", RETENTION).start_ready().await;
     let (api, receiver) = (node.api(), Receiver::start().await);
     let timer = json!({"delay": "PT0S", "target": to(receiver.url("/ok")), "data": 1});
     let other = json!({"delay": "PT0S", "target": to(receiver.url("/ok")), "data": 2});
@@ -58,11 +59,22 @@ async fn what_has_ended_goes(builder: NodeBuilder, age: impl AsyncFnOnce()) {
     let ids: Vec<_> = receiver.of("t").into_iter().map(|one| one.delivery_id).collect();
     assert_ne!(ids[0], ids[1], "another timer under the same id has a delivery id of its own");
     assert_eq!(api.timer("stays").await.1["state"], "scheduled");
+    closes(&node, store).await;
+}
+
+/// `mainspring verify` finds every row that the totals speak of, or that it was removed in order.
+async fn closes(node: &Node, store: &str) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_mainspring"));
+    command.args(["verify", "--set", &format!("cold.url={store}")]).current_dir(node.dir()).env_clear();
+    let output = tokio::task::spawn_blocking(move || command.output()).await.expect("runs").expect("runs");
+    assert!(output.status.success(), "{} {output:?}", output.status);
 }
 
 #[tokio::test]
 async fn what_has_ended_goes_after_its_retention_on_sqlite() {
-    what_has_ended_goes(Node::builder(), async || {}).await;
+    let dir = tempfile::tempdir().expect("a directory");
+    let store = format!("sqlite://{}", dir.path().join("t.db").display());
+    what_has_ended_goes(Node::builder(), &store, async || {}).await;
 }
 
 /// History goes by whole days there: what ended today goes when the day is over, so it is made to have ended
@@ -71,5 +83,5 @@ async fn what_has_ended_goes_after_its_retention_on_sqlite() {
 async fn what_has_ended_goes_after_its_retention_and_its_day_on_postgres() {
     let store = fresh_database().await;
     let age = async || drop(psql(&store, "UPDATE history SET ended_at = ended_at - 3 * 86400000").await);
-    what_has_ended_goes(Node::builder().cold(&store), age).await;
+    what_has_ended_goes(Node::builder(), &store, age).await;
 }
