@@ -174,24 +174,6 @@ async fn nothing_is_lost_on_postgres_with_two_nodes() {
     nothing_is_lost_when_nodes_are_killed(<[Node; 2]>::from(two_nodes().await).into()).await;
 }
 
-/// Two nodes share the shards; when one dies for good the other takes all, and the timers of both fire.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_killed_node_is_taken_over() {
-    let (one, two) = two_nodes().await;
-    let (receiver, api) = (Receiver::start().await, two.api());
-    shared_as(&api, &[("one", 32), ("two", 32)], LONG).await;
-    for n in 0..100 {
-        let body = json!({"delay": "PT2S", "target": {"webhook": {"url": receiver.url("/ok")}}});
-        assert_eq!(api.put(&format!("t{n}"), &body).await.0, 201);
-    }
-    one.kill9().await;
-    let all = receiver.wait_for(100, Duration::from_secs(15)).await;
-    assert!(all.iter().all(|r| r.lateness_ms() >= 0));
-    shared_as(&api, &[("two", 64)], LONG).await;
-    settled(&api, 100, 0).await;
-    assert_eq!(receiver.received().len(), 100, "each once");
-}
-
 /// Fires from two nodes of which one stands still beyond its lease, with claims in hand that it has not sent
 /// yet, and goes on when the other has sent all of them. Returns what it had in hand, and what it sent late: an
 /// attempt that arrives after a later one of its timer.

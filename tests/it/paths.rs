@@ -91,13 +91,14 @@ async fn the_wheels_bring_everything(nodes: Vec<Node>) {
     println!("{all} fired: {loader} by the loader, {express} at once, {sweep} by sweep, {replay} by replay");
     assert_eq!((loader + express + sweep + replay) as usize, all);
 
-    let first = once.iter().chain(&failing).filter(|one| one.attempt == 1);
-    let overdue: Vec<&Received> = first.filter(|one| one.lateness_ms() >= SWEPT_MS).collect();
-    let stood_still = |one: &Received| stalls.touch(one.at_ms - one.lateness_ms() - 500..one.at_ms);
-    let lost: Vec<_> = overdue.iter().filter(|one| !stood_still(one)).collect();
+    let first = || once.iter().chain(&failing).filter(|one| one.attempt == 1);
+    let stood_still = |one: &&Received| stalls.touch(one.at_ms - one.lateness_ms() - 500..one.at_ms);
+    let lost: Vec<_> = first().filter(|one| one.lateness_ms() >= SWEPT_MS && !stood_still(one)).collect();
     assert!(lost.is_empty(), "the wheels lost these: {lost:?}");
-    assert!(overdue.len() <= all / 2, "the machine stood still most of the time: {} overdue", overdue.len());
-    assert!(sweep as usize <= overdue.len(), "{sweep} by sweep, and only {} overdue", overdue.len());
+    // Where a wheel does not keep up, the sweep waits for no second.
+    let excused = first().filter(stood_still).count();
+    assert!(sweep as usize <= excused, "{sweep} by sweep, but only {excused} while the nodes stood still");
+    assert!(sweep as usize <= all / 2, "the machine stood still most of the time: {sweep} by sweep");
     let retries_swept = swept(&apis).await - sweep;
     assert!(retries_swept == 0 || !stalls.is_empty(), "{retries_swept} retries came by the sweep");
 }

@@ -8,7 +8,7 @@ use reqwest::Method;
 use serde_json::json;
 
 use super::{LONG, all_delivered, due_in};
-use crate::support::{Api, Node, Postgres, Receiver, eventually, fresh_database, problem, psql};
+use crate::support::{Api, Node, Postgres, Receiver, eventually, fresh_database, problem, psql, wall_ms};
 
 /// An answer may wait for the store as long as this, and no longer: 5 s for a connection, and as long before
 /// for the writer that waits for one already.
@@ -113,16 +113,23 @@ async fn every_call_is_503(api: &Api) {
     assert_eq!((status, &ready["status"]), (503, &json!("unavailable")));
 }
 
-async fn an_outage_loses_nothing(stop: impl AsyncFnOnce(&Postgres)) {
+/// Stops the database under load, lets `meanwhile` happen, and starts it again: nothing is lost and nothing comes
+/// twice. It is to be back within `back_ms` of the registration of the first timers.
+async fn an_outage_loses_nothing(
+    stop: impl AsyncFnOnce(&Postgres),
+    meanwhile: impl AsyncFnOnce(&Api),
+    back_ms: u64,
+) {
     let mut server = Postgres::start().await;
     let node = Node::builder().cold(server.create_database().await).start_ready().await;
     let (api, receiver) = (node.api(), Receiver::start().await);
     assert_eq!(api.put("far", &due_in(3_600_000, receiver.url("/ok"))).await.0, 201);
     for n in 0..40 {
         // Due while the store is away, and a few after it has come back.
-        let due = if n < 30 { 2000 + n * 50 } else { 12_000 };
+        let due = if n < 30 { 2000 + n * 50 } else { back_ms };
         assert_eq!(api.put(&format!("t{n}"), &due_in(due, receiver.url("/ok"))).await.0, 201);
     }
+    let due_in_the_outage = wall_ms() + 3500;
     assert_eq!(api.put("slow", &due_in(0, receiver.url("/slow/4000"))).await.0, 201);
     receiver.wait_until(|all| all.iter().any(|one| one.timer == "slow"), LONG).await;
     let halt = Arc::new(AtomicBool::new(false));
@@ -132,7 +139,11 @@ async fn an_outage_loses_nothing(stop: impl AsyncFnOnce(&Postgres)) {
     assert_eq!(api.metric("mainspring_store_up").await, 1.0);
     let errors = api.metric("mainspring_store_errors_total").await;
     stop(&server).await;
-    every_call_is_503(&api).await;
+    meanwhile(&api).await;
+    eventually("what falls due in the outage is due", LONG, async || {
+        if wall_ms() > due_in_the_outage { Ok(()) } else { Err(wall_ms()) }
+    })
+    .await;
     let before = receiver.received().len();
     assert!(receiver.received().iter().all(|one| !one.timer.starts_with('t')), "they were due in the outage");
     assert_eq!(api.metric("mainspring_store_up").await, 0.0);
@@ -146,7 +157,7 @@ async fn an_outage_loses_nothing(stop: impl AsyncFnOnce(&Postgres)) {
     assert_eq!(api.metric("mainspring_store_up").await, 1.0);
     let (_, far) = api.timer("far").await;
     assert_eq!((&far["state"], &far["version"]), (&json!("scheduled"), &json!(1)), "503 means not done");
-    assert_eq!(api.timer("refused").await.0, 404);
+    assert_eq!(api.timer("refused").await.0, 404, "503 means not kept");
     assert_eq!(api.delete("far").await.0, 200);
     let wanted = written + 41;
     eventually("all is delivered", LONG, async || {
@@ -173,12 +184,21 @@ async fn an_outage_loses_nothing(stop: impl AsyncFnOnce(&Postgres)) {
 
 #[tokio::test]
 async fn a_database_that_is_stopped_and_started_loses_nothing() {
-    an_outage_loses_nothing(async |server: &Postgres| server.stop_fast().await).await;
+    // Each call waits five seconds for a connection, and some wait for others.
+    let stop = async |server: &Postgres| server.stop_fast().await;
+    an_outage_loses_nothing(stop, async |api: &Api| every_call_is_503(api).await, 12_000).await;
 }
 
 #[tokio::test]
 async fn a_database_that_crashes_and_recovers_loses_nothing() {
-    an_outage_loses_nothing(async |server: &Postgres| server.kill_immediate().await).await;
+    let noticed = async |api: &Api| {
+        eventually("the node notices", LONG, async || {
+            let up = api.metric("mainspring_store_up").await;
+            if up == 0.0 { Ok(()) } else { Err(up) }
+        })
+        .await;
+    };
+    an_outage_loses_nothing(async |server: &Postgres| server.kill_immediate().await, noticed, 7000).await;
 }
 
 /// What the database refuses for good (here a trigger does) takes no other result of its batch with it.

@@ -13,6 +13,12 @@ use crate::support::{
 /// What a quiet machine's noise may add, in milliseconds: what hangs here hangs for ten seconds.
 const NOISE_MS: i64 = 750;
 
+/// How long timers are registered for the receiver that is judged, alone: two hundred of them.
+const ALONE: Duration = Duration::from_secs(2);
+
+/// And beside the others: three hundred.
+const BESIDE: Duration = Duration::from_secs(3);
+
 /// Two nodes that send so many attempts at once to one receiver, and wait so long for its answers.
 async fn two_nodes(concurrency: u32, timeout: &str) -> (Node, Node, Vec<Api>) {
     let url = fresh_database().await;
@@ -49,7 +55,7 @@ async fn a_receiver_that_hangs_and_one_that_refuses_do_not_delay_a_third() {
     let (_a, _b, apis) = two_nodes(64, "PT10S").await;
     let (fine, hangs) = (Receiver::start().await, Receiver::start().await);
     let alone = Stream::start("alone", apis.clone(), fine.url("/ok"), 100);
-    tokio::time::sleep(Duration::from_secs(3)).await;
+    tokio::time::sleep(ALONE).await;
     let alone = all_of(&fine, "alone", alone.end().await).await;
 
     let hanging = Stream::start("h", apis.clone(), hangs.url("/hang"), 100);
@@ -57,7 +63,7 @@ async fn a_receiver_that_hangs_and_one_that_refuses_do_not_delay_a_third() {
     // Until their lanes are full.
     tokio::time::sleep(Duration::from_secs(3)).await;
     let beside = Stream::start("beside", apis, fine.url("/ok"), 100);
-    tokio::time::sleep(Duration::from_secs(4)).await;
+    tokio::time::sleep(BESIDE).await;
     let beside = all_of(&fine, "beside", beside.end().await).await;
     assert!(hanging.end().await > 400 && refused.end().await > 400, "there was a load");
     assert!(!hangs.received().is_empty());
@@ -75,14 +81,14 @@ async fn a_receiver_that_is_slow_and_much_in_demand_does_not_delay_another() {
         _ => Reply::ok().after(Duration::from_millis(200)),
     });
     let alone = Stream::start("alone", apis.clone(), fine.url("/ok"), 100);
-    tokio::time::sleep(Duration::from_secs(3)).await;
+    tokio::time::sleep(ALONE).await;
     let alone = all_of(&fine, "alone", alone.end().await).await;
 
     let wanted = Stream::start("s", apis.clone(), slow.url("/slow"), 800);
     // Until thousands find no room.
     tokio::time::sleep(Duration::from_secs(8)).await;
     let beside = Stream::start("beside", apis, fine.url("/ok"), 100);
-    tokio::time::sleep(Duration::from_secs(4)).await;
+    tokio::time::sleep(BESIDE).await;
     let beside = all_of(&fine, "beside", beside.end().await).await;
     let (wanted, done) = (wanted.end().await, slow.received().len());
     assert!(done > 20 && done + 3000 < wanted, "{done} of {wanted}");
@@ -110,7 +116,7 @@ async fn without_wheels_what_waits_for_one_receiver_does_not_hide_what_is_due_fo
     }
     slow.wait_for(8, LONG).await;
     let beside = Stream::start("beside", vec![node.api()], fine.url("/ok"), 50);
-    tokio::time::sleep(Duration::from_secs(4)).await;
+    tokio::time::sleep(BESIDE).await;
     let beside = all_of(&fine, "beside", beside.end().await).await;
     let done = slow.received().len();
     assert!(done < 2000, "nothing waited: {done}");
@@ -128,7 +134,7 @@ async fn retries_do_not_delay_first_attempts_at_the_same_receiver() {
     // Retries want several times the room that there is: fewer than 64 a second can be made.
     receiver.on("/fails", |_| Reply::status(500).after(Duration::from_secs(1)));
     let alone = Stream::start("alone", apis.clone(), receiver.url("/ok"), 100);
-    tokio::time::sleep(Duration::from_secs(3)).await;
+    tokio::time::sleep(ALONE).await;
     let alone = all_of(&receiver, "alone", alone.end().await).await;
 
     let failing = Stream::start("f", apis.clone(), receiver.url("/fails"), 100);
@@ -140,7 +146,7 @@ async fn retries_do_not_delay_first_attempts_at_the_same_receiver() {
     receiver.wait_until(|all| all.iter().filter(first).count() >= failing, LONG).await;
     let before = receiver.received().len();
     let beside = Stream::start("beside", apis, receiver.url("/ok"), 100);
-    tokio::time::sleep(Duration::from_secs(3)).await;
+    tokio::time::sleep(BESIDE).await;
     let beside = all_of(&receiver, "beside", beside.end().await).await;
     let retries = receiver.received()[before..].iter().filter(|one| one.attempt > 1).count();
     assert!(retries > 50, "only {retries} retries");

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{LONG, Stream, node, verdict};
-use crate::support::{Node, Receiver, Watch, fresh_database, psql, shared_as, wall_ms};
+use crate::support::{Node, Receiver, Watch, eventually, fresh_database, psql, shared_as, wall_ms};
 
 /// A lease whose rounds, three of them, are too far apart for any of these tests.
 const SLOW_ROUNDS: (&str, &str) = ("MAINSPRING__LEASE", "PT60S");
@@ -28,18 +28,20 @@ async fn a_node_that_comes_or_goes_is_noticed_at_once() {
 /// As behind a proxy that gives each transaction another connection: everything is accepted, and nothing heard.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_news_shares_are_found_in_the_next_round() {
+    /// Three to a lease.
+    const ROUND: Duration = Duration::from_secs(4);
     let url = fresh_database().await;
     let database = url.rsplit('/').next().expect("a name").to_owned();
     psql(&url, "CREATE FUNCTION public.pg_notify(text, text) RETURNS void LANGUAGE sql AS ''").await;
     psql(&url, &format!("ALTER DATABASE {database} SET search_path = public, pg_catalog")).await;
-    let slow = |name| node(name, &url).env("MAINSPRING__LEASE", "PT24S");
+    let slow = |name| node(name, &url).env("MAINSPRING__LEASE", "PT12S");
     let a = slow("a").start_ready().await;
     let b = slow("b").start_ready().await;
-    shared_as(&b.api(), &[("a", 32), ("b", 32)], Duration::from_secs(8 + 5)).await;
+    shared_as(&b.api(), &[("a", 32), ("b", 32)], ROUND + Duration::from_secs(5)).await;
     let asked = std::time::Instant::now();
     assert!(a.sigterm().await.0.success());
-    shared_as(&b.api(), &[("b", 64)], Duration::from_secs(8 + 5)).await;
-    println!("found after {:?}; a round is 8 s", asked.elapsed());
+    shared_as(&b.api(), &[("b", 64)], ROUND + Duration::from_secs(5)).await;
+    println!("found after {:?}; a round is {ROUND:?}", asked.elapsed());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -63,7 +65,8 @@ async fn a_fourth_node_gets_its_share_and_leaves_without_a_loss() {
     verdict(&receiver, count).await.is_clean(count);
 }
 
-/// Callers who keep every connection of theirs busy for longer than a lease cost no node a shard.
+/// Callers who keep every connection of theirs busy for longer than two leases cost no node a shard. Longer than
+/// the five seconds, too, that a call waits for a connection.
 #[tokio::test(flavor = "multi_thread")]
 async fn slow_calls_cost_no_node_its_shards() {
     let url = fresh_database().await;
@@ -72,12 +75,17 @@ async fn slow_calls_cost_no_node_its_shards() {
     shared_as(&nodes[0].api(), &[("a", 32), ("b", 32)], LONG).await;
     let taken = async |node: &Node| node.api().metric("mainspring_shards_taken_total").await;
     let before = [taken(&nodes[0]).await, taken(&nodes[1]).await];
-    let sql = "BEGIN; LOCK TABLE totals; SELECT pg_sleep(9); COMMIT";
+    let sql = "BEGIN; LOCK TABLE totals; SELECT pg_sleep(7); COMMIT";
     let locked = tokio::spawn({
         let url = url.clone();
         async move { psql(&url, sql).await }
     });
-    tokio::time::sleep(Duration::from_millis(500)).await;
+    eventually("the table is locked", LONG, async || {
+        let held = "SELECT count(*)::text FROM pg_locks WHERE relation = 'totals'::regclass AND granted";
+        let held = psql(&url, held).await;
+        if held == "0" { Err(held) } else { Ok(()) }
+    })
+    .await;
     let calls: Vec<_> = nodes
         .iter()
         .flat_map(|node| (0..6).map(|_| node.api()))

@@ -28,9 +28,6 @@ use faults::Kind;
 use mainspring::planted::Defect;
 use world::Watch;
 
-/// Threads that run seeds side by side.
-const THREADS: u64 = 2;
-
 /// Where the seeds begin.
 const FIRST: u64 = 1;
 
@@ -43,10 +40,11 @@ fn long() -> bool {
 
 /// Runs these seeds until one fails; that one, and why.
 fn first_wrong(seeds: &[u64], planted: Option<Defect>) -> Option<(u64, String, String)> {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let next = AtomicUsize::new(0);
     let found: std::sync::Mutex<Vec<(u64, String, String)>> = std::sync::Mutex::default();
     std::thread::scope(|scope| {
-        for _ in 0..THREADS {
+        for _ in 0..threads {
             scope.spawn(|| {
                 loop {
                     let Some(&seed) = seeds.get(next.fetch_add(1, Ordering::Relaxed)) else { return };

@@ -9,6 +9,7 @@ use std::time::Duration;
 use axum::body::{Body, Bytes};
 use futures::stream;
 use http::Response;
+use tokio::sync::watch;
 
 use super::Received;
 
@@ -33,6 +34,7 @@ impl std::error::Error for ConnectionClosed {}
 pub struct Reply {
     kind: Kind,
     after: Duration,
+    until: Option<watch::Receiver<bool>>,
 }
 
 #[derive(Clone, Debug)]
@@ -98,13 +100,23 @@ impl Reply {
         self
     }
 
+    /// The same, once `released` shows true.
+    pub fn until(mut self, released: watch::Receiver<bool>) -> Self {
+        self.until = Some(released);
+        self
+    }
+
     fn kind(kind: Kind) -> Self {
-        Self { kind, after: Duration::ZERO }
+        Self { kind, after: Duration::ZERO, until: None }
     }
 
     pub(super) async fn send(self) -> Result<Response<Body>, ConnectionClosed> {
         if !self.after.is_zero() {
             tokio::time::sleep(self.after).await;
+        }
+        if let Some(mut released) = self.until {
+            // A test that is over releases nothing any more.
+            released.wait_for(|released| *released).await.map_err(|_| ConnectionClosed)?;
         }
         match self.kind {
             Kind::Answer { status, headers, body } => {
