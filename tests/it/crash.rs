@@ -15,17 +15,17 @@ use crate::support::{
     to, wall_ms,
 };
 
-/// Attempts under way at once on one node; bounds how many a kill can leave behind.
+/// Attempts under way at once on one node: the most duplicates that one kill explains.
 const CONCURRENCY: usize = 64;
 const WRITERS: usize = 8;
 
 /// The nodes, by their place in a test's list.
 const NAMES: [&str; 2] = ["one", "two"];
 
-/// Long enough for a busy machine; nothing takes it unless it is broken.
+/// The limit of every wait: long enough for a busy machine.
 const LONG: Duration = Duration::from_secs(30);
 
-/// What a killed node had sent may still be on its way to the receiver's eyes.
+/// A request that a killed node had sent may reach the receiver this much later.
 const ON_THE_WAY_MS: i64 = 200;
 
 pub fn long() -> bool {
@@ -43,7 +43,7 @@ fn node(name: &str, cold: Option<&str>) -> crate::support::NodeBuilder {
     }
 }
 
-/// Registers on and on until told to stop; each id is repeated until it is acknowledged.
+/// Registers timers until told to stop. Each registration is repeated until it is acknowledged.
 async fn write(
     worker: usize,
     seed: u64,

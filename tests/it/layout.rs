@@ -50,11 +50,11 @@ fn wrong(room: &str, source: &str) -> Vec<String> {
 
 fn check(room: &str, path: &Path, found: &mut Vec<String>) {
     if path.is_dir() {
-        for entry in std::fs::read_dir(path).unwrap() {
-            check(room, &entry.unwrap().path(), found);
+        for entry in std::fs::read_dir(path).expect("a folder") {
+            check(room, &entry.expect("an entry").path(), found);
         }
     } else if path.extension().is_some_and(|extension| extension == "rs") {
-        let source = std::fs::read_to_string(path).unwrap();
+        let source = std::fs::read_to_string(path).expect("source text");
         found.extend(wrong(room, &source).into_iter().map(|arrow| format!("{}: {arrow}", path.display())));
     }
 }

@@ -10,7 +10,7 @@ use crate::support::{
     register, rfc3339, settled, shared_as, to, wall_ms,
 };
 
-/// Long enough for a busy machine; nothing takes it unless it is broken.
+/// The limit of every wait: long enough for a busy machine.
 const LONG: Duration = Duration::from_secs(30);
 
 /// How many first attempts each path brought: loader, express, sweep, replay.
@@ -171,7 +171,7 @@ async fn the_sweep_alone_brings_everything(builder: NodeBuilder) {
     assert_eq!(api.metric("mainspring_swept_total").await, 800.0);
 }
 
-/// A look of the sweep that takes long is not followed by a long rest: everything fires from it.
+/// Without wheels everything fires from the sweep, so a look that took long is not followed by a long rest.
 #[tokio::test]
 async fn a_store_that_stalls_delays_the_sweep_no_longer_than_it_stalls() {
     let cold = fresh_database().await;
@@ -207,7 +207,7 @@ async fn a_restart_loses_nothing(builder: NodeBuilder, end: impl AsyncFnOnce(&No
     end(&node).await;
     assert!(wall_ms() < due - 500, "too busy a machine: they were due before the node had gone");
     assert_eq!(receiver.received().len(), 0);
-    // Nobody is there to tell when they are overdue.
+    // No node runs whose answer would tell that they are overdue, so the time is waited for.
     tokio::time::sleep(Duration::from_millis(u64::try_from(due + 100 - wall_ms()).unwrap_or(0))).await;
     node.restart().await;
     node.wait_ready(LONG).await;
@@ -219,7 +219,7 @@ async fn a_restart_loses_nothing(builder: NodeBuilder, end: impl AsyncFnOnce(&No
         "after the restart: {loader} by the loader, {express} at once, {sweep} by sweep, {replay} by replay"
     );
     assert_eq!((loader + express + sweep + replay) as usize, EACH * 2, "by the new process");
-    // In a wheel that outlived its node they lie in slots still, and whoever looks first has them.
+    // A wheel in Redis outlives its node and still holds them: the ticker and the replay both find them.
     assert!(shared || (replay > 0 && (sweep + replay) as usize == EACH), "what was overdue is found in SQL");
     assert!(node.log().lines().any(|line| line.contains("replayed") && line.contains("cause")));
     eventually("what waits is in the wheels", LONG, async || {
@@ -247,7 +247,7 @@ async fn a_node_with_redis_finds_its_timers_again() {
     a_node_that_was_stopped_or_killed_finds_its_timers_again(stopped, killed).await;
 }
 
-/// Attempts under way at once; bounds how many a kill can leave behind.
+/// Attempts under way at once on one node: the most duplicates that a kill explains.
 const CONCURRENCY: usize = 64;
 
 /// What a dead node's shards held fires on the other, as soon as its leases have run out.

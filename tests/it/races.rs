@@ -11,7 +11,9 @@ use rand::{Rng, SeedableRng};
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
-use crate::support::{Api, Node, Received, Receiver, fresh_database, wall_ms};
+use crate::support::{
+    Api, Node, NodeBuilder, Received, Receiver, eventually, fresh_database, rfc3339, wall_ms,
+};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
@@ -19,7 +21,7 @@ enum Kind {
     Reschedule,
 }
 
-/// One race: who, what was asked, what was answered and when.
+/// One race: the timer, the call, the answer, and when each was.
 #[derive(Debug)]
 struct Race {
     id: String,
@@ -43,8 +45,8 @@ const ROUND: usize = 8;
 /// At most and at least so many timers fall due in a second.
 const PACE: (usize, usize) = (1000, 100);
 
-/// Races `each` cancels and `each` reschedules. Half of them are asked around the due time, so they are
-/// spread over as many seconds as this machine takes to ask them when planned: what comes late is no race.
+/// Races `each` cancels and `each` reschedules against their due times. A call that is made later than planned is
+/// no race, so the calls are spread over as many seconds as this machine needs to make them when planned.
 async fn every_answer_is_true(node: Node, each: usize) {
     let seed: u64 =
         std::env::var("MAINSPRING_TEST_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(wall_ms() as u64);
@@ -171,10 +173,6 @@ async fn a_round(
     races
 }
 
-fn rfc3339(ms: i64) -> String {
-    mainspring::model::time::UnixMs::new(ms).rfc3339()
-}
-
 async fn run_wave(api: Api, plans: Vec<(String, Kind, bool, bool, i64)>) -> Vec<Race> {
     let calls = Arc::new(Semaphore::new(64));
     let tasks: Vec<_> = plans
@@ -262,18 +260,14 @@ fn check(race: &Race, arrivals: &[Received], end: &Value) -> String {
     }
 }
 
-/// Waits until every timer has ended.
+/// Waits until every timer has ended; the ledger balances at every look.
 async fn settled(api: &Api, total: u64) {
-    for _ in 0..600 {
+    eventually("every timer has ended", Duration::from_secs(60), async || {
         let ledger = api.ledger().await;
-        assert!(ledger.balances(), "{ledger:?}");
-        if ledger.pending == 0 {
-            assert_eq!(ledger.registered, total);
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
-    panic!("not all ended: {:?}", api.ledger().await);
+        assert!(ledger.balances() && ledger.registered == total, "{ledger:?}");
+        if ledger.pending == 0 { Ok(()) } else { Err(ledger) }
+    })
+    .await;
 }
 
 /// How every timer ended, by id.
@@ -293,7 +287,7 @@ async fn ends(api: &Api) -> HashMap<String, Value> {
     }
 }
 
-fn node(cold: Option<&str>) -> crate::support::NodeBuilder {
+fn node(cold: Option<&str>) -> NodeBuilder {
     let builder = Node::builder().env("MAINSPRING__WEBHOOK__TIMEOUT", "PT0.5S");
     match cold {
         Some(url) => builder.cold(url),
@@ -301,7 +295,8 @@ fn node(cold: Option<&str>) -> crate::support::NodeBuilder {
     }
 }
 
-/// Half of the 20,000 here, half on PostgreSQL; all of them on each with `scripts/test --long`.
+/// Cancels, and as many reschedules: 10,000 on each store, 20,000 on both together; twice as many on each with
+/// `scripts/test --long`.
 fn each() -> usize {
     if std::env::var_os("MAINSPRING_TEST_LONG").is_some() { 20_000 } else { 10_000 }
 }

@@ -12,7 +12,7 @@ use crate::support::{
     shared_as, to, wall_ms,
 };
 
-/// Long enough for a busy machine; nothing takes it unless it is broken.
+/// The limit of every wait: long enough for a busy machine.
 const LONG: Duration = Duration::from_secs(30);
 
 async fn values(api: &Api, wanted: &[(&str, f64)]) {

@@ -13,7 +13,7 @@ use crate::support::{
     Keeps, Node, Postgres, Process, Receiver, Redis, Reply, fresh_database, http_client, psql, to,
 };
 
-/// Long enough for a busy machine; nothing here takes it unless it is broken.
+/// The limit of every wait: long enough for a busy machine.
 const LONG: Duration = Duration::from_secs(20);
 
 async fn status(client: &reqwest::Client, receiver: &Receiver, path: &str) -> u16 {

@@ -130,7 +130,7 @@ async fn a_master_that_is_lost_and_comes_back_empty_costs_its_shards_lateness_an
         timers.len() >= acknowledged
     };
     let received = receiver.wait_until(distinct, LONG).await;
-    eventually("the account closes", LONG, async || {
+    eventually("the ledger settles", LONG, async || {
         let ledger = apis[0].ledger().await;
         assert!(ledger.balances(), "{ledger:?}");
         let seen = (ledger.delivered, ledger.pending);
@@ -198,7 +198,7 @@ async fn a_master_that_is_full_does_not_keep_timers_from_the_wheels_of_the_other
     status_is(std::slice::from_ref(&api), "degraded").await;
     let received = receiver.wait_for(timers.len(), LONG).await;
     Verdict::on(&received).is_clean(timers.len());
-    eventually("the account closes", LONG, async || {
+    eventually("the ledger settles", LONG, async || {
         let ledger = api.ledger().await;
         if ledger.delivered == timers.len() as u64 { Ok(()) } else { Err(ledger) }
     })

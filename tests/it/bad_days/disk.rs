@@ -103,7 +103,7 @@ async fn a_store_without_room_refuses_and_recovers(
             assert_eq!(api.timer(&format!("{name}-{n}")).await.0, 200, "{name}-{n} was acknowledged");
         }
     }
-    eventually("the account closes", LONG, async || {
+    eventually("the ledger settles", LONG, async || {
         let ledger = api.ledger().await;
         assert!(ledger.balances(), "{ledger:?}");
         if ledger.delivered >= 21 && ledger.pending == large + small {

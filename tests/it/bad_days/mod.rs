@@ -1,5 +1,5 @@
-//! Databases that are down, disks that are full, ports that are taken, settings that are wrong, and stops in
-//! the midst of work.
+//! Faults around a node: databases and Redis that are down, full disks, taken ports and names, wrong settings,
+//! clocks that differ, and stops under load.
 
 mod clock;
 mod cluster;
@@ -18,16 +18,16 @@ use serde_json::{Value, json};
 
 use crate::support::{Api, Ledger, Process, eventually, to};
 
-/// Long enough for a busy machine; nothing takes it unless it is broken.
+/// The limit of every wait: long enough for a busy machine.
 const LONG: Duration = Duration::from_secs(30);
 
-/// A timer that is due after this many milliseconds; it is retried soon and often.
+/// A timer that is due in this many milliseconds and is retried soon and often.
 fn due_in(ms: u64, url: impl AsRef<str>) -> Value {
     json!({"delay": format!("PT{}.{:03}S", ms / 1000, ms % 1000), "target": to(url),
         "retry": {"attempts": 20, "first": "PT0.1S", "cap": "PT0.5S"}})
 }
 
-/// Waits until everything registered has been delivered; the account closes at every look.
+/// Waits until everything registered is delivered; the ledger balances at every look.
 async fn all_delivered(api: &Api, registered: u64) {
     let wanted = Ledger { registered, delivered: registered, cancelled: 0, expired: 0, dead: 0, pending: 0 };
     eventually("all is delivered", LONG, async || {

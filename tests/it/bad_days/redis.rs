@@ -21,7 +21,7 @@ const ONCE_BACK_MS: i64 = 2000;
 /// No batch takes as long as this, whatever Redis does.
 const STALLED: Duration = Duration::from_secs(5);
 
-/// How much is under way.
+/// The load of a test.
 struct Load {
     /// Timers that lie in the wheels all the time.
     window: usize,
@@ -148,14 +148,13 @@ async fn redis_is_disposable(
         timers.len() >= acknowledged
     };
     let received = scene.receiver.wait_until(distinct, LONG).await;
-    eventually("the account closes", LONG, async || {
+    eventually("the ledger settles", LONG, async || {
         let ledger = apis[0].ledger().await;
         assert!(ledger.balances(), "{ledger:?}");
         let seen = (ledger.delivered, ledger.pending);
         if seen == (acknowledged as u64, window as u64) { Ok(()) } else { Err(ledger) }
     })
     .await;
-    // Whatever might still come twice has had its time: a claim, a sweep, a slot.
     let verdict = Verdict::on(&received);
     let calm = verdict.latest_ms(0..hit);
     let away = verdict.latest_ms(hit..back + ONCE_BACK_MS);
@@ -208,7 +207,7 @@ async fn flushed(nodes: usize) {
     redis_is_disposable(scene, async |_| {}, fault, &["it was emptied"], true).await;
 }
 
-/// Redis is gone for a while, and it shows; `again` brings it back.
+/// Kills Redis, waits until the nodes say so and timers fire without it, then starts it by `again`.
 async fn gone_then(scene: &mut Scene, again: impl AsyncFnOnce(&mut Redis)) {
     scene.redis.kill().await;
     scene.all_are("degraded").await;
@@ -233,7 +232,7 @@ async fn rolled_back(nodes: usize) {
     redis_is_disposable(scene, async |redis| redis.save_copy().await, fault, OTHER_SERVER, true).await;
 }
 
-/// It stands still, and every connection with it.
+/// The process of Redis is stopped, so its connections stay open and nothing answers.
 async fn stopped(nodes: usize) {
     let scene = Scene::start(Keeps::Writes, nodes).await;
     let fault = async |scene: &mut Scene| {
@@ -307,7 +306,7 @@ async fn a_full_redis_costs_no_timer() {
     redis_is_disposable(scene, async |_| {}, fault, NOT_ADDED, false).await;
 }
 
-/// Starts a node whose Redis does not do, and lets a few timers fire from SQL.
+/// Starts a node whose Redis cannot be used, and lets a few timers fire from SQL.
 async fn fires_without_redis(hot: String) -> (Node, Receiver) {
     let node = Node::builder().cold(fresh_database().await).hot(hot).start_ready().await;
     let (api, receiver) = (node.api(), Receiver::start().await);

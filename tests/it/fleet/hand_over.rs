@@ -99,7 +99,7 @@ async fn what_was_ceded_is_spared_when_the_next_owner_dies_too() {
     assert!(stop.await.expect("stops").0.success());
 }
 
-/// The first attempts hang for good; the node that made them is killed in the midst of its stop.
+/// The first attempts hang, and the node that made them is killed while it stops.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_leaver_had_under_way_when_it_was_killed_comes_again() {
     let receiver = Receiver::start().await;

@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 
 use crate::support::{Api, Node, NodeBuilder, Received, Verdict, rfc3339, to, wall_ms};
 
-/// Long enough for a busy machine; nothing takes it unless it is broken.
+/// The limit of every wait: long enough for a busy machine.
 const LONG: Duration = Duration::from_secs(40);
 
 /// A node of a fleet: all share the store and the Redis of the test run.
@@ -24,7 +24,7 @@ fn node(name: &str, cold: &str) -> NodeBuilder {
     Node::builder().name(name).cold(cold)
 }
 
-/// A steady stream of timers for nodes that come and go: what one does not take is given to the next.
+/// A steady stream of timers for nodes that come and go: a batch that one does not take is registered at the next.
 struct Stream {
     stop: Arc<AtomicBool>,
     task: JoinHandle<usize>,
@@ -55,7 +55,7 @@ impl Stream {
         Self { stop, task }
     }
 
-    /// Registers nothing more; tells how many were acknowledged.
+    /// Stops registering; returns how many timers were acknowledged.
     async fn end(self) -> usize {
         self.stop.store(true, Ordering::SeqCst);
         self.task.await.expect("every timer was taken by some node")

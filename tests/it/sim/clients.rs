@@ -201,10 +201,8 @@ impl Clients {
                         _ => ChangeEvent::Fire,
                     };
                     let applied = writer.apply(&[Change { uid: *uid, event }]).await.remove(0);
-                    if let Ok(applied) = &applied {
-                        if let Applied::Live(row, Answer::Done) = applied {
-                            this.book.lock().expect("plain").moved(row, now);
-                        }
+                    if let Ok(Applied::Live(row, Answer::Done)) = &applied {
+                        this.book.lock().expect("plain").moved(row, now);
                     }
                     applied.is_ok()
                 }

@@ -106,7 +106,7 @@ impl Cluster {
     /// The place of the master that was started with a key's hash slot.
     pub async fn master_of(&self, key: &str) -> usize {
         for master in &self.masters {
-            // One that is down does not tell.
+            // A master that is down cannot be asked.
             if master.is_running() {
                 let slot: usize = master.cli(&["CLUSTER", "KEYSLOT", key]).await.parse().expect("a slot");
                 return (0..3).find(|n| slot < SLOTS * (n + 1) / 3).expect("a third");
@@ -131,8 +131,8 @@ impl Cluster {
         self.masters[master].cli(&["CLUSTER", "MYID"]).await
     }
 
-    /// Makes a node known to the first master, and that to it. Nodes forget whom they cannot greet within a
-    /// second, and a busy machine takes longer; so they are asked again.
+    /// Introduces a node and the first master to each other. A node forgets another that does not answer within a
+    /// second, and a busy machine takes longer, so the introduction is repeated.
     async fn meet(&self, node: &Redis) {
         let first = &self.masters[0];
         let (port, first_id) = (first.port().to_string(), self.id(0).await);

@@ -19,7 +19,7 @@ const SHARDS: std::ops::Range<i32> = 0..16;
 
 const MARK: i64 = START_MS / 1000;
 
-/// Long enough for a busy machine; nothing takes it unless it is broken.
+/// The limit of every wait: long enough for a busy machine.
 const LONG: Duration = Duration::from_secs(30);
 
 /// A cluster of this test's own, and wheels of all shards in it.
