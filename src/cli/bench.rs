@@ -10,6 +10,7 @@ use super::exit::{Exit, usage};
 use super::{input, interrupted, out};
 use crate::config::{ColdKind, Config};
 use crate::tools::bench::figures::{Figure, cells};
+use crate::tools::bench::load::Endpoint;
 use crate::tools::bench::scenario::burst::Burst;
 use crate::tools::bench::scenario::idle::Idle;
 use crate::tools::bench::scenario::paced::Paced;
@@ -17,9 +18,9 @@ use crate::tools::bench::scenario::parked::Parked;
 use crate::tools::bench::scenario::recover::Recover;
 use crate::tools::bench::scenario::register::{Register, Step};
 use crate::tools::bench::scenario::{Scenario, plan};
-use crate::tools::bench::stores::Choice;
 use crate::tools::bench::timers::{Ids, MIN_PAYLOAD};
-use crate::tools::bench::{self, Options, Report, server};
+use crate::tools::bench::{self, Options, Report};
+use crate::tools::servers::Choice;
 
 /// `bench …`
 #[derive(Args)]
@@ -65,19 +66,19 @@ struct Shared {
     #[arg(long, global = true, value_name = "FILE", requires = "server", help_heading = "Server")]
     key_file: Option<PathBuf>,
     /// How often each step is done; more than one adds the median
-    #[arg(long, global = true, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=99), help_heading = "Load")]
+    #[arg(long, global = true, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=99), help_heading = "LoadResult")]
     runs: u32,
     /// How long a timer's data is
-    #[arg(long, global = true, value_name = "N", default_value_t = 100, help_heading = "Load")]
+    #[arg(long, global = true, value_name = "N", default_value_t = 100, help_heading = "LoadResult")]
     payload_bytes: usize,
     /// How long a delivery may fail to come before it is lost
-    #[arg(long, global = true, value_name = "DURATION", default_value = "60s", value_parser = input::duration, help_heading = "Load")]
+    #[arg(long, global = true, value_name = "DURATION", default_value = "60s", value_parser = input::duration, help_heading = "LoadResult")]
     wait: Duration,
     /// Timers in a batch
-    #[arg(long, global = true, value_name = "N", default_value_t = 1000, value_parser = count, help_heading = "Load")]
+    #[arg(long, global = true, value_name = "N", default_value_t = 1000, value_parser = count, help_heading = "LoadResult")]
     batch: u64,
     /// Connections that send batches and streams
-    #[arg(long, global = true, value_name = "N", default_value_t = 4, value_parser = count, help_heading = "Load")]
+    #[arg(long, global = true, value_name = "N", default_value_t = 4, value_parser = count, help_heading = "LoadResult")]
     bulk_connections: u64,
 }
 
@@ -238,7 +239,7 @@ pub async fn run(bench: &Bench, json: bool) -> anyhow::Result<Exit> {
     }
     if let Some(base) = &bench.shared.server {
         // A call that needs the key, so that neither a wrong one nor a wrong address is found out halfway.
-        let key = options.server.as_ref().and_then(|site| site.key.as_deref());
+        let key = options.server.as_ref().and_then(|endpoint| endpoint.key.as_deref());
         Client::of(base, key)?.ask(reqwest::Method::GET, "/v1/ledger", &[]).await?;
     }
     let report = bench::run(&options, &scenarios, &interrupted()?).await?;
@@ -290,8 +291,8 @@ impl Shared {
                     None => std::env::var("MAINSPRING_API_KEY").ok().filter(|key| !key.trim().is_empty()),
                 };
                 let key = key.map(|key| key.trim().to_owned());
-                let site = server::site(base, key);
-                Some(site.ok_or_else(|| {
+                let endpoint = Endpoint::parse(base, key);
+                Some(endpoint.ok_or_else(|| {
                     usage(format!("--server: `{base}` is no URL such as http://127.0.0.1:7600"))
                 })?)
             }

@@ -13,8 +13,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::exit::{Exit, usage};
 use super::{input, interrupted, out};
 use crate::config::{ColdKind, Config, shown_url};
-use crate::tools::drill::field::Ground;
-use crate::tools::drill::script::Drill;
+use crate::tools::drill::cluster::Environment;
+use crate::tools::drill::schedule::Drill;
 use crate::tools::drill::verdict::{Outcome, Verdict, cells};
 use crate::tools::drill::{self, Options};
 
@@ -101,7 +101,7 @@ impl ValueEnum for Name {
     }
 }
 
-/// Rehearses, and tells the verdicts.
+/// Rehearses, and prints the verdicts.
 pub async fn run(args: &DrillArgs, json: bool) -> anyhow::Result<Exit> {
     let options = options(args)?;
     let drills = drills(args, &options)?;
@@ -144,16 +144,16 @@ pub async fn run(args: &DrillArgs, json: bool) -> anyhow::Result<Exit> {
 
 fn tell(verdict: &Verdict, json: bool) -> anyhow::Result<()> {
     let text = if json { serde_json::to_string(verdict)? } else { verdict.text() };
-    // Whether anybody reads on is no reason to leave servers behind, or to forget how it ended.
+    // A reader that went away is no reason to leave servers behind, or to forget how the drill ended.
     out::verdict(&text, Exit::Ok).map(drop)
 }
 
 fn options(args: &DrillArgs) -> anyhow::Result<Options> {
-    let ground = match (&args.cold_url, &args.hot_url, &args.destroy) {
+    let environment = match (&args.cold_url, &args.hot_url, &args.destroy) {
         (Some(cold), Some(hot), Some(typed)) => given(cold, hot, typed)?,
         _ if args.destroy.is_some() => return Err(usage("--destroy belongs to --cold-url and --hot-url")),
-        _ if args.embedded => Ground::Embedded,
-        _ => Ground::Own,
+        _ if args.embedded => Environment::Embedded,
+        _ => Environment::Own,
     };
     let lease_ms = u64::try_from(args.lease.as_millis())?;
     // The nodes would refuse them one by one, and later.
@@ -162,7 +162,7 @@ fn options(args: &DrillArgs) -> anyhow::Result<Options> {
         return Err(usage("--lease: from 500ms to 60s"));
     }
     Ok(Options {
-        ground,
+        environment,
         nodes: if args.embedded { 1 } else { args.nodes },
         rate: args.rate,
         seconds: args.seconds,
@@ -173,8 +173,8 @@ fn options(args: &DrillArgs) -> anyhow::Result<Options> {
     })
 }
 
-/// Given servers are struck only if their Redis was named twice: nobody types a production host by chance.
-fn given(cold: &str, hot: &str, typed: &str) -> anyhow::Result<Ground> {
+/// Given servers are used only if their Redis is named twice, so that no production host is taken by accident.
+fn given(cold: &str, hot: &str, typed: &str) -> anyhow::Result<Environment> {
     let sets = [format!("cold.url={cold}"), format!("hot.url={hot}")];
     let config = Config::load(None, [], &sets).map_err(|why| usage(why.to_string()))?;
     if config.cold_kind()? != ColdKind::Postgres || !hot.starts_with("redis://") {
@@ -188,23 +188,23 @@ fn given(cold: &str, hot: &str, typed: &str) -> anyhow::Result<Ground> {
             shown_url(hot)
         )));
     }
-    Ok(Ground::Given { cold: cold.to_owned(), hot: hot.to_owned() })
+    Ok(Environment::Given { cold: cold.to_owned(), hot: hot.to_owned() })
 }
 
 fn drills(args: &DrillArgs, options: &Options) -> anyhow::Result<Vec<Drill>> {
-    let applies = |drill: &Drill| match options.ground {
-        Ground::Embedded => drill.is_embedded(),
-        Ground::Own => true,
-        Ground::Given { .. } => drill.is_for_given(),
+    let applies = |drill: &Drill| match options.environment {
+        Environment::Embedded => drill.is_embedded(),
+        Environment::Own => true,
+        Environment::Given { .. } => drill.is_for_given(),
     };
     match args.name {
         Name::All => Ok(Drill::ALL.into_iter().filter(applies).collect()),
         Name::One(drill) if applies(&drill) => Ok(vec![drill]),
         Name::One(drill) => Err(usage(format!(
-            "{} strikes what is not there: {}",
+            "{} needs what is not there: {}",
             drill.name(),
-            match options.ground {
-                Ground::Embedded => "an embedded node has no servers; leave --embedded out",
+            match options.environment {
+                Environment::Embedded => "an embedded node has no servers; leave --embedded out",
                 _ =>
                     "a drill stops only servers that it has started itself; leave --cold-url and --hot-url out",
             }
@@ -212,7 +212,7 @@ fn drills(args: &DrillArgs, options: &Options) -> anyhow::Result<Vec<Drill>> {
     }
 }
 
-/// On a terminal a bar, else nothing: verdicts tell enough.
+/// A bar on a terminal, else nothing: the verdicts say enough.
 fn bar(json: bool) -> ProgressBar {
     if json || !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();

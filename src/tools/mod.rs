@@ -1,4 +1,21 @@
-//! What looks at a server from outside: it measures one, or rehearses failures on some of its own.
+//! Tools that look at servers from outside: `bench` measures one, `drill` breaks some of its own.
+//!
+//! The two never know each other (a test of the layout checks it); what both need is here beside them.
+//!
+//! | room | what it is for |
+//! |---|---|
+//! | [`bench`] | scenarios, load, figures |
+//! | [`drill`] | faults, load, checker |
+//! | [`node`] | a Mainspring node as a child process |
+//! | [`process`] | any child process: signals, end, log |
+//! | [`servers`] | PostgreSQL and Redis: servers of the tool's own, databases on given ones, free ports |
+//! | [`proc`] | CPU time, memory and children of processes, from `/proc` |
+//! | [`quantiles`] | p50 to max of durations |
 
 pub mod bench;
 pub mod drill;
+pub mod node;
+pub mod proc;
+pub mod process;
+pub mod quantiles;
+pub mod servers;

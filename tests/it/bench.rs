@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use mainspring::tools::drill::process::descendants;
+use mainspring::tools::proc::descendants;
 use rustix::process::Signal;
 use serde_json::Value;
 

@@ -1,43 +1,10 @@
-//! The maths and the shape of what is reported: quantiles, medians, rows.
+//! What is reported: figures, medians over runs, rows.
 
 use std::collections::BTreeMap;
 
 use serde::ser::{Serialize, SerializeMap, Serializer};
 
-/// Quantiles by nearest rank: each is a value that was measured.
-#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
-pub struct Quantiles {
-    /// Half are at most this, in milliseconds; the others likewise.
-    pub p50_ms: f64,
-    /// 95 %.
-    pub p95_ms: f64,
-    /// 99 %.
-    pub p99_ms: f64,
-    /// 99.9 %.
-    pub p999_ms: f64,
-    /// The largest.
-    pub max_ms: f64,
-}
-
-/// Quantiles of lateness.
-pub type Lateness = Quantiles;
-
-impl Quantiles {
-    /// Of microseconds in any order; `None` of nothing.
-    pub fn of(mut us: Vec<i64>) -> Option<Self> {
-        us.sort_unstable();
-        let max_ms = *us.last()? as f64 / 1000.0;
-        let at = |share: f64| us[rank(us.len(), share) - 1] as f64 / 1000.0;
-        Some(Self { p50_ms: at(0.5), p95_ms: at(0.95), p99_ms: at(0.99), p999_ms: at(0.999), max_ms })
-    }
-}
-
-/// The place of a quantile among `count` sorted values, from 1.
-fn rank(count: usize, share: f64) -> usize {
-    // Rounded before it is rounded up: 0.999 × 1000 is a hair more than 999 in floating point.
-    let place = (share * count as f64 * 1e6).round() / 1e6;
-    (place.ceil() as usize).clamp(1, count)
-}
+use crate::tools::quantiles::Quantiles;
 
 /// The middle value, or the mean of the two in the middle.
 pub fn median(mut values: Vec<f64>) -> Option<f64> {
@@ -154,7 +121,7 @@ impl Figure {
     }
 }
 
-/// What was measured; what is not in it was not, or could not be.
+/// What was measured. A figure that is missing was not measured, or could not be.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Figures(BTreeMap<Figure, f64>);
 
@@ -171,9 +138,11 @@ impl Figures {
         self.0.get(&figure).copied()
     }
 
-    /// Notes how late deliveries were.
-    pub fn set_lateness(&mut self, late: Option<&Lateness>) {
-        let Some(late) = late else { return };
+    /// Notes how late deliveries were; nothing if there were none.
+    pub fn set_lateness(&mut self, late: &Quantiles) {
+        if late.count == 0 {
+            return;
+        }
         self.set(Figure::P50, late.p50_ms);
         self.set(Figure::P95, late.p95_ms);
         self.set(Figure::P99, late.p99_ms);
@@ -229,7 +198,7 @@ pub struct Row {
     pub step: String,
     /// Which run.
     pub run: Run,
-    /// What has to be known to read it; mostly empty.
+    /// What a reader of the row has to know; mostly empty.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
     /// What was measured.
@@ -291,20 +260,6 @@ pub fn cells(rows: &[Row]) -> Vec<Vec<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn quantiles_are_values_that_were_measured() {
-        assert_eq!(Quantiles::of(vec![]), None);
-        let one = Quantiles::of(vec![1500]).unwrap();
-        assert_eq!((one.p50_ms, one.p999_ms, one.max_ms), (1.5, 1.5, 1.5));
-        let many = Quantiles::of((1..=1000).rev().map(|n| n * 1000).collect()).unwrap();
-        assert_eq!(
-            (many.p50_ms, many.p95_ms, many.p99_ms, many.p999_ms, many.max_ms),
-            (500.0, 950.0, 990.0, 999.0, 1000.0)
-        );
-        let few = Quantiles::of(vec![10_000, 20_000, -1000]).unwrap();
-        assert_eq!((few.p50_ms, few.p95_ms, few.max_ms), (10.0, 20.0, 20.0));
-    }
 
     #[test]
     fn the_median_of_an_even_number_lies_between() {

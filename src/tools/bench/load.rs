@@ -14,7 +14,6 @@ use tokio::io::AsyncWriteExt;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::figures::Quantiles;
 use super::timers::{Due, Ids, Shape, Timer};
 use super::wire::{Body, Connection};
 use crate::clock::wall_us;
@@ -27,7 +26,7 @@ const MAX_BATCH_BYTES: usize = 12 << 20;
 
 /// Where the load goes.
 #[derive(Debug, Clone)]
-pub struct Site {
+pub struct Endpoint {
     /// Host and port.
     pub address: String,
     /// What stands before `/v1`.
@@ -40,7 +39,7 @@ pub struct Site {
 #[derive(Debug, Clone)]
 pub struct Job {
     /// Where they go.
-    pub site: Site,
+    pub endpoint: Endpoint,
     /// How they look.
     pub shape: Shape,
     /// Who names them.
@@ -55,7 +54,7 @@ pub struct Job {
 
 /// How a load went.
 #[derive(Debug, Default)]
-pub struct Load {
+pub struct LoadResult {
     /// Timers acknowledged.
     pub done: u64,
     /// Timers refused, or of unknown fate.
@@ -70,15 +69,10 @@ pub struct Load {
     pub last_due: UnixMs,
 }
 
-impl Load {
+impl LoadResult {
     /// Timers a second.
     pub fn rate(&self) -> f64 {
         self.done as f64 / self.seconds.max(0.001)
-    }
-
-    /// How long calls took.
-    pub fn calls(&self) -> Option<Quantiles> {
-        Quantiles::of(self.call_us.clone())
     }
 
     fn add(&mut self, other: Self) {
@@ -95,7 +89,14 @@ impl Load {
     }
 }
 
-impl Site {
+impl Endpoint {
+    /// Reads a server's base URL; `None` if that is no plain `http` URL.
+    pub fn parse(base: &str, key: Option<String>) -> Option<Self> {
+        let url = url::Url::parse(base).ok().filter(|url| url.scheme() == "http" && url.query().is_none())?;
+        let address = format!("{}:{}", url.host_str()?, url.port_or_known_default()?);
+        Some(Self { address, prefix: url.path().trim_end_matches('/').to_owned(), key })
+    }
+
     /// The head of a request.
     pub fn head(&self, method: &str, path: &str, length: usize) -> String {
         self.head_with(method, path, &format!("content-type: application/json\r\ncontent-length: {length}"))
@@ -123,12 +124,12 @@ impl Site {
 }
 
 /// The numbers that are still to be sent.
-struct Left {
+struct Numbers {
     next: AtomicU64,
     end: u64,
 }
 
-impl Left {
+impl Numbers {
     fn of(job: &Job) -> Arc<Self> {
         Arc::new(Self { next: AtomicU64::new(job.first), end: job.first + job.count })
     }
@@ -140,23 +141,28 @@ impl Left {
 }
 
 /// Registers each timer with a call of its own; with `per_second`, no faster than that.
-pub async fn singles(job: Job, connections: usize, per_second: Option<f64>) -> anyhow::Result<Load> {
-    let timer = job.shape.single(job.ids, |method, path, length| job.site.head(method, path, length));
+pub async fn singles(job: Job, connections: usize, per_second: Option<f64>) -> anyhow::Result<LoadResult> {
+    let timer = job.shape.single(job.ids, |method, path, length| job.endpoint.head(method, path, length));
     each(job, timer, connections, per_second).await
 }
 
 /// Cancels each timer with a call of its own.
-pub async fn cancels(job: Job, connections: usize) -> anyhow::Result<Load> {
-    let timer = job.shape.cancel(|method, path, length| job.site.head(method, path, length));
+pub async fn cancels(job: Job, connections: usize) -> anyhow::Result<LoadResult> {
+    let timer = job.shape.cancel(|method, path, length| job.endpoint.head(method, path, length));
     each(job, timer, connections, None).await
 }
 
-async fn each(job: Job, timer: Timer, connections: usize, per_second: Option<f64>) -> anyhow::Result<Load> {
-    let left = Left::of(&job);
+async fn each(
+    job: Job,
+    timer: Timer,
+    connections: usize,
+    per_second: Option<f64>,
+) -> anyhow::Result<LoadResult> {
+    let numbers = Numbers::of(&job);
     let job = Arc::new(job);
-    apart(job.site.address.clone(), connections, move |began, connection| {
-        let (job, timer, left) = (Arc::clone(&job), timer.clone(), Arc::clone(&left));
-        caller(job, connection, timer, left, per_second.map(|rate| (began, rate)))
+    on_own_thread(job.endpoint.address.clone(), connections, move |began, connection| {
+        let (job, timer, numbers) = (Arc::clone(&job), timer.clone(), Arc::clone(&numbers));
+        caller(job, connection, timer, numbers, per_second.map(|rate| (began, rate)))
     })
     .await
 }
@@ -165,20 +171,20 @@ async fn caller(
     job: Arc<Job>,
     connection: Connection,
     mut timer: Timer,
-    left: Arc<Left>,
+    numbers: Arc<Numbers>,
     pace: Option<(Instant, f64)>,
-) -> Load {
-    let mut load = Load::default();
+) -> LoadResult {
+    let mut load = LoadResult::default();
     let mut connection = Some(connection);
     let mut body = Vec::new();
-    while let Some(number) = left.take(1).map(|range| range.start) {
+    while let Some(number) = numbers.take(1).map(|range| range.start) {
         if let Some((began, per_second)) = pace {
             let at = began + Duration::from_secs_f64((number - job.first) as f64 / per_second);
             tokio::time::sleep_until(at).await;
         }
         load.last_due = load.last_due.max(timer.become_number(number, job.due));
         let sent_us = wall_us();
-        match call(&mut connection, &job.site, &timer.bytes, &mut body).await {
+        match call(&mut connection, &job.endpoint, &timer.bytes, &mut body).await {
             Ok(200 | 201) => {
                 load.done += 1;
                 load.call_us.push(wall_us() - sent_us);
@@ -186,7 +192,7 @@ async fn caller(
             Ok(status) => load.fail([number], || refusal(status, &body)),
             Err(why) => {
                 load.fail([number], || why.to_string());
-                // Whoever is away is not asked again and again in a hurry.
+                // A server that is away is not called again at once.
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         }
@@ -195,27 +201,33 @@ async fn caller(
 }
 
 /// Registers timers `size` at a time.
-pub async fn batches(job: Job, connections: usize, size: usize) -> anyhow::Result<Load> {
+pub async fn batches(job: Job, connections: usize, size: usize) -> anyhow::Result<LoadResult> {
     let item = job.shape.item(job.ids);
     let size = size.min(MAX_BATCH_BYTES / item.bytes.len()).max(1) as u64;
-    let left = Left::of(&job);
+    let numbers = Numbers::of(&job);
     let job = Arc::new(job);
-    apart(job.site.address.clone(), connections, move |_, connection| {
-        batcher(Arc::clone(&job), connection, item.clone(), Arc::clone(&left), size)
+    on_own_thread(job.endpoint.address.clone(), connections, move |_, connection| {
+        batcher(Arc::clone(&job), connection, item.clone(), Arc::clone(&numbers), size)
     })
     .await
 }
 
-async fn batcher(job: Arc<Job>, connection: Connection, mut item: Timer, left: Arc<Left>, size: u64) -> Load {
-    let mut load = Load::default();
+async fn batcher(
+    job: Arc<Job>,
+    connection: Connection,
+    mut item: Timer,
+    numbers: Arc<Numbers>,
+    size: u64,
+) -> LoadResult {
+    let mut load = LoadResult::default();
     let mut connection = Some(connection);
     let (mut request, mut body) = (Vec::new(), Vec::new());
-    while let Some(range) = left.take(size) {
+    while let Some(range) = numbers.take(size) {
         let count = range.end - range.start;
         let length =
             usize::try_from(count).unwrap_or(0) * (item.bytes.len() + 1) - 1 + r#"{"timers":[]}"#.len();
         request.clear();
-        request.extend_from_slice(job.site.head("POST", "/v1/timers/batch", length).as_bytes());
+        request.extend_from_slice(job.endpoint.head("POST", "/v1/timers/batch", length).as_bytes());
         request.extend_from_slice(br#"{"timers":["#);
         for number in range.clone() {
             if number > range.start {
@@ -226,7 +238,7 @@ async fn batcher(job: Arc<Job>, connection: Connection, mut item: Timer, left: A
         }
         request.extend_from_slice(b"]}");
         let sent_us = wall_us();
-        match call(&mut connection, &job.site, &request, &mut body).await {
+        match call(&mut connection, &job.endpoint, &request, &mut body).await {
             Ok(200) => {
                 load.call_us.push(wall_us() - sent_us);
                 settle(&mut load, range, &body);
@@ -242,7 +254,7 @@ async fn batcher(job: Arc<Job>, connection: Connection, mut item: Timer, left: A
 }
 
 /// Notes what became of each timer of a batch.
-fn settle(load: &mut Load, range: std::ops::Range<u64>, body: &[u8]) {
+fn settle(load: &mut LoadResult, range: std::ops::Range<u64>, body: &[u8]) {
     #[derive(Deserialize)]
     struct Answer {
         results: Vec<Item>,
@@ -269,7 +281,7 @@ struct Refusal {
     detail: String,
 }
 
-fn item(load: &mut Load, number: u64, result: Option<Item>) {
+fn item(load: &mut LoadResult, number: u64, result: Option<Item>) {
     match result {
         Some(Item { status: 200 | 201, .. }) => load.done += 1,
         Some(Item { status, error }) => load.fail([number], || {
@@ -282,18 +294,18 @@ fn item(load: &mut Load, number: u64, result: Option<Item>) {
 
 /// Registers timers through `connections` streams that last as long as the load. `None` if the server has
 /// no streams (404 or 405).
-pub async fn streams(job: Job, connections: usize) -> anyhow::Result<Option<Load>> {
+pub async fn streams(job: Job, connections: usize) -> anyhow::Result<Option<LoadResult>> {
     let item = job.shape.item(job.ids);
     let job = Arc::new(job);
     let share = job.count.div_ceil(connections.max(1) as u64);
-    let parts = Left::of(&job);
+    let parts = Numbers::of(&job);
     let missing = Arc::new(AtomicU64::new(0));
     let absent = Arc::clone(&missing);
-    let load = apart(job.site.address.clone(), connections, move |_, connection| {
+    let load = on_own_thread(job.endpoint.address.clone(), connections, move |_, connection| {
         let (job, item, part, absent) =
             (Arc::clone(&job), item.clone(), parts.take(share), Arc::clone(&absent));
         async move {
-            let mut load = Load::default();
+            let mut load = LoadResult::default();
             let Some(range) = part else { return load };
             let sent_us = wall_us();
             let mut answered = range.start;
@@ -318,7 +330,7 @@ async fn stream(
     connection: Connection,
     mut item: Timer,
     range: std::ops::Range<u64>,
-    load: &mut Load,
+    load: &mut LoadResult,
     answered: &mut u64,
 ) -> std::io::Result<u16> {
     let Connection { mut answers, mut requests } = connection;
@@ -328,7 +340,7 @@ async fn stream(
     let due = job.due;
     let end = range.end;
     let write = async {
-        requests.write_all(job.site.head_with("POST", "/v1/timers/stream", more).as_bytes()).await?;
+        requests.write_all(job.endpoint.head_with("POST", "/v1/timers/stream", more).as_bytes()).await?;
         let (mut lines, mut out) = (Vec::with_capacity(STREAM_CHUNK), Vec::with_capacity(STREAM_CHUNK + 16));
         for number in range {
             last_due = last_due.max(item.become_number(number, due));
@@ -364,14 +376,14 @@ async fn stream(
         }
         Ok(200)
     };
-    // A refusal ends the writing as well: nobody reads on.
+    // A refusal ends the writing as well: the server reads no further.
     let status = {
         let (mut write, mut read) = (std::pin::pin!(write), std::pin::pin!(read));
         tokio::select! {
             status = &mut read => status,
             written = &mut write => match written {
                 Ok(()) => read.await,
-                // A server that says no may close before it has read everything; its answer tells why.
+                // A server that refuses may close before it has read everything; its answer has the reason.
                 Err(why) => read.await.or(Err(why)),
             },
         }
@@ -384,20 +396,20 @@ async fn stream(
     status
 }
 
-fn item_line(load: &mut Load, number: u64, line: &[u8]) {
+fn item_line(load: &mut LoadResult, number: u64, line: &[u8]) {
     item(load, number, serde_json::from_slice(line).ok());
 }
 
 /// Makes one call, on the connection at hand or a new one.
 async fn call(
     connection: &mut Option<Connection>,
-    site: &Site,
+    endpoint: &Endpoint,
     request: &[u8],
     body: &mut Vec<u8>,
 ) -> std::io::Result<u16> {
     let mut open = match connection.take() {
         Some(open) => open,
-        None => Connection::open(&site.address).await?,
+        None => Connection::open(&endpoint.address).await?,
     };
     let head = open.call(request, body).await?;
     if !head.closes {
@@ -411,15 +423,15 @@ fn refusal(status: u16, body: &[u8]) -> String {
     format!("{status} {text}")
 }
 
-/// Runs `connections` callers on one thread of their own and adds up what they did. The time counts from
-/// when all are connected: a listener's queue is not what is measured.
-async fn apart<F>(
+/// Runs `connections` callers on one thread of their own and adds up their results. The time counts from when all
+/// are connected, so that the listener's queue is not in it.
+async fn on_own_thread<F>(
     address: String,
     connections: usize,
     caller: impl Fn(Instant, Connection) -> F + Send + 'static,
-) -> anyhow::Result<Load>
+) -> anyhow::Result<LoadResult>
 where
-    F: Future<Output = Load> + Send + 'static,
+    F: Future<Output = LoadResult> + Send + 'static,
 {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let (done, result) = tokio::sync::oneshot::channel();
@@ -433,14 +445,14 @@ where
         for connection in open {
             callers.spawn(caller(began, connection));
         }
-        let mut load = Load::default();
+        let mut load = LoadResult::default();
         while let Some(one) = callers.join_next().await {
             load.add(one?);
         }
         load.seconds = (wall_us() - began_us) as f64 / 1e6;
         anyhow::Ok(load)
     };
-    // Nobody waits for the result any more if the bench was interrupted.
+    // An interrupted bench does not wait for the result any more.
     let run = move || drop(done.send(runtime.block_on(work)));
     std::thread::Builder::new().name("load".into()).spawn(run)?;
     result.await.context("the load's thread ended")?
@@ -452,7 +464,7 @@ mod tests {
 
     #[test]
     fn each_timer_of_a_batch_has_its_own_result() {
-        let mut load = Load::default();
+        let mut load = LoadResult::default();
         let body = br#"{"results":[{"id":"a","status":201},{"status":409,"error":{"code":"id_taken","detail":"no"}},{"status":200}]}"#;
         settle(&mut load, 5..9, body);
         assert_eq!((load.done, load.failed), (2, vec![6, 8]));
@@ -460,9 +472,17 @@ mod tests {
     }
 
     #[test]
+    fn a_base_url_becomes_host_and_port() {
+        let read = |base| Endpoint::parse(base, None).map(|endpoint| (endpoint.address, endpoint.prefix));
+        assert_eq!(read("http://127.0.0.1:7600"), Some(("127.0.0.1:7600".into(), String::new())));
+        assert_eq!(read("http://localhost/x/"), Some(("localhost:80".into(), "/x".into())));
+        assert_eq!((read("https://a/"), read("7600")), (None, None));
+    }
+
+    #[test]
     fn numbers_are_given_out_once() {
-        let left = Left { next: AtomicU64::new(3), end: 10 };
-        let taken: Vec<_> = std::iter::from_fn(|| left.take(3)).collect();
+        let numbers = Numbers { next: AtomicU64::new(3), end: 10 };
+        let taken: Vec<_> = std::iter::from_fn(|| numbers.take(3)).collect();
         assert_eq!(taken, [3..6, 6..9, 9..10]);
     }
 }

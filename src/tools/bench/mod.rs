@@ -1,47 +1,51 @@
 //! Measures a server from outside, as its callers and its receivers see it.
 //!
 //! A *scenario* makes an [`Env`] (stores of its own, a server of its own or a running one, a receiver),
-//! does its *steps* as often as runs are asked for, and gives a [`Row`] for each. It believes only what it
-//! sees itself: acknowledgements, and deliveries at its own receiver by this machine's clock. What it costs
-//! comes from `/proc` and from the stores; what cannot be measured is left out, never zero.
+//! does its *steps* once for each run, and gives a [`Row`] for each. It believes only what it sees itself:
+//! acknowledgements, and deliveries at its own receiver by this machine's clock. CPU and memory come from `/proc`
+//! and from the stores. A figure that cannot be measured is left out, never zero.
 //!
-//! Load and receiver share the machine with what they measure, so both are frugal: prepared bytes over raw
+//! Load and receiver share the machine with the server, so both use little of it: prepared bytes over raw
 //! connections, one thread each.
 //!
 //! | room | what it is for |
 //! |---|---|
-//! | [`scenario`] | what is measured, a file each |
+//! | [`scenario`] | the measurements, a file each |
 //! | [`load`], [`wire`], [`timers`] | the calls: many connections, HTTP as bytes, numbered timers |
-//! | [`receiver`] | deliveries, and what they amount to |
-//! | [`server`], [`stores`] | what is under test, and how it comes and goes |
-//! | [`usage`], [`figures`] | cost, quantiles, medians, rows |
+//! | [`receiver`] | deliveries, counted and judged |
+//! | [`cost`], [`figures`] | CPU and memory, medians, rows |
 
+pub mod cost;
 pub mod figures;
 pub mod load;
 pub mod receiver;
 pub mod scenario;
-pub mod server;
-pub mod stores;
 pub mod timers;
-pub mod usage;
 pub mod wire;
 
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use rustix::process::Signal;
 use tokio_util::sync::CancellationToken;
 
+use super::node::NodeProcess;
+use super::proc::{used_by, used_by_postgres};
+use super::servers::{Choice, RedisInfo, Stores, free_port};
 use crate::clock::{Clock, SystemClock, wall_us};
-use figures::{Figure, Row, with_medians};
-use load::{Job, Load, Site};
+use cost::Reading;
+use figures::{Figure, Figures, Row, with_medians};
+use load::{Endpoint, Job, LoadResult};
 use receiver::{Receiver, Verdict};
 use scenario::Scenario;
-use server::Process;
-use stores::{Choice, Stores};
 use timers::{Due, Ids, Shape, mix};
-use usage::Reading;
 
+/// A server with many parked timers reads nothing before it is ready, but the machine may be busy.
+const READY: Duration = Duration::from_secs(120);
+/// A server that takes longer to stop is killed.
+const STOP: Duration = Duration::from_secs(30);
 /// How long repeats are waited for after the last timer has come.
 const LINGER: Duration = Duration::from_secs(1);
 
@@ -51,7 +55,7 @@ pub struct Options {
     /// The stores of the server that the bench starts; of a running one, those to be weighed.
     pub stores: Choice,
     /// A running server; without one, each scenario starts its own.
-    pub server: Option<Site>,
+    pub server: Option<Endpoint>,
     /// Settings of the own server, `section.key=value`.
     pub sets: Vec<String>,
     /// How often each step is done.
@@ -64,7 +68,7 @@ pub struct Options {
     pub batch: usize,
     /// Connections that send batches and streams.
     pub bulk_connections: usize,
-    /// Tells what is going on.
+    /// Shows a line of progress.
     pub progress: fn(&str),
 }
 
@@ -126,7 +130,7 @@ pub async fn run(
 async fn one(options: &Options, scenario: &Scenario, stop: &CancellationToken) -> anyhow::Result<Vec<Row>> {
     let mut env = Env::new(options)?;
     let measured = match env.open().await {
-        // Not interrupted before: what was made has to be known to be removed.
+        // Opening is not interrupted: a database that is made has to be known to be dropped.
         Ok(()) => tokio::select! {
             rows = measure(&mut env, scenario) => rows,
             () = stop.cancelled() => Err(Interrupted.into()),
@@ -148,8 +152,8 @@ pub struct Env {
     tag: String,
     dir: PathBuf,
     stores: Option<Stores>,
-    process: Option<Process>,
-    site: Site,
+    node: Option<NodeProcess>,
+    endpoint: Endpoint,
     receiver: Receiver,
     shape: Shape,
     postmaster: Option<u32>,
@@ -165,7 +169,7 @@ impl Env {
         let shape = Shape { webhook: receiver.url(), payload_bytes: options.payload_bytes, seed };
         let dir = std::env::temp_dir().join(format!("mainspring-bench-{tag}"));
         std::fs::create_dir(&dir).with_context(|| format!("{} cannot be made", dir.display()))?;
-        let site = options.server.clone().unwrap_or(Site {
+        let endpoint = options.server.clone().unwrap_or(Endpoint {
             address: String::new(),
             prefix: String::new(),
             key: None,
@@ -175,8 +179,8 @@ impl Env {
             tag,
             dir,
             stores: None,
-            process: None,
-            site,
+            node: None,
+            endpoint,
             receiver,
             shape,
             postmaster: None,
@@ -201,7 +205,7 @@ impl Env {
     /// Starts the server, or looks whether the running one answers.
     async fn start(&mut self) -> anyhow::Result<()> {
         if self.options.server.is_some() {
-            self.site.get("/readyz").await.context("the server is not ready")?;
+            self.endpoint.get("/readyz").await.context("the server is not ready")?;
             return Ok(());
         }
         let Some(stores) = &self.stores else { bail!("a server needs stores") };
@@ -209,21 +213,28 @@ impl Env {
             format!("cold.url={}", stores.cold),
             format!("hot.url={}", stores.hot),
             format!("namespace={}", stores.namespace),
+            "node.name=bench".to_owned(),
+            "log.filter=warn".to_owned(),
         ];
         sets.extend(self.options.sets.iter().cloned());
-        let mut process = Process::new(self.dir.clone(), sets)?;
-        self.site = process.site();
-        process.start()?;
-        self.process.insert(process).ready().await
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()?));
+        self.endpoint.address = address.to_string();
+        let node = self.node.insert(NodeProcess::new(self.dir.clone(), address, sets));
+        node.start()?;
+        node.ready(READY).await
     }
 
     /// Ends the server and removes what was made.
     async fn close(&mut self) -> anyhow::Result<()> {
-        let stopped = match &mut self.process {
-            Some(process) => process.stop().await,
+        let stopped = match &mut self.node {
+            // One that does not stop in time is killed.
+            Some(node) => match node.end(Signal::TERM, STOP).await {
+                Ok(_) => Ok(()),
+                Err(_) => node.end(Signal::KILL, STOP).await.map(drop),
+            },
             None => Ok(()),
         };
-        if let Some(tail) = self.process.as_ref().map(Process::log_tail).filter(|tail| !tail.is_empty()) {
+        if let Some(tail) = self.node.as_ref().map(NodeProcess::log_tail).filter(|tail| !tail.is_empty()) {
             self.say(&format!("the end of the server's log:\n{tail}"));
         }
         let closed = match &mut self.stores {
@@ -239,48 +250,60 @@ impl Env {
         (self.options.progress)(line);
     }
 
-    /// The server's process, for scenarios that end it.
-    fn process(&mut self) -> anyhow::Result<&mut Process> {
-        self.process.as_mut().context("a running server is not killed")
+    /// Kills the server.
+    async fn kill(&mut self) -> anyhow::Result<()> {
+        let node = self.node.as_mut().context("a running server is not killed")?;
+        node.end(Signal::KILL, STOP).await.map(drop)
+    }
+
+    /// Starts the server after [`Env::kill`] and notes how long it takes to be ready. Returns the moment just
+    /// before the start, in microseconds since the Unix epoch.
+    async fn restart(&mut self, figures: &mut Figures) -> anyhow::Result<i64> {
+        let node = self.node.as_mut().context("a running server is not started")?;
+        let began_us = wall_us();
+        node.start()?;
+        node.ready(READY).await?;
+        figures.set(Figure::Ready, (wall_us() - began_us) as f64 / 1e6);
+        Ok(began_us)
     }
 
     /// The next `count` timers.
     fn job(&mut self, ids: Ids, due: Due, count: u64) -> Job {
         let first = self.next;
         self.next += count;
-        Job { site: self.site.clone(), shape: self.shape.clone(), ids, due, first, count }
+        Job { endpoint: self.endpoint.clone(), shape: self.shape.clone(), ids, due, first, count }
     }
 
     /// Registers in batches.
-    async fn batches(&self, job: Job) -> anyhow::Result<Load> {
+    async fn batches(&self, job: Job) -> anyhow::Result<LoadResult> {
         load::batches(job, self.options.bulk_connections, self.options.batch).await
     }
 
     /// Registers timers that are due in one to three years. Fails if any of them is refused.
-    async fn park(&mut self, count: u64, ids: Ids) -> anyhow::Result<Option<Load>> {
+    async fn park(&mut self, count: u64, ids: Ids) -> anyhow::Result<Option<LoadResult>> {
         if count == 0 {
             return Ok(None);
         }
         self.say(&format!("parking {count} timers"));
         let job = self.job(ids, Due::FAR, count);
         let load = self.batches(job).await?;
-        whole(&load)?;
+        require_complete(&load)?;
         Ok(Some(load))
     }
 
-    /// What everybody has used until now.
+    /// What server, stores and bench have used until now.
     async fn reading(&mut self) -> Reading {
-        let metrics = self.site.get("/metrics").await.unwrap_or_default();
+        let metrics = self.endpoint.get("/metrics").await.unwrap_or_default();
         let metrics = String::from_utf8_lossy(&metrics);
-        let server = match &self.process {
-            Some(process) => process.pid().map(usage::of_process).unwrap_or_default(),
-            None => usage::of_metrics(&metrics),
+        let server = match &self.node {
+            Some(node) => node.process().map(|process| used_by(process.pid())).unwrap_or_default(),
+            None => cost::used_by_metrics(&metrics),
         };
         let redis = match &mut self.stores {
             Some(stores) => stores.redis_info().await,
-            None => stores::RedisInfo::default(),
+            None => RedisInfo::default(),
         };
-        let postgres = self.postmaster.map(usage::of_postgres).unwrap_or_default();
+        let postgres = self.postmaster.map(used_by_postgres).unwrap_or_default();
         Reading::now(server, postgres, redis, &metrics)
     }
 
@@ -301,7 +324,7 @@ impl Env {
     }
 
     /// Waits a moment for repeats, and judges what has come.
-    async fn verdict(&self, load: &Load) -> Verdict {
+    async fn verdict(&self, load: &LoadResult) -> Verdict {
         tokio::time::sleep(LINGER).await;
         self.receiver.judge(&load.failed)
     }
@@ -312,13 +335,13 @@ impl Env {
         struct Ledger {
             pending: i64,
         }
-        let ledger: Ledger = serde_json::from_slice(&self.site.get("/v1/ledger").await?)?;
+        let ledger: Ledger = serde_json::from_slice(&self.endpoint.get("/v1/ledger").await?)?;
         Ok(ledger.pending)
     }
 }
 
 /// Fails unless all was acknowledged.
-fn whole(load: &Load) -> anyhow::Result<()> {
+fn require_complete(load: &LoadResult) -> anyhow::Result<()> {
     match &load.why {
         Some(why) => bail!(
             "{} of {} were not registered: {why}",

@@ -13,11 +13,11 @@ use anyhow::Context;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::figures::Lateness;
 use super::timers::{self, MARK};
 use super::wire::{find, header, lines, number};
 use crate::clock::wall_us;
 use crate::model::time::UnixMs;
+use crate::tools::quantiles::Quantiles;
 
 /// A request longer than this is no delivery of the bench.
 const MAX_REQUEST: usize = 1 << 20;
@@ -39,7 +39,7 @@ pub struct Arrival {
 
 /// The deliveries of the step that is measured.
 #[derive(Default)]
-struct Book {
+struct StepDeliveries {
     timers: Range<u64>,
     seen: Vec<bool>,
     distinct: u64,
@@ -50,7 +50,7 @@ struct Book {
 pub struct Receiver {
     address: SocketAddr,
     token: u64,
-    book: Arc<Mutex<Book>>,
+    deliveries: Arc<Mutex<StepDeliveries>>,
     _alive: tokio::sync::oneshot::Sender<()>,
 }
 
@@ -67,8 +67,8 @@ pub struct Verdict {
     pub refired: u64,
     /// Deliveries that came before they were due.
     pub early: u64,
-    /// Of each timer's first arrival.
-    pub lateness: Option<Lateness>,
+    /// Lateness of each timer's first arrival.
+    pub lateness: Quantiles,
     /// The earliest due time of what was received.
     pub first_due: Option<UnixMs>,
     /// When the last timer came for the first time, in microseconds since the Unix epoch.
@@ -81,11 +81,11 @@ impl Receiver {
         let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no port is free")?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
-        let book = Arc::new(Mutex::new(Book::default()));
+        let deliveries = Arc::new(Mutex::new(StepDeliveries::default()));
         let (alive, mut gone) = tokio::sync::oneshot::channel::<()>();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let path = path(token);
-        let shared = Arc::clone(&book);
+        let shared = Arc::clone(&deliveries);
         std::thread::Builder::new().name("receiver".into()).spawn(move || {
             runtime.block_on(async {
                 tokio::select! {
@@ -94,7 +94,7 @@ impl Receiver {
                 }
             });
         })?;
-        Ok(Self { address, token, book, _alive: alive })
+        Ok(Self { address, token, deliveries, _alive: alive })
     }
 
     /// Where the timers of this run shall be delivered.
@@ -106,28 +106,28 @@ impl Receiver {
     pub fn expect(&self, timers: Range<u64>) {
         let count = usize::try_from(timers.end - timers.start).unwrap_or(0);
         let arrivals = Vec::with_capacity(count);
-        *lock(&self.book) = Book { timers, seen: vec![false; count], distinct: 0, arrivals };
+        *lock(&self.deliveries) = StepDeliveries { timers, seen: vec![false; count], distinct: 0, arrivals };
     }
 
     /// How many different timers of this step have come.
     pub fn distinct(&self) -> u64 {
-        lock(&self.book).distinct
+        lock(&self.deliveries).distinct
     }
 
     /// When the last delivery came, in microseconds since the Unix epoch.
     pub fn last_at_us(&self) -> Option<i64> {
-        lock(&self.book).arrivals.last().map(|arrival| arrival.at_us)
+        lock(&self.deliveries).arrivals.last().map(|arrival| arrival.at_us)
     }
 
     /// The deliveries of this step so far, in the order in which they came.
     pub fn arrivals(&self) -> Vec<Arrival> {
-        lock(&self.book).arrivals.clone()
+        lock(&self.deliveries).arrivals.clone()
     }
 
     /// Judges the step; `unacknowledged` timers need not have come.
     pub fn judge(&self, unacknowledged: &[u64]) -> Verdict {
-        let book = lock(&self.book);
-        judge(book.timers.clone(), unacknowledged, &book.arrivals)
+        let deliveries = lock(&self.deliveries);
+        judge(deliveries.timers.clone(), unacknowledged, &deliveries.arrivals)
     }
 }
 
@@ -156,7 +156,7 @@ fn judge(timers: Range<u64>, unacknowledged: &[u64], arrivals: &[Arrival]) -> Ve
         duplicates,
         refired,
         early,
-        lateness: Lateness::of(late_us),
+        lateness: Quantiles::of(late_us),
         first_due: arrivals.iter().map(|arrival| arrival.due_at).min(),
         last_at_us,
     }
@@ -166,20 +166,20 @@ fn path(token: u64) -> String {
     format!("/{token:016x}")
 }
 
-fn lock(book: &Mutex<Book>) -> MutexGuard<'_, Book> {
-    book.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(deliveries: &Mutex<StepDeliveries>) -> MutexGuard<'_, StepDeliveries> {
+    deliveries.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-async fn accept(listener: std::net::TcpListener, path: &str, book: &Arc<Mutex<Book>>) {
+async fn accept(listener: std::net::TcpListener, path: &str, deliveries: &Arc<Mutex<StepDeliveries>>) {
     let Ok(listener) = TcpListener::from_std(listener) else { return };
     let start: Arc<[u8]> = format!("POST {path} ").into_bytes().into();
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
-                let (start, book) = (Arc::clone(&start), Arc::clone(book));
+                let (start, deliveries) = (Arc::clone(&start), Arc::clone(deliveries));
                 tokio::spawn(async move {
                     // A server that breaks off was killed or has enough of this connection.
-                    let _ = serve(stream, &start, &book).await;
+                    let _ = serve(stream, &start, &deliveries).await;
                 });
             }
             // Out of file descriptors, most likely.
@@ -188,7 +188,11 @@ async fn accept(listener: std::net::TcpListener, path: &str, book: &Arc<Mutex<Bo
     }
 }
 
-async fn serve(mut stream: TcpStream, start: &[u8], book: &Mutex<Book>) -> std::io::Result<()> {
+async fn serve(
+    mut stream: TcpStream,
+    start: &[u8],
+    deliveries: &Mutex<StepDeliveries>,
+) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     let mut buffer = Vec::with_capacity(4096);
     let mut at_us = 0;
@@ -210,12 +214,12 @@ async fn serve(mut stream: TcpStream, start: &[u8], book: &Mutex<Book>) -> std::
         if buffer.len() < end {
             continue;
         }
-        // The answer first: what is noted down afterwards costs the server no time.
+        // The answer goes out first, so that the noting costs the server no time.
         stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").await?;
         if buffer.starts_with(start)
             && let Some(arrival) = read(&buffer[..head], &buffer[head + 4..end], at_us)
         {
-            lock(book).enter(arrival);
+            lock(deliveries).enter(arrival);
         }
         buffer.drain(..end);
     }
@@ -240,7 +244,7 @@ fn read(head: &[u8], body: &[u8], at_us: i64) -> Option<Arrival> {
     Some(Arrival { timer, delivery: delivery?, due_at: due_at?, at_us, attempt })
 }
 
-impl Book {
+impl StepDeliveries {
     fn enter(&mut self, arrival: Arrival) {
         if !self.timers.contains(&arrival.timer) {
             return;
@@ -276,8 +280,8 @@ mod tests {
         assert_eq!((verdict.received, verdict.lost), (3, 2), "13 and 14 are lost, 15 was never acknowledged");
         assert_eq!((verdict.duplicates, verdict.refired, verdict.early), (1, 1, 1));
         assert_eq!(verdict.last_at_us, Some(1_000_007_000), "a repeat is not the end");
-        let lateness = verdict.lateness.unwrap();
-        assert_eq!((lateness.max_ms, lateness.p50_ms), (7.0, 5.0), "of first arrivals");
+        let lateness = verdict.lateness;
+        assert_eq!((lateness.count, lateness.max_ms), (3, 7.0), "of first arrivals");
     }
 
     #[test]

@@ -59,8 +59,8 @@ impl Due {
             Self::After { min_ms, max_ms } => (SystemClock.now().get() + min_ms, (max_ms - min_ms).max(1)),
         };
         // Apart from the id's hash, so that the order of ids is not the order of due times.
-        let dice = mix(mix(number).wrapping_add(seed));
-        UnixMs::new(from + i64::try_from(dice % span.unsigned_abs()).unwrap_or(0))
+        let hash = mix(mix(number).wrapping_add(seed));
+        UnixMs::new(from + i64::try_from(hash % span.unsigned_abs()).unwrap_or(0))
     }
 }
 

@@ -1,8 +1,9 @@
-//! The checker: from what clients and receivers saw to what was promised and not kept.
+//! The checker: from what callers and receivers saw to what was promised and not kept.
 //!
-//! Timer by timer: its calls in order give the due times and answers that count, its arrivals are held against
-//! them. One sort of each, then one pass; nothing is asked of the server. What cannot be decided from outside
-//! (a call that never got an answer) is decided in the server's favour, so that whatever is reported is real.
+//! Timer by timer, the calls in their order give the due times and answers that count; the arrivals are held
+//! against them. Calls and arrivals are sorted once and passed once; the server is asked nothing. What cannot be
+//! decided from outside (a call that never got an answer) is decided in the server's favour, so that whatever is
+//! reported is real.
 //!
 //! | finding | what was seen |
 //! |---|---|
@@ -11,35 +12,43 @@
 //! | stray | of a generation or due time that nobody asked for |
 //! | untrue cancel | `cancelled`, and yet something was sent; `stopped`, and something was accepted or came after; `in_flight`, and two attempts came after; `already_fired`, and nothing was; 404 |
 //! | untrue change | acknowledged, and an older due time fired |
-//! | unexplained duplicate | accepted, and sent again, though no fault came between that node and its record |
-//! | unfenced | an attempt came after a later one: its node went on although it had lost the shard |
+//! | unexplained duplicate | accepted, and sent again, though no fault kept the node of the accepted attempt from recording it |
+//! | unfenced | an attempt came after a later one, and its node had not stood still: it went on although it had lost the shard |
 //! | mistaken identity | one firing under two delivery ids, or two under one |
 //! | straggler | late by the sweep's grain in healthy times, while its neighbours were not: the wheel had lost it |
+//! | nonsense | an answer that the contract does not have |
+//!
+//! Each of them fails the drill. A fault explains a finding only if it was a fault of what made the finding, at a
+//! time that covers it: see [`Fault::keeps_from_recording`], [`Fault::made_stand_still`] and
+//! [`Fault::may_lose_pointers`].
 
 mod findings;
 mod lateness;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
-pub use findings::{Findings, Lateness};
+pub use findings::Findings;
 
-use super::history::{Answer, Arrival, Ask, Call, Fault, History, Struck, Terms, Us};
+use super::history::{Affected, Answer, Arrival, Ask, Call, Fault, History, Micros, Terms};
 
-/// How long after its end a fault may still excuse an unrecorded result: connections are made anew.
-const RECONNECT_US: Us = 2_000_000;
-/// How many findings of a kind are told in words.
-const TOLD: usize = 5;
+/// How long a fault may still have its effect after its end: connections are made anew.
+const RECONNECT_US: Micros = 2_000_000;
+/// How long a node may take to record the outcome of an attempt once it knows it. A fault that begins later
+/// explains no repeat of that attempt.
+const RECORD_US: Micros = 2_000_000;
+/// How many findings of a kind are described in words.
+const DESCRIBED: usize = 5;
 
-/// How patient the checker is.
+/// How much time the checker allows.
 #[derive(Debug, Clone, Copy)]
-pub struct Patience {
+pub struct Limits {
     /// How long after a fault's end lateness is still its doing.
-    pub recovery_us: Us,
+    pub recovery_us: Micros,
     /// An answer that took longer may have come after its node had stopped waiting.
-    pub answer_us: Us,
+    pub answer_us: Micros,
 }
 
-/// What a timer came to.
+/// How a timer ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Delivered,
@@ -52,22 +61,24 @@ enum End {
     Open,
 }
 
-/// First attempts, for the lateness.
+/// The first attempt of a generation, for the lateness.
 #[derive(Clone, Copy)]
-struct First {
+struct FirstAttempt {
     timer: u32,
     due_ms: i64,
     /// From when on it could be fired at all.
-    from_us: Us,
-    at_us: Us,
+    from_us: Micros,
+    at_us: Micros,
 }
 
 struct Check<'a> {
     history: &'a History,
-    patience: Patience,
+    limits: Limits,
     found: Findings,
-    told: HashMap<&'static str, usize>,
-    firsts: Vec<First>,
+    described: HashMap<&'static str, usize>,
+    /// The faults that have explained an attempt after a later one; each does so once.
+    spent: HashSet<usize>,
+    firsts: Vec<FirstAttempt>,
     late_or_lost: Vec<LateOrLost>,
 }
 
@@ -75,22 +86,23 @@ struct Check<'a> {
 struct LateOrLost {
     timer: u32,
     /// Its due times ([`in_force`]).
-    dues: Vec<(Us, Us)>,
-    grace_us: Us,
+    dues: Vec<(Micros, Micros)>,
+    grace_us: Micros,
     story: String,
 }
 
 /// Judges a history.
-pub fn check(history: &History, patience: Patience) -> Findings {
+pub fn check(history: &History, limits: Limits) -> Findings {
     let mut calls: Vec<&Call> = history.calls.iter().collect();
     calls.sort_by_key(|call| (call.timer, call.asked_us));
     let mut arrivals: Vec<&Arrival> = history.arrivals.iter().collect();
     arrivals.sort_by_key(|arrival| (arrival.timer, arrival.at_us));
     let mut check = Check {
         history,
-        patience,
+        limits,
         found: Findings::default(),
-        told: HashMap::new(),
+        described: HashMap::new(),
+        spent: HashSet::new(),
         firsts: Vec::new(),
         late_or_lost: Vec::new(),
     };
@@ -111,18 +123,18 @@ pub fn check(history: &History, patience: Patience) -> Findings {
 type Dues = BTreeMap<i32, Vec<i64>>;
 
 impl Check<'_> {
-    fn tell(&mut self, kind: &'static str, timer: u32, what: impl FnOnce() -> String) {
-        let told = self.told.entry(kind).or_default();
-        *told += 1;
-        if *told <= TOLD {
-            let what = what();
-            self.found.told.push(format!("{kind}: timer {timer}: {what}"));
+    /// Keeps a description of the first findings of a kind.
+    fn describe(&mut self, kind: &'static str, timer: u32, text: impl FnOnce() -> String) {
+        let described = self.described.entry(kind).or_default();
+        *described += 1;
+        if *described <= DESCRIBED {
+            self.found.examples.push(format!("{kind}: timer {timer}: {}", text()));
         }
     }
 
     fn unasked(&mut self, group: &[&Arrival]) -> bool {
         self.found.stray += group.len() as u64;
-        self.tell("stray", group[0].timer, || "was delivered, and never registered".into());
+        self.describe("stray", group[0].timer, || "was delivered, and never registered".into());
         true
     }
 
@@ -156,7 +168,7 @@ impl Check<'_> {
             }
             End::Lost => {
                 self.found.lost += 1;
-                self.tell("lost", number, || story(calls, arrivals));
+                self.describe("lost", number, || story(calls, arrivals));
             }
         }
     }
@@ -167,7 +179,7 @@ impl Check<'_> {
                 (_, Answer::Unknown) => self.found.unanswered += 1,
                 (_, Answer::Nonsense(status)) => {
                     self.found.nonsense += 1;
-                    self.tell("nonsense", number, || format!("{:?} was answered {status}", call.ask));
+                    self.describe("nonsense", number, || format!("{:?} was answered {status}", call.ask));
                 }
                 (Ask::Register { .. }, _) => {}
                 (Ask::Cancel | Ask::Move { .. }, _) => {
@@ -180,7 +192,7 @@ impl Check<'_> {
         }
     }
 
-    /// Early and stray arrivals; tells which came after a later attempt.
+    /// Early and stray arrivals; returns which came after a later attempt.
     fn arrivals(&mut self, number: u32, dues: &Dues, arrivals: &[&Arrival]) -> Vec<bool> {
         let mut latest: HashMap<i32, i32> = HashMap::new();
         let mut stale = Vec::with_capacity(arrivals.len());
@@ -188,7 +200,7 @@ impl Check<'_> {
             let possible = dues.get(&arrival.generation).is_some_and(|dues| dues.contains(&arrival.due_ms));
             if !possible {
                 self.found.stray += 1;
-                self.tell("stray", number, || {
+                self.describe("stray", number, || {
                     format!(
                         "generation {} due {}; asked for were {dues:?}",
                         arrival.generation, arrival.due_ms
@@ -197,16 +209,18 @@ impl Check<'_> {
             }
             if arrival.at_us < arrival.due_ms * 1000 {
                 self.found.early += 1;
-                self.tell("early", number, || {
+                self.describe("early", number, || {
                     format!("{} us before {}", arrival.due_ms * 1000 - arrival.at_us, arrival.due_ms)
                 });
             }
             let latest = latest.entry(arrival.generation).or_default();
             stale.push(arrival.attempt < *latest);
-            if arrival.attempt < *latest {
+            if arrival.attempt < *latest && self.is_explained_by_standstill(arrival) {
+                self.found.unfenced_explained += 1;
+            } else if arrival.attempt < *latest {
                 self.found.unfenced += 1;
                 let latest = *latest;
-                self.tell("unfenced", number, || {
+                self.describe("unfenced", number, || {
                     format!(
                         "attempt {} of node {:?} came after attempt {latest}",
                         arrival.attempt, arrival.node
@@ -216,6 +230,18 @@ impl Check<'_> {
             *latest = arrival.attempt.max(*latest);
         }
         stale
+    }
+
+    /// Whether its node had just stood still, with its first byte not yet sent after its last look at the lease.
+    /// That window is short, so each standstill explains one attempt.
+    fn is_explained_by_standstill(&mut self, arrival: &Arrival) -> bool {
+        let mut faults = self.history.faults.iter().enumerate();
+        let standstill = faults.find(|(index, fault)| {
+            fault.made_stand_still(arrival.node)
+                && fault.overlaps(arrival.at_us - RECONNECT_US, arrival.at_us)
+                && !self.spent.contains(index)
+        });
+        standstill.is_some_and(|(index, _)| self.spent.insert(index))
     }
 
     fn changes(&mut self, number: u32, calls: &[&Call], arrivals: &[&Arrival], terms: Terms) {
@@ -231,14 +257,14 @@ impl Check<'_> {
             };
             if let Some(untrue) = refused {
                 self.found.untrue_changes += 1;
-                self.tell("untrue change", number, || format!("{untrue}; {}", story(calls, arrivals)));
+                self.describe("untrue change", number, || format!("{untrue}; {}", story(calls, arrivals)));
             }
             let Answer::Done { generation } = call.answer else { continue };
             let mut older = arrivals.iter().filter(|arrival| arrival.generation < generation);
             if let Some(wrong) = older.find(|old| old.at_us > call.answered_us || old.accepted()) {
                 self.found.untrue_changes += 1;
                 let after = wrong.at_us - call.answered_us;
-                self.tell("untrue change", number, || {
+                self.describe("untrue change", number, || {
                     format!(
                         "moved to generation {generation}, and generation {} came {after} us after the answer",
                         wrong.generation
@@ -275,32 +301,34 @@ impl Check<'_> {
             };
             if let Some(untrue) = untrue {
                 self.found.untrue_cancels += 1;
-                self.tell("untrue cancel", number, || format!("{untrue}; {}", story(calls, arrivals)));
+                self.describe("untrue cancel", number, || format!("{untrue}; {}", story(calls, arrivals)));
             }
         }
     }
 
     /// Arrivals after one that was accepted.
     fn repeats(&mut self, number: u32, arrivals: &[&Arrival], stale: &[bool]) {
-        for (place, (again, stale)) in arrivals.iter().zip(stale).enumerate() {
-            let before = &arrivals[..place];
+        for (index, (again, stale)) in arrivals.iter().zip(stale).enumerate() {
+            let before = &arrivals[..index];
             let mut accepted =
                 before.iter().filter(|a| a.generation == again.generation && self.surely(a)).peekable();
             // An attempt that came after a later one is counted as that already.
             if accepted.peek().is_none() || *stale {
                 continue;
             }
-            let numbered =
+            let is_numbered_alike =
                 before.iter().any(|a| (a.generation, a.attempt) == (again.generation, again.attempt));
-            let excused = |a: &&Arrival| {
-                let from = a.at_us - RECONNECT_US;
-                self.history.faults.iter().any(|fault| fault.excuses(a.node, from, again.at_us))
+            let is_explained = |a: &&Arrival| {
+                let (from, until) = (a.at_us - RECONNECT_US, a.at_us + a.took_us + RECORD_US);
+                self.history.faults.iter().any(|fault| {
+                    fault.keeps_from_recording(a.node) && fault.overlaps(from, until.min(again.at_us))
+                })
             };
-            if !numbered && accepted.all(excused) {
+            if !is_numbered_alike && accepted.all(is_explained) {
                 self.found.duplicates_explained += 1;
             } else {
                 self.found.duplicates_unexplained += 1;
-                self.tell("unexplained duplicate", number, || {
+                self.describe("unexplained duplicate", number, || {
                     format!("attempt {} of node {:?}; {}", again.attempt, again.node, story(&[], arrivals))
                 });
             }
@@ -309,7 +337,7 @@ impl Check<'_> {
 
     /// Whether it was accepted, and in time for its node to know.
     fn surely(&self, arrival: &Arrival) -> bool {
-        arrival.accepted() && arrival.took_us <= self.patience.answer_us
+        arrival.accepted() && arrival.took_us <= self.limits.answer_us
     }
 
     fn firsts(&mut self, number: u32, calls: &[&Call], arrivals: &[&Arrival], terms: Terms) {
@@ -322,15 +350,20 @@ impl Check<'_> {
                 continue;
             }
             seen.push(arrival.generation);
-            // Nobody can be late with what he was not told of yet. A first attempt that was never sent
-            // (its node died with the claim) is part of the lateness of the second.
-            let told = calls.iter().filter(|call| call.asked_us < arrival.at_us).filter(|call| {
+            // A node is not late with what it was not told of yet. A first attempt that was never sent (its node
+            // died with the claim) is part of the lateness of the second.
+            let promised = calls.iter().filter(|call| call.asked_us < arrival.at_us).filter(|call| {
                 matches!(call.ask, Ask::Move { .. } | Ask::Register { .. })
                     && matches!(call.answer, Answer::Done { generation } if generation <= arrival.generation)
             });
-            let told_us = told.map(|call| call.answered_us).max().unwrap_or(arrival.at_us);
-            let from_us = (arrival.due_ms * 1000).max(told_us);
-            self.firsts.push(First { timer: number, due_ms: arrival.due_ms, from_us, at_us: arrival.at_us });
+            let promised_us = promised.map(|call| call.answered_us).max().unwrap_or(arrival.at_us);
+            let from_us = (arrival.due_ms * 1000).max(promised_us);
+            self.firsts.push(FirstAttempt {
+                timer: number,
+                due_ms: arrival.due_ms,
+                from_us,
+                at_us: arrival.at_us,
+            });
         }
     }
 
@@ -355,23 +388,23 @@ impl Check<'_> {
         let gone = arrivals.iter().any(|arrival| arrival.replied == Some(410));
         if let Some(attempts) = terms.attempts {
             // A claim whose node died counts as an attempt that no receiver saw.
-            let struck = |f: &&Fault| matches!(f.struck, Struck::Nodes(_) | Struck::Cold);
-            let unseen = self.history.faults.iter().filter(struck).count();
+            let due_us = in_force.iter().map(|(due_us, _)| *due_us).min().unwrap_or_default();
+            let loses_claims = |f: &&Fault| {
+                let loses = matches!(f.affected, Affected::Nodes(_) | Affected::Paused(_) | Affected::Cold);
+                loses && f.overlaps(due_us, self.history.ended_us)
+            };
+            let unseen = self.history.faults.iter().filter(loses_claims).count();
             if gone || failed + unseen >= usize::try_from(attempts).unwrap_or(usize::MAX) {
                 return End::Dead;
             }
         }
         if let Some(grace_ms) = terms.grace_ms {
-            let held_up = |(due_us, told_us): &(Us, Us)| {
-                let from = due_us - self.patience.recovery_us;
+            let held_up = |(due_us, answered_us): &(Micros, Micros)| {
+                let from = due_us - self.limits.recovery_us;
                 let until = due_us + grace_ms * 1000 + RECONNECT_US;
-                // Told when it was too late already, or nearly.
-                *told_us > due_us + grace_ms * 500
-                    || self
-                        .history
-                        .faults
-                        .iter()
-                        .any(|fault| fault.from_us <= until && from <= fault.until_us)
+                // Registered or moved when it was too late already, or nearly.
+                *answered_us > due_us + grace_ms * 500
+                    || self.history.faults.iter().any(|fault| fault.overlaps(from, until))
             };
             if in_force.iter().any(held_up) {
                 return End::Expired;
@@ -383,7 +416,7 @@ impl Check<'_> {
         End::Lost
     }
 
-    /// One firing has one delivery id, and no other has it.
+    /// One firing has one delivery id, and no other firing has it.
     fn identities(&mut self, arrivals: &[&Arrival]) {
         let mut of_firing: HashMap<(u32, i32), u64> = HashMap::new();
         let mut of_delivery: HashMap<u64, (u32, i32)> = HashMap::new();
@@ -393,7 +426,7 @@ impl Check<'_> {
             let one_firing = *of_delivery.entry(arrival.delivery).or_insert(firing) == firing;
             if !one_id || !one_firing {
                 self.found.mistaken_identity += 1;
-                self.tell("mistaken identity", arrival.timer, || {
+                self.describe("mistaken identity", arrival.timer, || {
                     format!("generation {} attempt {}", arrival.generation, arrival.attempt)
                 });
             }
@@ -402,9 +435,10 @@ impl Check<'_> {
 }
 
 /// The due time that was in force when a call was sent.
-fn due_before(calls: &[&Call], asked_us: Us) -> Option<i64> {
-    let told = calls.iter().take_while(|call| call.asked_us < asked_us);
-    told.filter(|call| matches!(call.answer, Answer::Done { .. }))
+fn due_before(calls: &[&Call], asked_us: Micros) -> Option<i64> {
+    let before = calls.iter().take_while(|call| call.asked_us < asked_us);
+    before
+        .filter(|call| matches!(call.answer, Answer::Done { .. }))
         .filter_map(|call| match call.ask {
             Ask::Register { due_ms } | Ask::Move { due_ms } => Some(due_ms),
             Ask::Cancel => None,
@@ -437,9 +471,9 @@ fn dues(calls: &[&Call]) -> Dues {
     dues
 }
 
-/// The due times of which one is the timer's last, each with the moment at which it was told: that of the latest
-/// acknowledged call, and those of calls after it that were never answered.
-fn in_force(calls: &[&Call]) -> Vec<(Us, Us)> {
+/// The due times of which one is the timer's last, each with the moment of its answer: that of the latest
+/// acknowledged call, and those of the unanswered calls after it.
+fn in_force(calls: &[&Call]) -> Vec<(Micros, Micros)> {
     let mut dues = Vec::new();
     for call in calls {
         let (Ask::Register { due_ms } | Ask::Move { due_ms }) = call.ask else { continue };
@@ -456,8 +490,8 @@ fn in_force(calls: &[&Call]) -> Vec<(Us, Us)> {
 /// A timer's life in a line, in milliseconds since its first call.
 fn story(calls: &[&Call], arrivals: &[&Arrival]) -> String {
     let from = calls.first().map(|call| call.asked_us).or(arrivals.first().map(|a| a.at_us)).unwrap_or(0);
-    let ms = |us: Us| (us - from) as f64 / 1000.0;
-    let mut lines: Vec<(Us, String)> = calls
+    let ms = |us: Micros| (us - from) as f64 / 1000.0;
+    let mut lines: Vec<(Micros, String)> = calls
         .iter()
         .map(|call| {
             let ask = match call.ask {

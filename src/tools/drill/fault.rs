@@ -1,24 +1,24 @@
-//! Faults: how each is injected and healed, and what shows that it landed.
+//! Faults: how each is injected and healed, and what proves that it landed.
 
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use deadpool_redis::redis;
 
-use super::field::{Field, Node, OwnServers};
-use super::history::{Book, Fault, Struck, Us};
+use super::cluster::{Cluster, Node, OwnServers};
+use super::history::{Affected, Fault, Micros, Recorder};
 use super::proxy::{Commits, Proxy};
 use crate::clock::wall_us;
 
 /// Deliveries of this long before a fault show that its node was at work.
-const AT_WORK_US: Us = 2_000_000;
+const AT_WORK_US: Micros = 2_000_000;
 
-/// What a slow way takes longer, in each direction.
+/// How much longer a slow connection takes, in each direction.
 const SLOW: Duration = Duration::from_millis(20);
 
-/// One kind of fault, and whom it strikes.
+/// One kind of fault, and which node it is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Strike {
+pub enum FaultKind {
     /// SIGTERM, and started again when it has stopped.
     Restart(u8),
     /// SIGKILL.
@@ -29,7 +29,7 @@ pub enum Strike {
     RedisFlush,
     /// SIGKILL, and its files with it.
     RedisKill,
-    /// Back to a copy that was made when the fault began; struck when it heals.
+    /// Back to a copy that was made when the fault began. The rollback itself happens when it heals.
     RedisRollback,
     /// SIGSTOP.
     RedisStop,
@@ -37,21 +37,21 @@ pub enum Strike {
     PostgresKill,
     /// A fast stop.
     PostgresStop,
-    /// A node's next transactions are committed, and it is not told.
+    /// A node's next transactions are committed, and it does not learn of it.
     CommitCut(u8),
     /// A node is cut off from the cold store: its connections break.
     CutFromCold(u8),
-    /// A node's way to the cold store swallows everything.
+    /// A node's connections to the cold store stay open, and nothing passes.
     FrozenFromCold(u8),
     /// A node is cut off from the wheels.
     CutFromHot(u8),
-    /// All nodes' ways to the cold store are slow.
+    /// All nodes' connections to the cold store are slow.
     SlowCold,
     /// All nodes are killed.
     Outage,
 }
 
-impl Strike {
+impl FaultKind {
     /// Its name in verdicts.
     pub const fn name(self) -> &'static str {
         match self {
@@ -73,8 +73,8 @@ impl Strike {
         }
     }
 
-    /// What it takes hold of; two strikes at once need two things.
-    pub const fn hold(self) -> Hold {
+    /// What it needs for itself: two faults at once need two resources.
+    pub const fn resource(self) -> Resource {
         match self {
             Self::Restart(node)
             | Self::Kill(node)
@@ -82,42 +82,43 @@ impl Strike {
             | Self::CommitCut(node)
             | Self::CutFromCold(node)
             | Self::FrozenFromCold(node)
-            | Self::CutFromHot(node) => Hold::Node(node),
-            Self::RedisFlush | Self::RedisKill | Self::RedisRollback | Self::RedisStop => Hold::Redis,
-            Self::PostgresKill | Self::PostgresStop => Hold::Postgres,
-            Self::Outage | Self::SlowCold => Hold::All,
+            | Self::CutFromHot(node) => Resource::Node(node),
+            Self::RedisFlush | Self::RedisKill | Self::RedisRollback | Self::RedisStop => Resource::Redis,
+            Self::PostgresKill | Self::PostgresStop => Resource::Postgres,
+            Self::Outage | Self::SlowCold => Resource::All,
         }
     }
 
     /// Whether it needs servers that the drill has started itself.
     pub const fn needs_own_servers(self) -> bool {
-        matches!(self.hold(), Hold::Redis | Hold::Postgres) && !matches!(self, Self::RedisFlush)
+        matches!(self.resource(), Resource::Redis | Resource::Postgres) && !matches!(self, Self::RedisFlush)
     }
 
-    fn struck(self, field: &Field) -> Struck {
+    /// What it affects, for the checker.
+    fn affected(self, cluster: &Cluster) -> Affected {
         match self {
-            Self::Restart(node) => Struck::Orderly(vec![node]),
+            Self::Restart(node) => Affected::Orderly(vec![node]),
+            Self::Pause(node) => Affected::Paused(vec![node]),
             Self::Kill(node)
-            | Self::Pause(node)
             | Self::CommitCut(node)
             | Self::CutFromCold(node)
-            | Self::FrozenFromCold(node) => Struck::Nodes(vec![node]),
+            | Self::FrozenFromCold(node) => Affected::Nodes(vec![node]),
             Self::CutFromHot(_)
             | Self::RedisFlush
             | Self::RedisKill
             | Self::RedisRollback
-            | Self::RedisStop => Struck::Hot,
-            Self::PostgresKill | Self::PostgresStop => Struck::Cold,
-            Self::SlowCold => Struck::Slow(field.nodes.iter().map(|node| node.number).collect()),
-            Self::Outage => Struck::Nodes(field.nodes.iter().map(|node| node.number).collect()),
+            | Self::RedisStop => Affected::Hot,
+            Self::PostgresKill | Self::PostgresStop => Affected::Cold,
+            Self::SlowCold => Affected::Slow(cluster.nodes.iter().map(|node| node.number).collect()),
+            Self::Outage => Affected::Nodes(cluster.nodes.iter().map(|node| node.number).collect()),
         }
     }
 }
 
-/// What a strike takes hold of.
+/// What a fault needs for itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Hold {
-    /// A node or its ways.
+pub enum Resource {
+    /// A node or its connections.
     Node(u8),
     /// The wheels.
     Redis,
@@ -127,169 +128,173 @@ pub enum Hold {
     All,
 }
 
-/// A fault that has been injected and not been healed.
+/// A fault that was injected and is not healed yet.
 #[derive(Debug)]
-pub struct Open {
-    strike: Strike,
-    from_us: Us,
+pub struct ActiveFault {
+    kind: FaultKind,
+    from_us: Micros,
     landed: Option<String>,
     /// A counter as it stood before.
     before: u64,
 }
 
-impl Open {
-    /// What was struck.
-    pub const fn strike(&self) -> Strike {
-        self.strike
+impl ActiveFault {
+    /// Its kind.
+    pub const fn kind(&self) -> FaultKind {
+        self.kind
     }
 }
 
 /// Injects a fault.
-pub async fn inject(field: &mut Field, book: &Book, strike: Strike) -> anyhow::Result<Open> {
-    let mut open = Open { strike, from_us: wall_us(), landed: None, before: 0 };
-    let at_work = |node: u8| book.arrived_from(node, wall_us() - AT_WORK_US);
-    match strike {
-        Strike::Restart(number) => {
+pub async fn inject(
+    cluster: &mut Cluster,
+    recorder: &Recorder,
+    kind: FaultKind,
+) -> anyhow::Result<ActiveFault> {
+    let mut active = ActiveFault { kind, from_us: wall_us(), landed: None, before: 0 };
+    let at_work = |node: u8| recorder.arrived_from(node, wall_us() - AT_WORK_US);
+    match kind {
+        FaultKind::Restart(number) | FaultKind::Kill(number) => {
             let busy = at_work(number);
-            let end = node(field, number)?.stop().await?;
-            open.landed = (busy > 0).then(|| format!("{end}, after {busy} deliveries within 2 s"));
+            let node = node(cluster, number)?;
+            let end = match kind {
+                FaultKind::Restart(_) => node.stop().await?,
+                _ => node.kill().await?,
+            };
+            active.landed = (busy > 0).then(|| format!("{end}, after {busy} deliveries within 2 s"));
         }
-        Strike::Kill(number) => {
-            let busy = at_work(number);
-            let end = node(field, number)?.kill().await?;
-            open.landed = (busy > 0).then(|| format!("{end}, after {busy} deliveries within 2 s"));
-        }
-        Strike::Outage => {
+        FaultKind::Outage => {
             let mut busy = 0;
-            for number in field.nodes.iter().map(|node| node.number).collect::<Vec<_>>() {
+            for number in cluster.nodes.iter().map(|node| node.number).collect::<Vec<_>>() {
                 busy += at_work(number);
-                node(field, number)?.kill().await?;
+                node(cluster, number)?.kill().await?;
             }
-            open.landed = (busy > 0).then(|| format!("all nodes gone, after {busy} deliveries within 2 s"));
+            active.landed = (busy > 0).then(|| format!("all nodes gone, after {busy} deliveries within 2 s"));
         }
-        Strike::Pause(number) => {
+        FaultKind::Pause(number) => {
             let busy = at_work(number);
-            let process = node(field, number)?.process.as_ref().context("the node does not run")?;
+            let process = node(cluster, number)?.process()?;
             process.pause()?;
             let pid = process.pid();
-            open.landed = (busy > 0).then(|| format!("pid {pid} stands, after {busy} deliveries within 2 s"));
+            active.landed =
+                (busy > 0).then(|| format!("pid {pid} stands, after {busy} deliveries within 2 s"));
         }
-        Strike::RedisFlush => {
-            let url = field.hot.clone().context("there is no Redis to empty")?;
+        FaultKind::RedisFlush => {
+            let url = cluster.hot.clone().context("there is no Redis to empty")?;
             let (before, after) = flush(&url).await?;
-            open.landed = (before > 0 && after < before).then(|| format!("{before} keys gone"));
+            active.landed = (before > 0 && after < before).then(|| format!("{before} keys gone"));
         }
-        Strike::RedisKill => {
-            let own = own(field)?;
+        FaultKind::RedisKill => {
+            let own = own(cluster)?;
             let keys = own.redis.dbsize().await.unwrap_or(0);
             own.redis.kill_and_empty().await?;
-            open.landed = (keys > 0).then(|| format!("gone with {keys} keys"));
+            active.landed = (keys > 0).then(|| format!("gone with {keys} keys"));
         }
-        Strike::RedisRollback => own(field)?.redis.save_copy().await?,
-        Strike::RedisStop => {
-            let own = own(field)?;
+        FaultKind::RedisRollback => own(cluster)?.redis.save_copy().await?,
+        FaultKind::RedisStop => {
+            let own = own(cluster)?;
             own.redis.stop()?;
-            open.landed = Some(format!("pid {} stands", own.redis.pid()));
+            active.landed = Some(format!("pid {} stands", own.redis.pid()));
         }
-        Strike::PostgresKill => {
-            own(field)?.postgres.kill_immediate().await?;
-            open.landed = Some("ended as in a crash".into());
+        FaultKind::PostgresKill => {
+            own(cluster)?.postgres.kill_immediate().await?;
+            active.landed = Some("ended as in a crash".into());
         }
-        Strike::PostgresStop => {
-            own(field)?.postgres.stop_fast().await?;
-            open.landed = Some("ended".into());
+        FaultKind::PostgresStop => {
+            own(cluster)?.postgres.stop_fast().await?;
+            active.landed = Some("ended".into());
         }
-        Strike::CommitCut(number) => {
-            let proxy = node(field, number)?.to_cold.as_ref().context("SQLite has no connection to cut")?;
-            open.before = proxy.counts().commits_cut;
+        FaultKind::CommitCut(number) => {
+            let proxy = node(cluster, number)?.to_cold.as_ref().context("SQLite has no connection to cut")?;
+            active.before = proxy.counts().commits_cut;
             proxy.cut_after_commit(3, Commits::AndWrites);
         }
-        Strike::CutFromCold(number) | Strike::CutFromHot(number) => {
-            let proxy = way(node(field, number)?, strike)?;
-            open.before = proxy.counts().cut;
+        FaultKind::CutFromCold(number) | FaultKind::CutFromHot(number) => {
+            let proxy = proxy(node(cluster, number)?, kind)?;
+            active.before = proxy.counts().cut;
             proxy.cut();
         }
-        Strike::FrozenFromCold(number) => way(node(field, number)?, strike)?.freeze(),
-        Strike::SlowCold => {
-            for node in &field.nodes {
-                way(node, strike)?.delay(SLOW);
+        FaultKind::FrozenFromCold(number) => proxy(node(cluster, number)?, kind)?.freeze(),
+        FaultKind::SlowCold => {
+            for node in &cluster.nodes {
+                proxy(node, kind)?.delay(SLOW);
             }
         }
     }
-    Ok(open)
+    Ok(active)
 }
 
-/// Heals it: what was stopped is started, not waited for.
-pub async fn heal(field: &mut Field, open: Open) -> anyhow::Result<Fault> {
-    let Open { strike, mut from_us, mut landed, before } = open;
-    match strike {
-        Strike::Restart(number) | Strike::Kill(number) => node(field, number)?.start()?,
-        Strike::Outage => {
-            for node in &mut field.nodes {
+/// Heals it. A node that was ended is started, and not waited for.
+pub async fn heal(cluster: &mut Cluster, active: ActiveFault) -> anyhow::Result<Fault> {
+    let ActiveFault { kind, mut from_us, mut landed, before } = active;
+    match kind {
+        FaultKind::Restart(number) | FaultKind::Kill(number) => node(cluster, number)?.start()?,
+        FaultKind::Outage => {
+            for node in &mut cluster.nodes {
                 node.start()?;
             }
         }
-        Strike::Pause(number) => {
-            node(field, number)?.process.as_ref().context("the node does not run")?.resume()?;
+        FaultKind::Pause(number) => {
+            node(cluster, number)?.process()?.resume()?;
         }
-        Strike::RedisFlush => {}
-        Strike::RedisKill => own(field)?.redis.start_again().await?,
-        Strike::RedisRollback => {
+        FaultKind::RedisFlush => {}
+        FaultKind::RedisKill => own(cluster)?.redis.start_again().await?,
+        FaultKind::RedisRollback => {
             from_us = wall_us();
-            let redis = &mut own(field)?.redis;
+            let redis = &mut own(cluster)?.redis;
             let now = redis.dbsize().await?;
             redis.roll_back().await?;
             let then = redis.dbsize().await?;
             landed = Some(format!("{now} keys became {then} older ones"));
         }
-        Strike::RedisStop => own(field)?.redis.resume()?,
-        Strike::PostgresKill | Strike::PostgresStop => own(field)?.postgres.start_again().await?,
-        Strike::CommitCut(number) => {
-            let proxy = node(field, number)?.to_cold.as_ref().context("SQLite has no connection to cut")?;
+        FaultKind::RedisStop => own(cluster)?.redis.resume()?,
+        FaultKind::PostgresKill | FaultKind::PostgresStop => own(cluster)?.postgres.start_again().await?,
+        FaultKind::CommitCut(number) => {
+            let proxy = node(cluster, number)?.to_cold.as_ref().context("SQLite has no connection to cut")?;
             proxy.pass();
             let cut = proxy.counts().commits_cut - before;
             landed = (cut > 0).then(|| format!("{cut} commits were not told"));
         }
-        Strike::CutFromCold(number) | Strike::CutFromHot(number) => {
-            let proxy = way(node(field, number)?, strike)?;
+        FaultKind::CutFromCold(number) | FaultKind::CutFromHot(number) => {
+            let proxy = proxy(node(cluster, number)?, kind)?;
             proxy.pass();
             let cut = proxy.counts().cut - before;
             landed = (cut > 0).then(|| format!("{cut} connections were cut"));
         }
-        Strike::SlowCold => {
-            for node in &field.nodes {
-                way(node, strike)?.pass();
+        FaultKind::SlowCold => {
+            for node in &cluster.nodes {
+                proxy(node, kind)?.pass();
             }
             landed = Some(format!("{} ms more, each way", SLOW.as_millis()));
         }
-        Strike::FrozenFromCold(number) => {
-            let proxy = way(node(field, number)?, strike)?;
+        FaultKind::FrozenFromCold(number) => {
+            let proxy = proxy(node(cluster, number)?, kind)?;
             let held = proxy.counts().open;
             proxy.pass();
             landed = (held > 0).then(|| format!("{held} connections were held"));
         }
     }
-    let struck = strike.struck(field);
-    Ok(Fault { kind: strike.name(), struck, from_us, until_us: wall_us(), landed })
+    let affected = kind.affected(cluster);
+    Ok(Fault { kind: kind.name(), affected, from_us, until_us: wall_us(), landed })
 }
 
-fn node(field: &mut Field, number: u8) -> anyhow::Result<&mut Node> {
-    field.nodes.iter_mut().find(|node| node.number == number).context("there is no such node")
+fn node(cluster: &mut Cluster, number: u8) -> anyhow::Result<&mut Node> {
+    cluster.nodes.iter_mut().find(|node| node.number == number).context("there is no such node")
 }
 
-fn own(field: &mut Field) -> anyhow::Result<&mut OwnServers> {
-    field.own.as_mut().context("only what the drill has started can be stopped")
+fn own(cluster: &mut Cluster) -> anyhow::Result<&mut OwnServers> {
+    cluster.own.as_mut().context("only what the drill has started can be stopped")
 }
 
-fn way(node: &Node, strike: Strike) -> anyhow::Result<&Proxy> {
-    let way = match strike {
-        Strike::CutFromHot(_) => &node.to_hot,
+fn proxy(node: &Node, kind: FaultKind) -> anyhow::Result<&Proxy> {
+    let proxy = match kind {
+        FaultKind::CutFromHot(_) => &node.to_hot,
         _ => &node.to_cold,
     };
-    way.as_ref().context("an embedded store has no connection to cut")
+    proxy.as_ref().context("an embedded store has no connection to cut")
 }
 
-/// Empties a Redis; tells how many keys there were before and after.
+/// Empties a Redis; returns how many keys it had before and after.
 async fn flush(url: &str) -> anyhow::Result<(u64, u64)> {
     let client = redis::Client::open(url)?;
     let config = redis::AsyncConnectionConfig::new().set_response_timeout(None);

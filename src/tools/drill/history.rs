@@ -1,17 +1,17 @@
-//! What clients and receivers saw of a drill: the only evidence that the checker works from.
+//! What callers and receivers saw of a drill: the only evidence of the checker.
 //!
-//! Callers, receivers and faults live in one process and stamp with one clock, so that their moments can be
-//! compared. Nothing here comes from the server's own account of itself.
+//! Callers, receivers and faults live in one process and read one clock, so their moments can be compared. Nothing
+//! here comes from the server's own account of itself.
 
 use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
 
 use serde::Serialize;
 
-/// A moment: wall time in microseconds since the Unix epoch.
-pub type Us = i64;
+/// Microseconds: a moment since the Unix epoch by this machine's wall clock, or a span.
+pub type Micros = i64;
 
-/// One call of a client about a timer. Calls about one timer follow each other; none overlap.
+/// One call about a timer. Calls about one timer follow each other; none overlap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Call {
     /// The timer's number.
@@ -19,31 +19,31 @@ pub struct Call {
     /// What was asked.
     pub ask: Ask,
     /// When it was sent.
-    pub asked_us: Us,
+    pub asked_us: Micros,
     /// When its answer was there, or it was given up.
-    pub answered_us: Us,
+    pub answered_us: Micros,
     /// The answer.
     pub answer: Answer,
 }
 
-/// What a client asked.
+/// What a caller asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ask {
-    /// To be woken at this moment, in milliseconds since the Unix epoch.
+    /// To register the timer.
     Register {
-        /// When.
+        /// Its due time, in milliseconds since the Unix epoch.
         due_ms: i64,
     },
-    /// Not to be woken after all.
+    /// To cancel it.
     Cancel,
-    /// To be woken at another moment.
+    /// To move it.
     Move {
-        /// When.
+        /// Its new due time.
         due_ms: i64,
     },
 }
 
-/// What a client was told.
+/// What a caller was told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
     /// 200 or 201 to a registration, 200 to a change: done, and this is its generation now.
@@ -65,7 +65,7 @@ pub enum Answer {
     NotFound,
     /// No answer, or one that promises nothing (429, 5xx): it may have happened, or may not.
     Unknown,
-    /// Any other status: the drill asked wrongly, or the server answers nonsense.
+    /// Any other status, or a body that the contract does not have.
     Nonsense(u16),
 }
 
@@ -85,11 +85,11 @@ pub struct Arrival {
     /// Which node sent it, by the address that it came from; `None` for a stranger.
     pub node: Option<u8>,
     /// When it came.
-    pub at_us: Us,
+    pub at_us: Micros,
     /// The status that it was answered with; `None` if it never was.
     pub replied: Option<u16>,
     /// How long that took.
-    pub took_us: Us,
+    pub took_us: Micros,
 }
 
 impl Arrival {
@@ -99,23 +99,26 @@ impl Arrival {
     }
 }
 
-/// Whom a fault struck.
+/// What a fault affected.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Struck {
-    /// These nodes, or their way to the cold store.
+pub enum Affected {
+    /// These nodes, which were killed, or their way to the cold store.
     Nodes(Vec<u8>),
+    /// These nodes, which stood still and went on.
+    #[serde(rename = "nodes")]
+    Paused(Vec<u8>),
     /// These nodes, which were asked to stop and had time to finish.
     Orderly(Vec<u8>),
-    /// All nodes: the cold store itself.
+    /// The cold store itself, and so all nodes.
     Cold,
-    /// Everything: the machine stood still, and nobody had asked it to.
+    /// Everything: the machine stood still by itself.
     Machine,
-    /// Nobody but the wheels: no excuse for anything but lateness.
+    /// The wheels only: this explains nothing but lateness.
     Hot,
-    /// Nobody of ours: the receivers.
+    /// The receivers only.
     Receivers,
-    /// These nodes, whose way to the cold store is slow: no excuse for anything.
+    /// These nodes, whose way to the cold store is slow: this explains nothing.
     Slow(Vec<u8>),
 }
 
@@ -124,27 +127,50 @@ pub enum Struck {
 pub struct Fault {
     /// Its name.
     pub kind: &'static str,
-    /// Whom it struck.
-    pub struck: Struck,
+    /// What it affected.
+    #[serde(rename = "struck")]
+    pub affected: Affected,
     /// When it was injected.
-    pub from_us: Us,
+    pub from_us: Micros,
     /// When it was healed: what was stopped runs again.
-    pub until_us: Us,
+    pub until_us: Micros,
     /// What shows that it really landed, in words; `None` if nothing does.
     pub landed: Option<String>,
 }
 
 impl Fault {
-    /// Whether this fault keeps a node from learning or recording how an attempt came out, at some time
-    /// between two moments.
-    pub fn excuses(&self, node: Option<u8>, from_us: Us, until_us: Us) -> bool {
-        let overlaps = self.from_us <= until_us && from_us <= self.until_us;
-        overlaps
-            && match &self.struck {
-                Struck::Nodes(nodes) => node.is_none_or(|node| nodes.contains(&node)),
-                Struck::Cold | Struck::Machine => true,
-                Struck::Orderly(_) | Struck::Hot | Struck::Receivers | Struck::Slow(_) => false,
+    /// Whether any of it lay between two moments, these included.
+    pub fn overlaps(&self, from_us: Micros, until_us: Micros) -> bool {
+        self.from_us <= until_us && from_us <= self.until_us
+    }
+
+    /// Whether it keeps a node from learning or recording how its attempts come out. `None` is a stranger, whom no
+    /// fault explains.
+    pub fn keeps_from_recording(&self, node: Option<u8>) -> bool {
+        match &self.affected {
+            Affected::Nodes(nodes) | Affected::Paused(nodes) => {
+                node.is_some_and(|node| nodes.contains(&node))
             }
+            Affected::Cold | Affected::Machine => node.is_some(),
+            Affected::Orderly(_) | Affected::Hot | Affected::Receivers | Affected::Slow(_) => false,
+        }
+    }
+
+    /// Whether it made a node stand still, so that the node may go on with what it had begun.
+    pub fn made_stand_still(&self, node: Option<u8>) -> bool {
+        match &self.affected {
+            Affected::Paused(nodes) => node.is_some_and(|node| nodes.contains(&node)),
+            Affected::Machine => node.is_some(),
+            _ => false,
+        }
+    }
+
+    /// Whether a timer that is being written may be committed and not get into a wheel.
+    pub fn may_lose_pointers(&self) -> bool {
+        match &self.affected {
+            Affected::Nodes(_) | Affected::Paused(_) | Affected::Cold | Affected::Machine => true,
+            Affected::Orderly(_) | Affected::Hot | Affected::Receivers | Affected::Slow(_) => false,
+        }
     }
 }
 
@@ -162,7 +188,7 @@ pub struct Terms {
 /// Everything that was seen.
 #[derive(Debug, Clone, Default)]
 pub struct History {
-    /// What was agreed on each timer, by number.
+    /// The terms of each timer, by its number.
     pub terms: Vec<Terms>,
     /// All calls.
     pub calls: Vec<Call>,
@@ -171,17 +197,17 @@ pub struct History {
     /// All faults, in order.
     pub faults: Vec<Fault>,
     /// When watching ended.
-    pub ended_us: Us,
+    pub ended_us: Micros,
 }
 
-/// Where clients and receivers write down what they see.
+/// Where callers and receivers write down what they see.
 #[derive(Debug, Default)]
-pub struct Book {
+pub struct Recorder {
     calls: Mutex<Vec<Call>>,
     arrivals: Mutex<Vec<Arrival>>,
 }
 
-impl Book {
+impl Recorder {
     /// Notes a call.
     pub fn call(&self, call: Call) {
         lock(&self.calls).push(call);
@@ -195,19 +221,23 @@ impl Book {
     }
 
     /// Notes the status with which an arrival is answered, before it is, and how long that took.
-    pub fn replied(&self, number: usize, status: u16, took_us: Us) {
+    pub fn replied(&self, number: usize, status: u16, took_us: Micros) {
         if let Some(arrival) = lock(&self.arrivals).get_mut(number) {
             (arrival.replied, arrival.took_us) = (Some(status), took_us);
         }
     }
 
-    /// How many calls and arrivals there are so far.
-    pub fn counts(&self) -> (usize, usize) {
-        (lock(&self.calls).len(), lock(&self.arrivals).len())
+    /// The latest due time that a caller was promised so far; zero before the first.
+    pub fn last_due_us(&self) -> Micros {
+        let due = |call: &Call| match (call.ask, call.answer) {
+            (Ask::Register { due_ms } | Ask::Move { due_ms }, Answer::Done { .. }) => Some(due_ms * 1000),
+            _ => None,
+        };
+        lock(&self.calls).iter().filter_map(due).max().unwrap_or_default()
     }
 
-    /// What came from a node since a moment.
-    pub fn arrived_from(&self, node: u8, since_us: Us) -> usize {
+    /// How many attempts came from a node since a moment.
+    pub fn arrived_from(&self, node: u8, since_us: Micros) -> usize {
         let arrivals = lock(&self.arrivals);
         arrivals.iter().rev().take_while(|a| a.at_us >= since_us).filter(|a| a.node == Some(node)).count()
     }
@@ -218,7 +248,7 @@ impl Book {
     }
 
     /// A copy of what is written down, `terms` and `faults` added.
-    pub fn history(&self, terms: Vec<Terms>, faults: Vec<Fault>, ended_us: Us) -> History {
+    pub fn history(&self, terms: Vec<Terms>, faults: Vec<Fault>, ended_us: Micros) -> History {
         let (calls, arrivals) = (lock(&self.calls).clone(), lock(&self.arrivals).clone());
         History { terms, calls, arrivals, faults, ended_us }
     }

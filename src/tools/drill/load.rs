@@ -1,8 +1,7 @@
-//! The callers of a drill: they register, cancel and move as planned, ask again until they are answered, and
-//! note every call.
+//! The callers of a drill: they register, cancel and move timers as planned, and note every call.
 //!
-//! Every timer has one caller, who asks one thing at a time, of any node. A call that is not answered may or
-//! may not have happened; it is made again, of another node, until somebody says which or the drill is over.
+//! Every timer has one caller, which makes one call at a time, to any node. A call that is not answered may or may
+//! not have happened; the caller makes it again, to another node, until it is answered or the drill gives up.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,16 +15,16 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::history::{Answer, Ask, Book, Call, Us};
-use super::plan::{GRACE_MS, Mood, Planned, Wish};
+use super::history::{Answer, Ask, Call, Micros, Recorder};
+use super::plan::{Behaviour, FollowUp, GRACE_MS, Planned};
 use super::receiver::Receivers;
 use crate::clock::wall_us;
 use crate::model::time::UnixMs;
 
 /// How long a caller waits for an answer; a node that is paused gives none.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// How long a caller waits before he asks again, at first and at most: thousands of them at once would take the
-/// machine from those who recover.
+const CALL_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a caller waits before it calls again, at first and at most. Thousands of calls at once would take the
+/// processors from the nodes that recover.
 const AGAIN: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(1000)];
 /// Calls under way at once.
 const CALLS: usize = 256;
@@ -39,31 +38,35 @@ pub struct Callers {
     http: Client,
     /// The nodes' addresses, `http://host:port`.
     nodes: Vec<String>,
-    book: Arc<Book>,
+    recorder: Arc<Recorder>,
     receivers: Arc<Receivers>,
     calls: Semaphore,
     turn: AtomicU64,
-    /// Whoever has no answer by now gets none.
+    /// Cancelled: no call is made again.
     give_up: CancellationToken,
 }
 
 impl Callers {
     /// Callers of these nodes.
-    pub fn new(nodes: Vec<String>, book: Arc<Book>, receivers: Arc<Receivers>) -> anyhow::Result<Arc<Self>> {
+    pub fn new(
+        nodes: Vec<String>,
+        recorder: Arc<Recorder>,
+        receivers: Arc<Receivers>,
+    ) -> anyhow::Result<Arc<Self>> {
         let http = Client::builder()
             .no_proxy()
-            .timeout(PATIENCE)
+            .timeout(CALL_TIMEOUT)
             .connect_timeout(Duration::from_secs(1))
             .pool_max_idle_per_host(64)
             .tcp_nodelay(true)
             .build()
             .context("the HTTP client cannot be made")?;
         let (calls, turn, give_up) = (Semaphore::new(CALLS), AtomicU64::new(0), CancellationToken::new());
-        Ok(Arc::new(Self { http, nodes, book, receivers, calls, turn, give_up }))
+        Ok(Arc::new(Self { http, nodes, recorder, receivers, calls, turn, give_up }))
     }
 
-    /// Lets a plan happen, beginning now; returns when its last call is answered or given up.
-    pub async fn run(self: &Arc<Self>, plan: &[Planned], began_us: Us) {
+    /// Makes the calls of a plan, which begins now; returns when the last one is answered or given up.
+    pub async fn run(self: &Arc<Self>, plan: &[Planned], began_us: Micros) {
         let tasks = TaskTracker::new();
         for (number, planned) in plan.iter().enumerate() {
             wait_until(began_us + planned.asked_at * 1000).await;
@@ -74,20 +77,20 @@ impl Callers {
         tasks.wait().await;
     }
 
-    /// No further tries from now on.
+    /// From now on no call is made again.
     pub fn give_up(&self) {
         self.give_up.cancel();
     }
 
-    async fn one(&self, number: u32, planned: Planned, began_us: Us) {
+    async fn one(&self, number: u32, planned: Planned, began_us: Micros) {
         let due_ms = began_us / 1000 + planned.due_at;
-        let body = timer(&self.receivers.url(number, planned.mood), due_ms, &planned);
+        let body = timer(&self.receivers.url(number, planned.behaviour), due_ms, &planned);
         let done = self.ask(number, Ask::Register { due_ms }, Method::PUT, Some(&body)).await;
-        let (Answer::Done { .. }, Some((at, wish))) = (done, planned.wish) else { return };
+        let (Answer::Done { .. }, Some((at, follow_up))) = (done, planned.follow_up) else { return };
         wait_until(began_us + at * 1000).await;
-        match wish {
-            Wish::Cancel => self.ask(number, Ask::Cancel, Method::DELETE, None).await,
-            Wish::Move(ahead) => {
+        match follow_up {
+            FollowUp::Cancel => self.ask(number, Ask::Cancel, Method::DELETE, None).await,
+            FollowUp::Move(ahead) => {
                 let due_ms = wall_us() / 1000 + ahead;
                 let body = json!({ "fire_at": UnixMs::new(due_ms).rfc3339() });
                 self.ask(number, Ask::Move { due_ms }, Method::PATCH, Some(&body)).await
@@ -95,15 +98,15 @@ impl Callers {
         };
     }
 
-    /// Asks until there is an answer.
+    /// Makes one call until it is answered.
     async fn ask(&self, timer: u32, ask: Ask, method: Method, body: Option<&Value>) -> Answer {
         let mut wait = AGAIN[0];
         loop {
-            let Ok(_place) = self.calls.acquire().await else { return Answer::Unknown };
+            let Ok(permit) = self.calls.acquire().await else { return Answer::Unknown };
             let asked_us = wall_us();
             let answer = self.call(timer, ask, method.clone(), body).await;
-            self.book.call(Call { timer, ask, asked_us, answered_us: wall_us(), answer });
-            drop(_place);
+            self.recorder.call(Call { timer, ask, asked_us, answered_us: wall_us(), answer });
+            drop(permit);
             if answer != Answer::Unknown || self.give_up.is_cancelled() {
                 return answer;
             }
@@ -126,7 +129,7 @@ impl Callers {
         judge(ask, status, &serde_json::from_slice(&text).unwrap_or(Value::Null))
     }
 
-    /// The node whose turn it is.
+    /// The next node in turn.
     fn node(&self) -> &str {
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         &self.nodes[usize::try_from(turn).unwrap_or(0) % self.nodes.len()]
@@ -135,15 +138,15 @@ impl Callers {
     /// Registers timers that only fill the window: numbers from `first` on, at these moments.
     pub async fn fill(self: &Arc<Self>, first: u32, dues_ms: Vec<i64>) {
         let tasks = TaskTracker::new();
-        let places = Arc::new(Semaphore::new(BATCHES));
+        let permits = Arc::new(Semaphore::new(BATCHES));
         let mut number = first;
         for dues in dues_ms.chunks(BATCH) {
-            let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+            let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
             let (this, dues, from) = (Arc::clone(self), dues.to_vec(), number);
             number += dues.len() as u32;
             tasks.spawn(async move {
                 this.batch(from, &dues).await;
-                drop(place);
+                drop(permit);
             });
         }
         tasks.close();
@@ -151,11 +154,17 @@ impl Callers {
     }
 
     async fn batch(&self, first: u32, dues_ms: &[i64]) {
-        let fine = Planned { asked_at: 0, due_at: 0, mood: Mood::Fine, expires: false, wish: None };
+        let accepting = Planned {
+            asked_at: 0,
+            due_at: 0,
+            behaviour: Behaviour::Accepts,
+            expires: false,
+            follow_up: None,
+        };
         let numbers = || (first..).zip(dues_ms);
         let timers: Vec<Value> = numbers()
             .map(|(number, due_ms)| {
-                let mut one = timer(&self.receivers.url(number, Mood::Fine), *due_ms, &fine);
+                let mut one = timer(&self.receivers.url(number, Behaviour::Accepts), *due_ms, &accepting);
                 one["id"] = id(number).into();
                 one
             })
@@ -173,7 +182,7 @@ impl Callers {
                     }
                 });
                 let ask = Ask::Register { due_ms: *due_ms };
-                self.book.call(Call { timer: number, ask, asked_us, answered_us, answer });
+                self.recorder.call(Call { timer: number, ask, asked_us, answered_us, answer });
             }
             if answers.is_some() || self.give_up.is_cancelled() {
                 return;
@@ -192,14 +201,14 @@ impl Callers {
         Some(answer["results"].as_array()?.iter().filter_map(one).collect())
     }
 
-    /// The ledger as some node tells it. `None` when that one does not answer.
+    /// The ledger, from the next node in turn. `None` when that node does not answer.
     pub async fn ledger(&self) -> Option<Value> {
         let response = self.http.get(format!("{}/v1/ledger", self.node())).send().await.ok()?;
         serde_json::from_slice(&response.error_for_status().ok()?.bytes().await.ok()?).ok()
     }
 }
 
-/// What a timer of a drill is called.
+/// The id of a timer.
 fn id(number: u32) -> String {
     format!("drill-{number}")
 }
@@ -242,7 +251,7 @@ fn judge(ask: Ask, status: StatusCode, body: &Value) -> Answer {
     }
 }
 
-async fn wait_until(at_us: Us) {
+async fn wait_until(at_us: Micros) {
     let wait = at_us - wall_us();
     if wait > 0 {
         tokio::time::sleep(Duration::from_micros(wait.unsigned_abs())).await;

@@ -1,7 +1,8 @@
-//! What the machine did by itself: when its disk or its processors stand still, everything on it does, and no
-//! drill has struck and no node is to blame.
+//! When the machine stood still by itself: its disk or its processors. Everything on it does then, and neither the
+//! drill nor a node is the cause.
 //!
-//! A thread looks ten times a second. It is a fault like another, but for one thing: it rehearses nothing.
+//! A thread looks ten times a second. A standstill is a fault like those that the drill injects, but it rehearses
+//! nothing.
 
 use std::fs::File;
 use std::io::{self, Seek, Write};
@@ -11,14 +12,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use super::history::{Fault, Struck, Us};
+use super::history::{Affected, Fault, Micros};
 use crate::clock::wall_us;
 
 /// How often it looks.
 const EVERY: Duration = Duration::from_millis(100);
 
-/// What takes longer stood still: a lease is renewed once a second, and a straggler is 0.9 s late.
-const STILL_US: Us = 700_000;
+/// A look that takes longer is a standstill: a lease is renewed once a second, and a straggler is 0.9 s late.
+const STILL_US: Micros = 700_000;
 
 /// Watches the machine until dropped.
 pub struct Machine {
@@ -41,18 +42,18 @@ impl Machine {
         })
     }
 
-    /// Watches the processors and this.
+    /// Watches the processors and how long `write` takes.
     fn with(mut write: impl FnMut() + Send + 'static) -> io::Result<Self> {
         let seen: Arc<Mutex<Vec<Fault>>> = Arc::default();
         let over = Arc::new(AtomicBool::new(false));
-        let (told, ended) = (Arc::clone(&seen), Arc::clone(&over));
+        let (noted, ended) = (Arc::clone(&seen), Arc::clone(&over));
         let look = move || {
             let note = |kind, from_us, until_us| {
-                let mut seen = told.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut seen = noted.lock().unwrap_or_else(PoisonError::into_inner);
                 seen.extend(standstill(kind, from_us, until_us));
             };
             while !ended.load(Ordering::Relaxed) {
-                let due_us = wall_us() + EVERY.as_micros() as Us;
+                let due_us = wall_us() + EVERY.as_micros() as Micros;
                 thread::sleep(EVERY);
                 let woke_us = wall_us();
                 note("processors of this machine", due_us, woke_us);
@@ -64,7 +65,7 @@ impl Machine {
         Ok(Self { seen, over })
     }
 
-    /// When it stood still, up to now.
+    /// The standstills so far.
     pub fn stood_still(&self) -> Vec<Fault> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -77,17 +78,17 @@ impl Drop for Machine {
     }
 }
 
-fn standstill(kind: &'static str, from_us: Us, until_us: Us) -> Option<Fault> {
+fn standstill(kind: &'static str, from_us: Micros, until_us: Micros) -> Option<Fault> {
     let long_us = until_us - from_us;
     let landed = Some(format!("stood still for {} ms, by itself", long_us / 1000));
-    (long_us >= STILL_US).then_some(Fault { kind, struck: Struck::Machine, from_us, until_us, landed })
+    (long_us >= STILL_US).then_some(Fault { kind, affected: Affected::Machine, from_us, until_us, landed })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// What this finds, once it does; a watch that sees nothing is not waited for without end.
+    /// Waits until `find` finds something, at most 20 s.
     fn seen<T>(mut find: impl FnMut() -> Option<T>) -> T {
         for _ in 0..1000 {
             if let Some(found) = find() {
@@ -100,17 +101,17 @@ mod tests {
 
     #[test]
     fn a_write_that_takes_long_is_seen_and_one_that_does_not_is_not() {
-        let mut left = 2;
+        let mut writes = 0;
         let machine = Machine::with(move || {
-            left -= 1;
-            if left == 0 {
+            writes += 1;
+            if writes == 2 {
                 thread::sleep(Duration::from_micros(STILL_US as u64));
             }
         })
         .expect("a thread");
         let disk = || machine.stood_still().into_iter().find(|one| one.kind.starts_with("disk"));
         let disk = seen(disk);
-        assert_eq!(disk.struck, Struck::Machine);
+        assert_eq!(disk.affected, Affected::Machine);
         assert!(disk.until_us - disk.from_us >= STILL_US, "{disk:?}");
         assert_eq!(standstill("disk", 0, STILL_US - 1), None);
     }

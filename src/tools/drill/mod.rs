@@ -1,30 +1,28 @@
 //! Drills: failures rehearsed on the operator's own machine, with a verdict from what was seen outside.
 //!
-//! A drill prepares a [`field`] (stores, nodes, a proxy on every way between), lets callers do what a seeded
-//! [`plan`] says, injects the faults of its [`script`] at random moments, heals, waits until everything that
-//! can come has come, and has the [`checker`] hold the whole [`history`] against the promises. It trusts no
-//! word of the server: an answer counts as what a caller was told, a delivery as what a receiver got.
+//! A drill prepares a [`cluster`] (stores, nodes, a proxy between each node and each store), lets callers do what a
+//! seeded [`plan`] says, injects the faults of its [`schedule`] at random moments and heals them, waits until every
+//! timer has ended, and has the [`checker`] hold the whole [`history`] against the promises. It trusts no word of
+//! the server: an answer counts as what a caller was told, a delivery as what a receiver got.
 //!
 //! | room | what it is for |
 //! |---|---|
-//! | [`script`], [`fault`] | which faults come when; how each is injected, healed and proved |
-//! | [`plan`], [`load`], [`receiver`] | the timers; those who ask; those who are called |
-//! | [`history`], [`checker`], [`verdict`] | what was seen; what it proves; how it is told |
-//! | [`machine`] | what this machine did by itself |
-//! | [`field`], [`ground`], [`proxy`], [`process`] | nodes; servers of its own; ways that can be cut; children |
+//! | [`schedule`], [`fault`] | which faults come when; how each is injected, healed and proved |
+//! | [`plan`], [`load`], [`receiver`] | the timers; the callers; the receivers |
+//! | [`history`], [`checker`], [`verdict`] | what was seen; what it proves; how it is reported |
+//! | [`machine`] | when this machine stood still by itself |
+//! | [`cluster`], [`proxy`] | nodes and stores; connections that can be cut |
 
 pub mod checker;
+pub mod cluster;
 pub mod fault;
-pub mod field;
-pub mod ground;
 pub mod history;
 pub mod load;
 pub mod machine;
 pub mod plan;
-pub mod process;
 pub mod proxy;
 pub mod receiver;
-pub mod script;
+pub mod schedule;
 pub mod verdict;
 
 use std::path::PathBuf;
@@ -34,31 +32,36 @@ use std::time::Duration;
 use anyhow::Context;
 use tokio_util::sync::CancellationToken;
 
-use crate::clock::{Monotonic, wall_us};
-use checker::{Findings, Patience, check};
-use fault::{Open, heal, inject};
-use field::{Field, Ground};
-use history::{Book, Fault, Struck, Terms, Us};
+use crate::clock::wall_us;
+use checker::{Findings, Limits, check};
+use cluster::{Cluster, Environment};
+use fault::{ActiveFault, heal, inject};
+use history::{Affected, Fault, Micros, Recorder, Terms};
 use load::Callers;
 use machine::Machine;
 use receiver::Receivers;
-use script::{Drill, Has, Scene};
+use schedule::{Breakable, Drill, ScheduledFault};
 use verdict::{Outcome, Verdict};
 
-/// How long after the last due time, at most, outcomes are waited for: retries, expired claims.
-const SETTLE: Duration = Duration::from_secs(45);
-/// How long repeats are waited for when everything has come.
-const LINGER: Duration = Duration::from_secs(2);
-/// How often it is looked whether everything has come.
-const LOOK: Duration = Duration::from_millis(700);
+/// How long after the last due time timers may take to end: retries, claims that run out.
+const END: Duration = Duration::from_secs(45);
+/// How long repeats are watched for after every timer has ended.
+///
+/// No node has any more to send then: an attempt starts only from a row that has not ended. One that comes all
+/// the same is a defect of a node that acts without a claim, from a pointer or from memory. A pointer is used
+/// within milliseconds of its time, and the sweep looks at what is a second overdue once a second: in two
+/// seconds each of them has had its chance.
+const SETTLE: Duration = Duration::from_secs(2);
+/// How often the drill looks whether every timer has ended.
+const POLL: Duration = Duration::from_millis(500);
 /// How long after a fault lateness may still be its doing, beside the lease.
-const RECOVERY_US: Us = 4_000_000;
+const RECOVERY_US: Micros = 4_000_000;
 
 /// What all drills of a call have in common.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Where.
-    pub ground: Ground,
+    pub environment: Environment,
     /// How many nodes; one when embedded.
     pub nodes: u8,
     /// Timers registered a second.
@@ -75,7 +78,7 @@ pub struct Options {
     pub keep: Option<PathBuf>,
 }
 
-/// Tells what is going on: what, how many seconds of how many.
+/// Shows what is going on: a phase, and how many seconds of how many have passed.
 pub type Progress<'a> = &'a (dyn Fn(&str, u64, u64) + Sync);
 
 /// The drill was told to stop.
@@ -92,152 +95,156 @@ pub async fn run(
     stop: &CancellationToken,
 ) -> anyhow::Result<Verdict> {
     progress("preparing", 0, 0);
-    let nodes = if options.ground == Ground::Embedded { 1 } else { options.nodes };
-    let mut field = Field::open(&options.ground, nodes, options.lease_ms, &options.sets).await?;
+    let nodes = if options.environment == Environment::Embedded { 1 } else { options.nodes };
+    let mut cluster = Cluster::open(&options.environment, nodes, options.lease_ms, &options.sets).await?;
     let rehearsed = tokio::select! {
-        rehearsed = rehearse(&mut field, drill, seed, options, progress) => rehearsed,
+        rehearsed = rehearse(&mut cluster, drill, seed, options, progress) => rehearsed,
         () = stop.cancelled() => Err(Interrupted.into()),
     };
     let mut verdict = match rehearsed {
         Ok(verdict) => verdict,
         Err(why) => {
-            // What it was about to say matters more than how its end went.
-            let _ = field.close().await;
+            // The first error matters more than one of the clean-up.
+            let _ = cluster.close().await;
             return Err(why);
         }
     };
     if let (Outcome::Violated, Some(keep)) = (verdict.outcome, &options.keep) {
         let to = keep.join(format!("{}-{seed}", drill.name()));
-        field.keep_logs(&to).context("the nodes' logs cannot be kept")?;
+        cluster.keep_logs(&to).context("the nodes' logs cannot be kept")?;
         verdict.logs = Some(to.display().to_string());
     }
-    field.close().await?;
+    cluster.close().await?;
     Ok(verdict)
 }
 
 async fn rehearse(
-    field: &mut Field,
+    cluster: &mut Cluster,
     drill: Drill,
     seed: u64,
     options: &Options,
     progress: Progress<'_>,
 ) -> anyhow::Result<Verdict> {
-    let nodes = field.nodes.len() as u8;
-    let shape = drill.shape(options.rate, options.seconds);
-    let plan = plan::timers(seed, shape);
+    let nodes = cluster.nodes.len() as u8;
+    let plan = plan::timers(seed, drill.shape(options.rate, options.seconds));
     let lease_ms = i64::try_from(options.lease_ms)?;
-    let scenes = drill.scenes(seed, options.seconds, lease_ms, nodes, has(&options.ground));
-    let book = Arc::new(Book::default());
-    let receivers = Arc::new(Receivers::start(Arc::clone(&book)).await?);
-    let callers = Callers::new(field.addresses(), Arc::clone(&book), receivers)?;
-
-    // Due all through the load, so that a fault meets them in every place.
-    let first_extra = plan.len() as u32;
-    let span_ms = i64::from(options.seconds) * 1000;
-    let from_ms = wall_us() / 1000 + fill_ms(options.window_timers);
-    let spread = |n: u32| from_ms + i64::from(n) * span_ms / i64::from(options.window_timers.max(1));
+    let schedule = drill.schedule(seed, options.seconds, lease_ms, nodes, breakable(&options.environment));
+    let recorder = Arc::new(Recorder::default());
+    let receivers = Arc::new(Receivers::start(Arc::clone(&recorder)).await?);
+    let callers = Callers::new(cluster.addresses(), Arc::clone(&recorder), receivers)?;
     if options.window_timers > 0 {
         progress("filling the window", 0, 0);
-        callers.fill(first_extra, (0..options.window_timers).map(spread).collect()).await;
+        fill_window(&callers, plan.len() as u32, options).await;
     }
 
-    let machine = Machine::watch(field.disk()).context("the drill's own directory cannot be written")?;
+    let machine = Machine::watch(cluster.disk()).context("the drill's own directory cannot be written")?;
     let began_us = wall_us();
-    let last_due_ms = plan.iter().map(|timer| timer.due_at + plan::MOVE_MS).max().unwrap_or_default();
-    let last_due_ms = last_due_ms.max(from_ms + span_ms - began_us / 1000);
+    let load_ms = i64::from(options.seconds) * 1000;
     let load = {
         let (callers, plan) = (Arc::clone(&callers), plan.clone());
         tokio::spawn(async move { callers.run(&plan, began_us).await })
     };
     let mut faults = Vec::new();
-    play(field, &book, &scenes, began_us, &mut faults, |at_ms, what| {
-        progress(what, at_ms.unsigned_abs() / 1000, last_due_ms.unsigned_abs() / 1000);
+    play(cluster, &recorder, &schedule, began_us, &mut faults, |at_ms, phase| {
+        progress(phase, at_ms.unsigned_abs() / 1000, load_ms.unsigned_abs() / 1000);
     })
     .await?;
-    for node in &field.nodes {
+    for node in &cluster.nodes {
         node.ready().await?;
     }
     let mut terms: Vec<Terms> = plan.iter().map(plan::Planned::terms).collect();
     terms.resize(terms.len() + options.window_timers as usize, Terms::default());
-    let patience =
-        Patience { recovery_us: RECOVERY_US + lease_ms * 1000, answer_us: plan::TIMEOUT_MS as Us * 750 };
-    let all = || [faults.clone(), machine.stood_still()].concat();
-    let look = |at_us: Us| check(&book.history(terms.clone(), all(), at_us), patience);
-    let end_us = began_us + last_due_ms * 1000;
-    let give_up_us = end_us + SETTLE.as_micros() as Us;
-    let findings = loop {
-        tokio::time::sleep(LOOK).await;
-        let now = wall_us();
-        progress("waiting for what is due", seconds(now - began_us), seconds(end_us - began_us));
-        if now < end_us {
-            continue;
-        }
-        if now > give_up_us {
+    let limits =
+        Limits { recovery_us: RECOVERY_US + lease_ms * 1000, answer_us: plan::TIMEOUT_MS as Micros * 750 };
+    let all_faults = || [faults.clone(), machine.stood_still()].concat();
+    let check_now = || check(&recorder.history(terms.clone(), all_faults(), wall_us()), limits);
+    let mut ledger = None;
+    loop {
+        let now_us = wall_us();
+        // Calls that are still under way may move a timer to a later time.
+        let planned_us = began_us + (load_ms + plan::TAIL_MS) * 1000;
+        let last_due_us = recorder.last_due_us().max(if load.is_finished() { 0 } else { planned_us });
+        let give_up = now_us > last_due_us + END.as_micros() as Micros;
+        progress("waiting for what is due", seconds(now_us - began_us), seconds(last_due_us - began_us));
+        if give_up {
             callers.give_up();
         }
-        if !load.is_finished() {
-            continue;
+        if load.is_finished() && now_us >= last_due_us {
+            ledger = callers.ledger().await.or(ledger);
+            let ended = ledger.as_ref().is_some_and(|ledger| ledger["pending"] == 0);
+            let found = check_now();
+            if give_up || (ended && found.lost == 0 && found.open == 0) {
+                break;
+            }
         }
-        let found = look(now);
-        if (found.lost == 0 && found.open == 0) || now > give_up_us {
-            tokio::time::sleep(LINGER).await;
-            break look(wall_us());
-        }
-    };
+        tokio::time::sleep(POLL).await;
+    }
+    tokio::time::sleep(SETTLE).await;
+    let findings = check_now();
     load.await.context("the callers broke down")?;
-    let mut faults = all();
-    faults.extend(bad_receivers(drill, &book, began_us));
-    let ledger = ledger(&callers).await;
+    let ledger = callers.ledger().await.or(ledger);
+    let mut faults = all_faults();
+    faults.extend(bad_receivers(drill, &recorder, began_us));
     let verdict = judge(drill, seed, options, findings, faults, ledger);
     Ok(Verdict { nodes, seconds: (wall_us() - began_us) as f64 / 1e6, ..verdict })
 }
 
-/// Injects and heals as the script says, in the order of time.
+/// Registers the timers that only fill the window. They are due all through the load, so that a fault meets them
+/// in every tier; their numbers begin at `first`.
+async fn fill_window(callers: &Arc<Callers>, first: u32, options: &Options) {
+    let (count, load_ms) = (options.window_timers, i64::from(options.seconds) * 1000);
+    // Registering them takes no longer than that.
+    let from_ms = wall_us() / 1000 + 3000 + i64::from(count) / 10;
+    let due_ms = |n: u32| from_ms + i64::from(n) * load_ms / i64::from(count);
+    callers.fill(first, (0..count).map(due_ms).collect()).await;
+}
+
+/// Injects and heals the faults of the schedule, in the order of time.
 async fn play(
-    field: &mut Field,
-    book: &Book,
-    scenes: &[Scene],
-    began_us: Us,
+    cluster: &mut Cluster,
+    recorder: &Recorder,
+    schedule: &[ScheduledFault],
+    began_us: Micros,
     faults: &mut Vec<Fault>,
-    tell: impl Fn(i64, &str),
+    show: impl Fn(i64, &str),
 ) -> anyhow::Result<()> {
     let mut moments: Vec<(i64, usize, bool)> = Vec::new();
-    for (number, scene) in scenes.iter().enumerate() {
-        moments.push((scene.from_ms, number, true));
-        moments.push((scene.until_ms, number, false));
+    for (number, fault) in schedule.iter().enumerate() {
+        moments.push((fault.from_ms, number, true));
+        moments.push((fault.until_ms, number, false));
     }
     moments.sort_unstable_by_key(|(at, number, begins)| (*at, !begins, *number));
-    let mut open: Vec<(usize, Open)> = Vec::new();
+    let mut active: Vec<(usize, ActiveFault)> = Vec::new();
     for (at_ms, number, begins) in moments {
         loop {
             let wait_us = began_us + at_ms * 1000 - wall_us();
             if wait_us <= 0 {
                 break;
             }
-            tell((wall_us() - began_us) / 1000, "load and faults");
-            tokio::time::sleep(Duration::from_micros(wait_us.unsigned_abs()).min(LOOK)).await;
+            show((wall_us() - began_us) / 1000, "load and faults");
+            tokio::time::sleep(Duration::from_micros(wait_us.unsigned_abs()).min(POLL)).await;
         }
-        let strike = scenes[number].strike;
+        let kind = schedule[number].kind;
         if begins {
-            tell(at_ms, strike.name());
-            let injected = inject(field, book, strike).await;
-            open.push((number, injected.with_context(|| format!("{} cannot be injected", strike.name()))?));
-        } else if let Some(place) = open.iter().position(|(of, _)| *of == number) {
-            let (_, one) = open.swap_remove(place);
+            show(at_ms, kind.name());
+            let injected = inject(cluster, recorder, kind).await;
+            active.push((number, injected.with_context(|| format!("{} cannot be injected", kind.name()))?));
+        } else if let Some(index) = active.iter().position(|(of, _)| *of == number) {
+            let (_, one) = active.swap_remove(index);
             faults
-                .push(heal(field, one).await.with_context(|| format!("{} cannot be healed", strike.name()))?);
+                .push(heal(cluster, one).await.with_context(|| format!("{} cannot be healed", kind.name()))?);
         }
     }
     Ok(())
 }
 
-/// Receivers that behave badly are a fault as long as the load.
-fn bad_receivers(drill: Drill, book: &Book, began_us: Us) -> Option<Fault> {
+/// Receivers that behave badly are a fault from the first registration to now.
+fn bad_receivers(drill: Drill, recorder: &Recorder, began_us: Micros) -> Option<Fault> {
     (drill == Drill::SlowHook).then(|| {
-        let bad = book.not_accepted();
+        let bad = recorder.not_accepted();
         Fault {
             kind: "bad receivers",
-            struck: Struck::Receivers,
+            affected: Affected::Receivers,
             from_us: began_us,
             until_us: wall_us(),
             landed: (bad > 0).then(|| format!("{bad} attempts were not accepted")),
@@ -254,12 +261,11 @@ fn judge(
     ledger: Option<serde_json::Value>,
 ) -> Verdict {
     let named = |(name, count): (&str, u64)| (name.to_owned(), count);
-    let mut violations: Vec<(String, u64)> =
-        findings.violations(faults.len()).into_iter().map(named).collect();
+    let mut violations: Vec<(String, u64)> = findings.violations().into_iter().map(named).collect();
     if !ledger.as_ref().is_some_and(|ledger| balances(ledger, findings.registered)) {
         violations.push(("ledger not balanced".into(), 1));
     }
-    let landed = |fault: &Fault| fault.landed.is_some() && fault.struck != Struck::Machine;
+    let landed = |fault: &Fault| fault.landed.is_some() && fault.affected != Affected::Machine;
     let landed = faults.iter().any(landed);
     let outcome = match (violations.is_empty(), landed) {
         (false, _) => Outcome::Violated,
@@ -268,7 +274,7 @@ fn judge(
     };
     Verdict {
         drill: drill.name(),
-        ground: options.ground.name(),
+        environment: options.environment.name(),
         nodes: options.nodes,
         seed,
         seconds: 0.0,
@@ -290,33 +296,72 @@ fn balances(ledger: &serde_json::Value, acknowledged: u64) -> bool {
     of("registered").is_some_and(|registered| Some(registered) == sum && registered >= acknowledged)
 }
 
-/// The ledger, once the last results are recorded.
-async fn ledger(callers: &Callers) -> Option<serde_json::Value> {
-    let began = Monotonic::now();
-    let mut last = None;
-    while began.elapsed() < Duration::from_secs(10) {
-        last = callers.ledger().await.or(last);
-        if last.as_ref().is_some_and(|ledger| ledger["pending"] == 0) {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(200)).await;
-    }
-    last
-}
-
-const fn has(ground: &Ground) -> Has {
-    match ground {
-        Ground::Embedded => Has::Nodes,
-        Ground::Own => Has::Servers,
-        Ground::Given { .. } => Has::Ways,
+/// What can be broken there.
+const fn breakable(environment: &Environment) -> Breakable {
+    match environment {
+        Environment::Embedded => Breakable::Nodes,
+        Environment::Own => Breakable::Servers,
+        Environment::Given { .. } => Breakable::Connections,
     }
 }
 
-/// How long, in milliseconds, filling the window takes at most: those timers are due after it.
-fn fill_ms(timers: u32) -> i64 {
-    3000 + i64::from(timers) / 10
-}
-
-const fn seconds(us: Us) -> u64 {
+const fn seconds(us: Micros) -> u64 {
     us.unsigned_abs() / 1_000_000
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options() -> Options {
+        Options {
+            environment: Environment::Embedded,
+            nodes: 1,
+            rate: 1,
+            seconds: 1,
+            lease_ms: 1000,
+            window_timers: 0,
+            sets: Vec::new(),
+            keep: None,
+        }
+    }
+
+    fn outcome(findings: &Findings, affected: Affected, ledger: serde_json::Value) -> Outcome {
+        let landed = Some("it landed".to_owned());
+        let fault = Fault { kind: "a fault", affected, from_us: 0, until_us: 1, landed };
+        judge(Drill::Kill, 1, &options(), findings.clone(), vec![fault], Some(ledger)).outcome
+    }
+
+    fn balanced() -> serde_json::Value {
+        serde_json::json!({ "registered": 9, "delivered": 9, "cancelled": 0, "expired": 0, "dead": 0, "pending": 0 })
+    }
+
+    #[test]
+    fn one_violation_of_any_kind_fails_the_drill() {
+        let killed = || Affected::Nodes(vec![0]);
+        let nothing = Findings::default();
+        assert_eq!(outcome(&nothing, killed(), balanced()), Outcome::Passed);
+        for wrong in [
+            Findings { lost: 1, ..nothing.clone() },
+            Findings { early: 1, ..nothing.clone() },
+            Findings { stray: 1, ..nothing.clone() },
+            Findings { untrue_cancels: 1, ..nothing.clone() },
+            Findings { untrue_changes: 1, ..nothing.clone() },
+            Findings { duplicates_unexplained: 1, ..nothing.clone() },
+            Findings { unfenced: 1, ..nothing.clone() },
+            Findings { mistaken_identity: 1, ..nothing.clone() },
+            Findings { stragglers: 1, ..nothing.clone() },
+            Findings { nonsense: 1, ..nothing.clone() },
+        ] {
+            assert_eq!(outcome(&wrong, killed(), balanced()), Outcome::Violated, "{wrong:?}");
+        }
+        let mut short = balanced();
+        short["delivered"] = 8.into();
+        assert_eq!(outcome(&nothing, killed(), short), Outcome::Violated, "the ledger does not balance");
+    }
+
+    #[test]
+    fn what_only_the_machine_did_rehearses_nothing() {
+        assert_eq!(outcome(&Findings::default(), Affected::Machine, balanced()), Outcome::Unknown);
+    }
 }

@@ -1,4 +1,4 @@
-//! What a drill asks of the service: timers, their cancels and changes, and their receivers' moods, all from
+//! What a drill asks of the service: timers, their cancels and changes, and how their receivers behave, all from
 //! one seed.
 
 use rand::rngs::SmallRng;
@@ -13,79 +13,82 @@ pub const WINDOW_MS: i64 = 12_000;
 pub const NEAR_MS: i64 = 4_000;
 /// How long an attempt may take.
 pub const TIMEOUT_MS: u64 = 6_000;
-/// The latest that a timer is due after its registration.
-pub const AHEAD_MS: i64 = 20_000;
-/// The latest that a change moves one to.
-pub const MOVE_MS: i64 = 5_000;
+/// The longest time from a registration to its due time.
+const AHEAD_MS: i64 = 20_000;
+/// The longest time from a change to the due time that it asks for.
+const MOVE_MS: i64 = 5_000;
+/// How long after the last registration timers come due: beyond what counts as recovery from the last fault
+/// (a lease of 3 s and 4 s more), so that some fire in healthy times again.
+pub const TAIL_MS: i64 = 8_000;
 /// Grace of the timers that may expire.
 pub const GRACE_MS: i64 = 3_000;
 
 /// How a receiver treats a timer's attempts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mood {
+pub enum Behaviour {
     /// Accepts at once.
-    Fine,
+    Accepts,
     /// Accepts after a while.
-    Slow,
-    /// Fails the first attempt, late; accepts the second, later still.
-    Grudging,
+    AcceptsSlowly,
+    /// Fails the first attempt after seconds; accepts the second after more.
+    FailsOnceSlowly,
     /// Fails the first attempt at once.
-    Moody,
+    FailsOnce,
     /// Never answers the first attempt.
-    Silent,
+    HangsOnce,
     /// Accepts, with an answer that comes byte by byte and does not end.
-    Dripping,
+    DripsAnswer,
     /// Accepts, with an answer far larger than anybody wants.
-    Giant,
-    /// Sends the first attempt elsewhere.
-    Redirecting,
+    HugeAnswer,
+    /// Redirects the first attempt.
+    RedirectsOnce,
     /// Fails every attempt.
-    Refusing,
-    /// Is gone: 410.
+    AlwaysFails,
+    /// Answers 410.
     Gone,
 }
 
-impl Mood {
-    /// All of them, the fine one first.
+impl Behaviour {
+    /// All of them; the one that accepts at once comes first.
     const ALL: [Self; 10] = [
-        Self::Fine,
-        Self::Slow,
-        Self::Grudging,
-        Self::Moody,
-        Self::Silent,
-        Self::Dripping,
-        Self::Giant,
-        Self::Redirecting,
-        Self::Refusing,
+        Self::Accepts,
+        Self::AcceptsSlowly,
+        Self::FailsOnceSlowly,
+        Self::FailsOnce,
+        Self::HangsOnce,
+        Self::DripsAnswer,
+        Self::HugeAnswer,
+        Self::RedirectsOnce,
+        Self::AlwaysFails,
         Self::Gone,
     ];
 
-    /// A path segment that stands for it.
+    /// The path segment that stands for it.
     pub fn letter(self) -> char {
-        char::from(b'a' + Self::ALL.iter().position(|mood| *mood == self).unwrap_or_default() as u8)
+        char::from(b'a' + Self::ALL.iter().position(|one| *one == self).unwrap_or_default() as u8)
     }
 
-    /// The mood of a path segment.
+    /// The behaviour of a path segment.
     pub fn of(letter: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|mood| letter == mood.letter().to_string())
+        Self::ALL.into_iter().find(|one| letter == one.letter().to_string())
     }
 
-    /// How many attempts its timers have; `None` for more than are needed.
+    /// How many attempts its timers have; `None`: more than are needed.
     fn attempts(self) -> Option<i32> {
         match self {
-            Self::Refusing => Some(3),
+            Self::AlwaysFails => Some(3),
             Self::Gone => Some(12),
             _ => None,
         }
     }
 }
 
-/// What else is asked about a timer.
+/// The second call about a timer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wish {
-    /// Not to be woken.
+pub enum FollowUp {
+    /// Cancels it.
     Cancel,
-    /// To be woken so many milliseconds after asking.
+    /// Moves it to so many milliseconds after the call.
     Move(i64),
 }
 
@@ -96,87 +99,104 @@ pub struct Planned {
     pub asked_at: i64,
     /// When it is due.
     pub due_at: i64,
-    /// How its receiver treats it.
-    pub mood: Mood,
+    /// How its receiver behaves.
+    pub behaviour: Behaviour,
     /// Whether it expires when it is found too late.
     pub expires: bool,
-    /// What else is asked, and when.
-    pub wish: Option<(i64, Wish)>,
+    /// The second call about it, and when it is made.
+    pub follow_up: Option<(i64, FollowUp)>,
 }
 
 impl Planned {
-    /// What bears on what may become of it.
+    /// What bears on how it may end.
     pub fn terms(&self) -> Terms {
         Terms {
             grace_ms: self.expires.then_some(GRACE_MS),
-            attempts: self.mood.attempts(),
-            difficult: self.mood != Mood::Fine,
+            attempts: self.behaviour.attempts(),
+            difficult: self.behaviour != Behaviour::Accepts,
         }
     }
 }
 
 /// What sort of load a drill has.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Shape {
+pub struct LoadShape {
     /// Timers registered a second.
     pub rate: u32,
     /// For so many seconds.
     pub seconds: u32,
-    /// How many of a hundred have a receiver that is not fine.
+    /// How many of a hundred have a receiver of any behaviour but the accepting one.
     pub bad_receivers: u32,
-    /// How many of a hundred are slow and fail at first: what a pause meets half done.
-    pub grudging: u32,
+    /// How many of a hundred fail slowly at first, then accept slowly: a pause meets them under way.
+    pub failing_slowly: u32,
     /// How many of a hundred expire when found too late.
     pub expiring: u32,
 }
 
-/// The timers of a drill, in the order of their registration.
-pub fn timers(seed: u64, shape: Shape) -> Vec<Planned> {
-    let mut dice = SmallRng::seed_from_u64(seed);
-    let count = i64::from(shape.rate) * i64::from(shape.seconds);
-    (0..count).map(|number| one(&mut dice, number * 1000 / i64::from(shape.rate.max(1)), shape)).collect()
+impl LoadShape {
+    /// The latest due time, in milliseconds since the load began.
+    fn last_due_at(self) -> i64 {
+        i64::from(self.seconds) * 1000 + TAIL_MS
+    }
 }
 
-fn one(dice: &mut SmallRng, asked_at: i64, shape: Shape) -> Planned {
-    let ahead = match dice.random_range(0..100) {
+/// The timers of a drill, in the order of their registration. All are due by [`TAIL_MS`] after the last one is
+/// registered, but for those whose change is made late because a node was away.
+pub fn timers(seed: u64, shape: LoadShape) -> Vec<Planned> {
+    let mut rng = SmallRng::seed_from_u64(seed);
+    let count = i64::from(shape.rate) * i64::from(shape.seconds);
+    (0..count).map(|number| one(&mut rng, number * 1000 / i64::from(shape.rate.max(1)), shape)).collect()
+}
+
+fn one(rng: &mut SmallRng, asked_at: i64, shape: LoadShape) -> Planned {
+    let longest = shape.last_due_at() - asked_at;
+    let tier = match rng.random_range(0..100) {
         // At once, or nearly: past the wheels.
-        0..20 => dice.random_range(0..1500),
-        // Into slots by whoever writes them.
-        20..55 => dice.random_range(1500..WINDOW_MS - 1500),
-        // At the very edge of the window, where writer and loader may each think the other will.
-        55..85 => WINDOW_MS + dice.random_range(-100..1400),
+        0..20 => 0..1500,
+        // Into slots, by the node that writes them.
+        20..55 => 1500..WINDOW_MS - 1500,
+        // At the very edge of the window, where writer and loader may each leave it to the other.
+        55..85 => WINDOW_MS - 100..WINDOW_MS + 1400,
         // Cold, until the loader comes.
-        _ => dice.random_range(WINDOW_MS + 2000..AHEAD_MS),
+        _ => WINDOW_MS + 2000..AHEAD_MS,
     };
+    let tier = tier.start..tier.end.min(longest);
+    let ahead = rng.random_range(if tier.is_empty() { 0..longest } else { tier });
     let due_at = asked_at + ahead;
-    let hundred = dice.random_range(0..100);
-    let mood = if hundred < shape.bad_receivers {
-        Mood::ALL[dice.random_range(1..Mood::ALL.len())]
-    } else if hundred < shape.bad_receivers + shape.grudging {
-        Mood::Grudging
+    let hundredth = rng.random_range(0..100);
+    let behaviour = if hundredth < shape.bad_receivers {
+        Behaviour::ALL[rng.random_range(1..Behaviour::ALL.len())]
+    } else if hundredth < shape.bad_receivers + shape.failing_slowly {
+        Behaviour::FailsOnceSlowly
     } else {
-        Mood::Fine
+        Behaviour::Accepts
     };
-    let expires = dice.random_range(0..100) < shape.expiring;
-    let wish = (dice.random_range(0..100) < 40).then(|| {
-        let near = dice.random_bool(0.5);
+    let expires = rng.random_range(0..100) < shape.expiring;
+    let follow_up = (rng.random_range(0..100) < 40).then(|| {
+        let near = rng.random_bool(0.5);
         let at = if near {
-            due_at + dice.random_range(-50..=50)
+            due_at + rng.random_range(-50..=50)
         } else {
-            asked_at + dice.random_range(0..=ahead + 300)
+            asked_at + rng.random_range(0..=ahead + 300)
         };
-        let wish =
-            if dice.random_bool(0.5) { Wish::Cancel } else { Wish::Move(dice.random_range(100..MOVE_MS)) };
-        (at.max(asked_at), wish)
+        let at = at.max(asked_at);
+        let follow_up = if rng.random_bool(0.5) {
+            FollowUp::Cancel
+        } else {
+            let longest = (shape.last_due_at() - at).clamp(200, MOVE_MS);
+            FollowUp::Move(rng.random_range(100..longest))
+        };
+        (at, follow_up)
     });
-    Planned { asked_at, due_at, mood, expires, wish }
+    Planned { asked_at, due_at, behaviour, expires, follow_up }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const SHAPE: Shape = Shape { rate: 500, seconds: 20, bad_receivers: 20, grudging: 5, expiring: 10 };
+    const SHAPE: LoadShape =
+        LoadShape { rate: 500, seconds: 20, bad_receivers: 20, failing_slowly: 5, expiring: 10 };
 
     #[test]
     fn one_seed_is_one_plan() {
@@ -185,18 +205,42 @@ mod tests {
     }
 
     #[test]
-    fn half_of_the_wishes_come_within_50_ms_of_due() {
+    fn half_of_the_follow_ups_come_within_50_ms_of_due() {
         let plan = timers(1, SHAPE);
         assert_eq!(plan.len(), 10_000);
-        let wishes: Vec<_> = plan.iter().filter_map(|t| Some((t.due_at, t.wish?.0))).collect();
-        let near = wishes.iter().filter(|(due, at)| (due - at).abs() <= 50).count();
-        assert!(near * 2 > wishes.len() && near * 10 < wishes.len() * 6, "{near} of {}", wishes.len());
-        assert!(plan.iter().all(|t| t.wish.is_none_or(|(at, _)| at >= t.asked_at)));
+        let follow_ups: Vec<_> = plan.iter().filter_map(|t| Some((t.due_at, t.follow_up?.0))).collect();
+        let near = follow_ups.iter().filter(|(due, at)| (due - at).abs() <= 50).count();
+        assert!(
+            near * 2 > follow_ups.len() && near * 10 < follow_ups.len() * 6,
+            "{near} of {}",
+            follow_ups.len()
+        );
+        assert!(plan.iter().all(|t| t.follow_up.is_none_or(|(at, _)| at >= t.asked_at)));
     }
 
     #[test]
-    fn a_mood_is_read_back_from_its_letter() {
-        assert!(Mood::ALL.iter().all(|mood| Mood::of(&mood.letter().to_string()) == Some(*mood)));
-        assert_eq!(Mood::of("z"), None);
+    fn all_is_due_soon_after_the_load_and_passes_every_tier() {
+        for seconds in [8, 10, 24] {
+            let shape = LoadShape { seconds, ..SHAPE };
+            let plan = timers(1, shape);
+            let due = |t: &Planned| match t.follow_up {
+                // A change may be made 300 ms after the due time, and asks for 200 ms more at least.
+                Some((at, FollowUp::Move(ahead))) => t.due_at.max(at + ahead - 500),
+                _ => t.due_at,
+            };
+            assert!(plan.iter().all(|t| due(t) <= shape.last_due_at()), "{seconds}");
+            let tiers: [fn(i64) -> bool; 4] =
+                [|ms| ms < 1500, |ms| ms < WINDOW_MS, |ms| ms < WINDOW_MS + 1400, |ms| ms > WINDOW_MS + 2000];
+            for (tier, is_in) in tiers.iter().enumerate() {
+                let count = plan.iter().filter(|t| is_in(t.due_at - t.asked_at)).count();
+                assert!(count * 50 > plan.len(), "tier {tier} of {seconds} s: {count} of {}", plan.len());
+            }
+        }
+    }
+
+    #[test]
+    fn a_behaviour_is_read_back_from_its_letter() {
+        assert!(Behaviour::ALL.iter().all(|one| Behaviour::of(&one.letter().to_string()) == Some(*one)));
+        assert_eq!(Behaviour::of("z"), None);
     }
 }

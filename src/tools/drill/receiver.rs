@@ -1,4 +1,4 @@
-//! The receivers of a drill: they stamp what comes, note it, and answer as their mood is.
+//! The receivers of a drill: they note when each attempt comes, and answer by the behaviour that its path names.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -16,39 +16,39 @@ use futures::stream;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-use super::history::{Arrival, Book, node_of};
-use super::plan::{Mood, TIMEOUT_MS};
+use super::history::{Arrival, Recorder, node_of};
+use super::plan::{Behaviour, TIMEOUT_MS};
 use crate::clock::wall_us;
 use crate::model::time::UnixMs;
 
 /// How long slow receivers take.
 const SLOW: Duration = Duration::from_millis(300);
-/// How long a grudging one takes for its refusal, and for its consent: a node that stood still wakes to the one
-/// while another waits for the other.
-const GRUDGE: [Duration; 2] = [Duration::from_millis(2000), Duration::from_millis(4000)];
-/// What a giant answers with, in chunks of 64 KiB.
-const GIANT: usize = 256;
+/// How long one that fails slowly takes for its failure, and then for its success: a node that stood still goes on
+/// with the first while another waits for the second.
+const SLOW_FAILURE: [Duration; 2] = [Duration::from_millis(2000), Duration::from_millis(4000)];
+/// How many chunks of 64 KiB a huge answer has.
+const HUGE_CHUNKS: usize = 256;
 
-/// Receivers on two loopback ports: the fine ones, and the others, so that the ones have a lane of their own.
-/// They end when dropped.
+/// Receivers on two loopback ports: one for those that accept at once, one for all others, so that the first have a
+/// lane of their own. They end when dropped.
 pub struct Receivers {
-    fine: SocketAddr,
+    accepting: SocketAddr,
     others: SocketAddr,
     serving: [JoinHandle<()>; 2],
 }
 
 impl Receivers {
-    /// Listens, and writes into `book`.
-    pub async fn start(book: Arc<Book>) -> anyhow::Result<Self> {
-        let (fine, one) = serve(Arc::clone(&book)).await?;
-        let (others, two) = serve(book).await?;
-        Ok(Self { fine, others, serving: [one, two] })
+    /// Listens, and notes every arrival in `recorder`.
+    pub async fn start(recorder: Arc<Recorder>) -> anyhow::Result<Self> {
+        let (accepting, one) = serve(Arc::clone(&recorder)).await?;
+        let (others, two) = serve(recorder).await?;
+        Ok(Self { accepting, others, serving: [one, two] })
     }
 
     /// Where a timer is to be delivered.
-    pub fn url(&self, timer: u32, mood: Mood) -> String {
-        let address = if mood == Mood::Fine { self.fine } else { self.others };
-        format!("http://{address}/{}/{timer}", mood.letter())
+    pub fn url(&self, timer: u32, behaviour: Behaviour) -> String {
+        let address = if behaviour == Behaviour::Accepts { self.accepting } else { self.others };
+        format!("http://{address}/{}/{timer}", behaviour.letter())
     }
 }
 
@@ -58,12 +58,12 @@ impl Drop for Receivers {
     }
 }
 
-async fn serve(book: Arc<Book>) -> anyhow::Result<(SocketAddr, JoinHandle<()>)> {
+async fn serve(recorder: Arc<Recorder>) -> anyhow::Result<(SocketAddr, JoinHandle<()>)> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.context("no port is free")?;
     let address = listener.local_addr()?;
     let app = Router::new()
-        .route("/{mood}/{timer}", post(receive))
-        .with_state(book)
+        .route("/{behaviour}/{timer}", post(receive))
+        .with_state(recorder)
         .into_make_service_with_connect_info::<SocketAddr>();
     let serving = tokio::spawn(async move {
         // It ends only with its task.
@@ -73,9 +73,9 @@ async fn serve(book: Arc<Book>) -> anyhow::Result<(SocketAddr, JoinHandle<()>)> 
 }
 
 async fn receive(
-    State(book): State<Arc<Book>>,
+    State(recorder): State<Arc<Recorder>>,
     ConnectInfo(from): ConnectInfo<SocketAddr>,
-    Path((mood, timer)): Path<(String, u32)>,
+    Path((behaviour, timer)): Path<(String, u32)>,
     headers: HeaderMap,
     _body: Bytes,
 ) -> Response {
@@ -84,7 +84,7 @@ async fn receive(
     let mut hasher = DefaultHasher::new();
     text("ce-id").hash(&mut hasher);
     let attempt = text("ce-attempt").parse().unwrap_or(0);
-    let number = book.arrival(Arrival {
+    let number = recorder.arrival(Arrival {
         timer,
         generation: text("ce-generation").parse().unwrap_or(0),
         attempt,
@@ -96,35 +96,36 @@ async fn receive(
         took_us: 0,
     });
     let first = attempt <= 1;
-    let (wait, status) = match Mood::of(&mood).unwrap_or(Mood::Gone) {
-        Mood::Slow => (SLOW, StatusCode::NO_CONTENT),
-        Mood::Grudging if first => (GRUDGE[0], StatusCode::SERVICE_UNAVAILABLE),
-        Mood::Grudging => (GRUDGE[1], StatusCode::NO_CONTENT),
-        Mood::Moody if first => (Duration::ZERO, StatusCode::INTERNAL_SERVER_ERROR),
-        Mood::Silent if first => {
-            // Longer than anybody waits; the connection is closed from the other side.
+    let (wait, status) = match Behaviour::of(&behaviour).unwrap_or(Behaviour::Gone) {
+        Behaviour::AcceptsSlowly => (SLOW, StatusCode::NO_CONTENT),
+        Behaviour::FailsOnceSlowly if first => (SLOW_FAILURE[0], StatusCode::SERVICE_UNAVAILABLE),
+        Behaviour::FailsOnceSlowly => (SLOW_FAILURE[1], StatusCode::NO_CONTENT),
+        Behaviour::FailsOnce if first => (Duration::ZERO, StatusCode::INTERNAL_SERVER_ERROR),
+        Behaviour::HangsOnce if first => {
+            // Longer than a node waits; it closes the connection.
             tokio::time::sleep(Duration::from_millis(TIMEOUT_MS * 4)).await;
             return StatusCode::NO_CONTENT.into_response();
         }
-        Mood::Redirecting if first => (Duration::ZERO, StatusCode::FOUND),
-        Mood::Refusing => (Duration::ZERO, StatusCode::INTERNAL_SERVER_ERROR),
-        Mood::Gone => (Duration::ZERO, StatusCode::GONE),
-        Mood::Dripping | Mood::Giant => (Duration::ZERO, StatusCode::OK),
+        Behaviour::RedirectsOnce if first => (Duration::ZERO, StatusCode::FOUND),
+        Behaviour::AlwaysFails => (Duration::ZERO, StatusCode::INTERNAL_SERVER_ERROR),
+        Behaviour::Gone => (Duration::ZERO, StatusCode::GONE),
+        Behaviour::DripsAnswer | Behaviour::HugeAnswer => (Duration::ZERO, StatusCode::OK),
         _ => (Duration::ZERO, StatusCode::NO_CONTENT),
     };
     tokio::time::sleep(wait).await;
-    book.replied(number, status.as_u16(), wall_us() - at_us);
-    match Mood::of(&mood) {
-        Some(Mood::Dripping) => (status, Body::from_stream(drip())).into_response(),
-        Some(Mood::Giant) => (status, Body::from_stream(flood())).into_response(),
-        Some(Mood::Redirecting) if first => {
-            (status, [(header::LOCATION, format!("/{}/{timer}", Mood::Fine.letter()))]).into_response()
+    recorder.replied(number, status.as_u16(), wall_us() - at_us);
+    match Behaviour::of(&behaviour) {
+        Some(Behaviour::DripsAnswer) => (status, Body::from_stream(drip())).into_response(),
+        Some(Behaviour::HugeAnswer) => (status, Body::from_stream(huge())).into_response(),
+        Some(Behaviour::RedirectsOnce) if first => {
+            (status, [(header::LOCATION, format!("/{}/{timer}", Behaviour::Accepts.letter()))])
+                .into_response()
         }
         _ => status.into_response(),
     }
 }
 
-/// A byte now and then, for longer than anybody waits.
+/// A byte every 100 ms, for longer than a node waits.
 fn drip() -> impl futures::Stream<Item = std::io::Result<Bytes>> {
     stream::unfold(0, |sent| async move {
         tokio::time::sleep(Duration::from_millis(100)).await;
@@ -132,7 +133,7 @@ fn drip() -> impl futures::Stream<Item = std::io::Result<Bytes>> {
     })
 }
 
-fn flood() -> impl futures::Stream<Item = std::io::Result<Bytes>> {
+fn huge() -> impl futures::Stream<Item = std::io::Result<Bytes>> {
     static CHUNK: [u8; 65_536] = [b'x'; 65_536];
-    stream::iter((0..GIANT).map(|_| Ok(Bytes::from_static(&CHUNK))))
+    stream::iter((0..HUGE_CHUNKS).map(|_| Ok(Bytes::from_static(&CHUNK))))
 }

@@ -1,11 +1,12 @@
-//! What a drill comes to: for people, for programs, and to keep.
+//! The verdict on a drill, as text and as JSON.
 
 use std::fmt::Write;
 
 use serde::Serialize;
 
-use super::checker::{Findings, Lateness};
+use super::checker::Findings;
 use super::history::Fault;
+use crate::tools::quantiles::Quantiles;
 
 /// How a drill ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -25,7 +26,8 @@ pub struct Verdict {
     /// The drill.
     pub drill: String,
     /// Where it took place.
-    pub ground: &'static str,
+    #[serde(rename = "ground")]
+    pub environment: &'static str,
     /// Nodes.
     pub nodes: u8,
     /// What makes the same load and the same faults again.
@@ -42,7 +44,7 @@ pub struct Verdict {
     pub findings: Findings,
     /// What was done to it.
     pub faults: Vec<Fault>,
-    /// What the server says itself, to compare: it is no evidence.
+    /// The server's own account, to compare: it is no evidence.
     pub ledger: Option<serde_json::Value>,
     /// Where the nodes' logs were kept, after a violation.
     pub logs: Option<String>,
@@ -67,7 +69,7 @@ impl Verdict {
             }
         };
         line("verdict", outcome);
-        line("where", format!("{}, {} node(s), lease {} ms", self.ground, self.nodes, self.lease_ms));
+        line("where", format!("{}, {} node(s), lease {} ms", self.environment, self.nodes, self.lease_ms));
         line(
             "timers",
             format!(
@@ -87,7 +89,9 @@ impl Verdict {
             "duplicates",
             format!(
                 "{} explained by a fault, {} not; {} came after a later attempt",
-                found.duplicates_explained, found.duplicates_unexplained, found.unfenced
+                found.duplicates_explained,
+                found.duplicates_unexplained,
+                found.unfenced + found.unfenced_explained
             ),
         );
         line(
@@ -97,7 +101,7 @@ impl Verdict {
                 found.answered, found.raced, found.untrue_cancels, found.untrue_changes, found.unanswered
             ),
         );
-        let lateness = |late: &Lateness| match late.count {
+        let lateness = |late: &Quantiles| match late.count {
             0 => "-".to_owned(),
             _ => format!("{:.1} / {:.1} / {:.0} ms of {}", late.p50_ms, late.p99_ms, late.max_ms, late.count),
         };
@@ -120,8 +124,8 @@ impl Verdict {
                 ),
             );
         }
-        for told in &found.told {
-            line("finding", told.clone());
+        for example in &found.examples {
+            line("finding", example.clone());
         }
         if let Some(logs) = &self.logs {
             line("logs", logs.clone());
@@ -130,7 +134,7 @@ impl Verdict {
     }
 }
 
-/// Many verdicts as the cells of a table: a line each, and their sums.
+/// Many verdicts as the cells of a table: a row for each, and their sums.
 pub fn cells(verdicts: &[Verdict]) -> Vec<Vec<String>> {
     let head = [
         "drill",
@@ -164,9 +168,9 @@ pub fn cells(verdicts: &[Verdict]) -> Vec<Vec<String>> {
             f.duplicates_unexplained,
         ];
         sums.iter_mut().zip(numbers).for_each(|(sum, number)| *sum += number);
-        let ground = verdict.ground.split(' ').next().unwrap_or_default().to_owned();
+        let environment = verdict.environment.split(' ').next().unwrap_or_default().to_owned();
         let outcome = format!("{:?}", verdict.outcome).to_lowercase();
-        let mut row = vec![verdict.drill.clone(), ground, verdict.seed.to_string(), outcome];
+        let mut row = vec![verdict.drill.clone(), environment, verdict.seed.to_string(), outcome];
         row.extend(numbers.map(|number| number.to_string()));
         row.push(format!("{:.1}", f.healthy.p99_ms));
         row.push(format!("{:.0}", f.faulted.max_ms.max(f.recovering.max_ms)));

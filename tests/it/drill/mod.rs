@@ -1,13 +1,13 @@
-//! The drill's own ground: private servers that are killed, paused, emptied and rolled back, and the proxy
+//! Drills, and what they stand on: private servers that are killed, paused, emptied and rolled back, and the proxy
 //! that does to a connection what a bad network does.
 
-mod ground;
 mod proxy;
+mod servers;
 mod verdicts;
 
 use std::time::Duration;
 
-use mainspring::tools::drill::ground::{Keeps, Postgres, Redis};
+use mainspring::tools::servers::{Keeps, Postgres, Redis};
 use sqlx::{Connection, PgConnection};
 use tempfile::TempDir;
 

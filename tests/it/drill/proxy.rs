@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use mainspring::tools::drill::ground::Keeps;
 use mainspring::tools::drill::proxy::{Commits, Counts, Proxy};
+use mainspring::tools::servers::Keeps;
 use sqlx::{Connection, PgConnection};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;

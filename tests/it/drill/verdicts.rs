@@ -1,26 +1,11 @@
 //! The drills themselves: the program keeps its promises in each, and a build with a planted defect is caught
 //! by the drill that is named here.
 //!
-//! Other tests keep the machine busy, so lateness is no verdict here: what counts are promises.
+//! `scripts/test --long` runs every drill; here is what every change has to pass.
 
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
-
-/// Promises that no busy machine excuses, by the names of their findings.
-const PROMISES: [&str; 7] = [
-    "lost",
-    "early",
-    "stray",
-    "untrue_cancels",
-    "untrue_changes",
-    "duplicates_unexplained",
-    "mistaken_identity",
-];
-
-fn is_long() -> bool {
-    std::env::var("MAINSPRING_TEST_LONG").is_ok_and(|set| set == "1")
-}
 
 /// Rehearses one drill and returns its verdict.
 async fn drill(line: &str) -> Value {
@@ -41,37 +26,29 @@ async fn drill(line: &str) -> Value {
     verdict
 }
 
-/// A fault landed, and every promise was kept.
+/// A fault landed, and nothing was found that fails a drill.
 async fn is_kept(line: &str) {
     let verdict = drill(line).await;
     let found = &verdict["findings"];
-    for promise in PROMISES {
-        assert_eq!(found[promise], 0, "{line}: {promise}: {:#}", found["told"]);
-    }
+    let faults = &verdict["faults"];
+    assert_eq!(verdict["violations"], Value::Array(vec![]), "{line}: {:#}\n{faults:#}", found["told"]);
+    assert_eq!(verdict["outcome"], "passed", "{line}: {faults:#}");
     assert!(found["registered"].as_u64() > Some(500), "{line}: {found:#}");
-    // What the machine did by itself rehearses nothing.
-    let landed = |fault: &Value| fault["landed"].is_string() && fault["struck"] != "machine";
-    let faults = verdict["faults"].as_array().expect("faults");
-    assert!(faults.iter().any(landed), "{line}: {faults:#?}");
-    let unbalanced = verdict["violations"].to_string().contains("ledger");
-    assert!(!unbalanced, "{line}: {:#}", verdict["ledger"]);
 }
 
-/// The defect is found, as this, by one seed of ten: a busy machine may keep a race from being met.
-async fn is_caught(defect: &str, line: &str, as_what: &str) {
-    let mut told = Vec::new();
-    for seeds in [9..10, 10..13, 13..16, 16..19] {
-        let lines: Vec<String> =
-            seeds.map(|seed| format!("{line} --seed {seed} --set planted={defect}")).collect();
-        for verdict in futures::future::join_all(lines.iter().map(|line| drill(line))).await {
-            let violations = verdict["violations"].as_array().expect("violations");
-            if violations.iter().any(|one| one[0] == as_what) {
-                return;
-            }
-            told.push(verdict["findings"].to_string());
+/// The defect is found under this name by one seed of ten: on a busy machine a race may not come about. One drill
+/// at a time: several at once would make the machine busy.
+async fn is_caught(defect: &str, line: &str, name: &str) {
+    let mut found = Vec::new();
+    for seed in 9..19 {
+        let verdict = drill(&format!("{line} --seed {seed} --set planted={defect}")).await;
+        let violations = verdict["violations"].as_array().expect("violations");
+        if violations.iter().any(|one| one[0] == name) {
+            return;
         }
+        found.push(verdict["findings"].to_string());
     }
-    panic!("{defect} was not caught as {as_what}: {told:#?}");
+    panic!("{defect} was not caught as {name}: {found:#?}");
 }
 
 macro_rules! kept {
@@ -80,7 +57,6 @@ macro_rules! kept {
     };
 }
 
-/// A quick subset, on every change.
 mod quick {
     use super::is_kept;
 
@@ -91,38 +67,6 @@ mod quick {
         commit_cut: "commit-cut --seed 4 --rate 80 --seconds 10";
         slow_hook_embedded: "slow-hook --embedded --seed 5 --rate 80 --seconds 10";
         kill_embedded: "kill --embedded --seed 6 --rate 80 --seconds 10";
-    }
-}
-
-/// Every drill, two seeds each, one after another; minutes.
-#[tokio::test(flavor = "multi_thread")]
-async fn all_of_them_with_long() {
-    if !is_long() {
-        return;
-    }
-    for drill in [
-        "restart",
-        "kill",
-        "pause",
-        "redis-flush",
-        "redis-kill",
-        "redis-rollback",
-        "redis-stop",
-        "postgres-kill",
-        "postgres-stop",
-        "commit-cut",
-        "partition",
-        "slow-store",
-        "outage",
-        "slow-hook",
-        "compound",
-    ] {
-        for seed in [11, 12] {
-            is_kept(&format!("{drill} --seed {seed} --rate 150 --seconds 20")).await;
-        }
-    }
-    for drill in ["restart", "kill", "pause", "outage", "slow-hook", "compound"] {
-        is_kept(&format!("{drill} --embedded --seed 13 --rate 150 --seconds 20")).await;
     }
 }
 

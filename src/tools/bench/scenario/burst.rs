@@ -9,11 +9,11 @@ use anyhow::bail;
 use super::{Env, Row, note_span, note_verdict, of_run, short, step};
 use crate::clock::{Clock, SystemClock};
 use crate::model::time::UnixMs;
-use crate::tools::bench::load::Load;
+use crate::tools::bench::load::LoadResult;
+use crate::tools::bench::require_complete;
 use crate::tools::bench::timers::{Due, Ids};
-use crate::tools::bench::whole;
 
-/// What is surely registered in a second, to reckon how far ahead a burst has to be due.
+/// As many timers are surely registered in a second; it gives how far ahead a burst has to be due.
 const SURE_RATE: u64 = 3000;
 /// How long before the first due time the last registration has to be over.
 const CALM_MS: i64 = 500;
@@ -71,19 +71,20 @@ impl Burst {
     }
 }
 
-/// Registers a burst and expects it; gives its first due time. Fails if it is not over well before that.
+/// Registers a burst and has the receiver expect it; returns its first due time. Fails if registering is not over
+/// well before that.
 pub(super) async fn register(
     env: &mut Env,
     count: u64,
     over_ms: i64,
     ahead: Option<Duration>,
-) -> anyhow::Result<(Load, UnixMs)> {
+) -> anyhow::Result<(LoadResult, UnixMs)> {
     let ahead = ahead.unwrap_or_else(|| Duration::from_secs(10 + count / SURE_RATE));
     let from = SystemClock.now().plus(ahead);
     let job = env.job(Ids::Server, Due::At { from, over_ms }, count);
     env.receiver.expect(job.first..job.first + job.count);
     let load = env.batches(job).await?;
-    whole(&load)?;
+    require_complete(&load)?;
     if SystemClock.now().get() + CALM_MS > from.get() {
         bail!(
             "registering took {:.1} s of the {} s until the first is due; raise --ahead",

@@ -1,7 +1,7 @@
 //! `crash`: SIGKILL in the middle of a burst.
 //!
-//! The server is started again at once. What was in flight is what is attempted a second time; it ends when
-//! the server says that nothing but the parked timers is pending. Seconds are from the restart to the last
+//! The server is started again at once. Attempts that were in flight are made a second time. The step ends when the
+//! server says that nothing but the parked timers is pending. Seconds are from the restart to the last
 //! timer's first arrival, `again` to the last second attempt. Duplicates are expected here: what had arrived
 //! and could not be recorded must come again.
 
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::burst::register;
 use super::{Env, Figure, Row, note_span, note_verdict, of_run, short, step};
-use crate::clock::{Clock, Monotonic, SystemClock, wall_us};
+use crate::clock::{Clock, Monotonic, SystemClock};
 use crate::tools::bench::timers::Ids;
 
 /// `crash`
@@ -44,12 +44,10 @@ impl Crash {
         while env.receiver.distinct() < enough && SystemClock.now() < load.last_due.plus(env.options.wait) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        env.process()?.kill()?;
+        env.kill().await?;
         let at_kill = env.receiver.distinct();
         let before = env.reading().await;
-        let began_us = env.process()?.start()?;
-        env.process()?.ready().await?;
-        row.figures.set(Figure::Ready, (wall_us() - began_us) as f64 / 1e6);
+        let began_us = env.restart(&mut row.figures).await?;
         env.received(load.done, SystemClock.now()).await;
         let began = Monotonic::now();
         while began.elapsed() < env.options.wait && env.pending().await.unwrap_or(i64::MAX) > others {

@@ -11,8 +11,9 @@ pub mod register;
 
 use super::Env;
 use super::figures::{Figure, Figures, Row, Run};
-use super::load::Load;
+use super::load::LoadResult;
 use super::receiver::Verdict;
+use crate::tools::quantiles::Quantiles;
 
 /// A scenario with its numbers.
 #[derive(Debug, Clone)]
@@ -67,20 +68,21 @@ impl Scenario {
 }
 
 /// Notes how registering went.
-fn note_load(load: &Load, row: &mut Row) {
+fn note_load(load: &LoadResult, row: &mut Row) {
     row.figures.set(Figure::Count, load.done as f64);
     row.figures.set(Figure::Failed, load.failed.len() as f64);
     row.figures.set(Figure::Seconds, load.seconds);
     row.figures.set(Figure::Rate, load.rate());
-    row.figures.set(Figure::CallP50, load.calls().map(|calls| calls.p50_ms));
-    row.figures.set(Figure::CallP99, load.calls().map(|calls| calls.p99_ms));
+    let calls = Some(Quantiles::of(load.call_us.iter().copied())).filter(|calls| calls.count > 0);
+    row.figures.set(Figure::CallP50, calls.map(|calls| calls.p50_ms));
+    row.figures.set(Figure::CallP99, calls.map(|calls| calls.p99_ms));
     row.note = load.why.clone();
 }
 
 /// Notes what was received.
 fn note_verdict(verdict: &Verdict, figures: &mut Figures) {
     figures.set(Figure::Count, verdict.received as f64);
-    figures.set_lateness(verdict.lateness.as_ref());
+    figures.set_lateness(&verdict.lateness);
     figures.set(Figure::Lost, verdict.lost as f64);
     figures.set(Figure::Duplicates, verdict.duplicates as f64);
     figures.set(Figure::Early, verdict.early as f64);

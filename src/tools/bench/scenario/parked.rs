@@ -11,8 +11,8 @@ use super::paced::Paced;
 use super::register::Register;
 use super::{Env, Figure, Row, note_load, short};
 use crate::clock::Monotonic;
+use crate::tools::bench::require_complete;
 use crate::tools::bench::timers::{Due, Ids};
-use crate::tools::bench::whole;
 
 /// Timers to weigh in Redis are due within the window, and late enough to be left alone while they are weighed.
 const PROMOTED: Due = Due::After { min_ms: 10 * 60_000, max_ms: 50 * 60_000 };
@@ -69,7 +69,7 @@ impl Parked {
         let before = env.reading().await;
         let job = env.job(Ids::Caller, PROMOTED, self.promoted);
         let load = env.batches(job).await?;
-        whole(&load)?;
+        require_complete(&load)?;
         note_load(&load, &mut row);
         let mut after = env.reading().await;
         if before.redis.memory.is_some() {

@@ -2,15 +2,15 @@
 //!
 //! They are registered to be due within one second, the server is killed before that, and started again when
 //! all are overdue. Seconds are from just before the process is started to the last arrival; lateness is
-//! therefore mostly the time that nobody was there.
+//! therefore mostly the time during which there was no server.
 
 use std::time::Duration;
 
 use anyhow::bail;
 
 use super::burst::{register, until};
-use super::{Env, Figure, Row, note_span, note_verdict, of_run, short, step};
-use crate::clock::{Clock, SystemClock, wall_us};
+use super::{Env, Row, note_span, note_verdict, of_run, short, step};
+use crate::clock::{Clock, SystemClock};
 use crate::tools::bench::timers::Ids;
 
 /// `recover`
@@ -38,15 +38,13 @@ impl Recover {
     async fn once(&self, env: &mut Env, mut row: Row) -> anyhow::Result<Row> {
         env.say(&format!("{} {}", row.scenario, row.step));
         let (load, first_due) = register(env, self.count, 1000, self.ahead).await?;
-        env.process()?.kill()?;
+        env.kill().await?;
         if SystemClock.now() >= first_due || env.receiver.distinct() > 0 {
             bail!("the server was not killed before the first was due; raise --ahead");
         }
         until(load.last_due.plus(Duration::from_millis(100))).await;
         let before = env.reading().await;
-        let began_us = env.process()?.start()?;
-        env.process()?.ready().await?;
-        row.figures.set(Figure::Ready, (wall_us() - began_us) as f64 / 1e6);
+        let began_us = env.restart(&mut row.figures).await?;
         env.received(load.done, SystemClock.now()).await;
         env.reading().await.note(&before, true, &mut row.figures);
         let verdict = env.verdict(&load).await;

@@ -4,9 +4,9 @@
 //! fixed count; its seconds are from the first call to the last answer.
 
 use super::{Env, Row, note_load, of_run, short, step};
-use crate::tools::bench::load::{self, Load};
+use crate::tools::bench::load::{self, LoadResult};
+use crate::tools::bench::require_complete;
 use crate::tools::bench::timers::{Due, Ids};
-use crate::tools::bench::whole;
 
 /// One way to register, or to cancel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -85,10 +85,10 @@ impl Register {
         };
         let job = env.job(ids, Due::FAR, self.count);
         if one == Step::Cancel {
-            whole(&env.batches(job.clone()).await?)?;
+            require_complete(&env.batches(job.clone()).await?)?;
         }
         let before = env.reading().await;
-        let load: Option<Load> = match one {
+        let load: Option<LoadResult> = match one {
             Step::Post | Step::Put => Some(load::singles(job, connections, None).await?),
             Step::BatchPost | Step::BatchPut => Some(env.batches(job).await?),
             Step::StreamPost | Step::StreamPut => load::streams(job, connections).await?,

@@ -1,42 +1,49 @@
-//! How late first attempts were, by what was wrong when they were due; who straggled, and what may have expired.
+//! How late first attempts were, by what was wrong when they were due; which of them straggled, and which timers
+//! may have expired.
 
-use super::{Check, First, LateOrLost, Lateness, story};
-use crate::tools::drill::history::{Arrival, Call, Fault, Struck, Us};
+use super::{Check, FirstAttempt, LateOrLost, story};
+use crate::tools::drill::history::{Affected, Arrival, Call, Fault, Micros};
+use crate::tools::quantiles::Quantiles;
 
-/// Lateness that only the sweep gives: what the wheel knows comes within milliseconds.
-const STRAGGLES_US: Us = 900_000;
-/// Lateness of a neighbour that was in time.
-const IN_TIME_US: Us = 400_000;
-/// How far apart, by due time, neighbours are.
-const NEAR_MS: i64 = 250;
+/// Only the sweep is that late: what the wheel knows comes within milliseconds.
+const STRAGGLES_US: Micros = 900_000;
+/// A neighbour that is less late was in time, and a call that takes no longer is no slow one.
+const IN_TIME_US: Micros = 400_000;
+/// How far apart neighbours are, by the moments from which on they could be fired.
+const NEAR_US: Micros = 250_000;
+/// How soon after its answer the pointer of a timer is surely in its slot.
+const PROMOTED_US: Micros = 1_000_000;
 
 impl Check<'_> {
-    /// What was to expire when found too late, and did not come: others of its time tell whether all were late.
-    fn expired(&mut self, firsts: &[First]) {
+    /// Timers that were to expire when found too late, and did not come: others of their time show whether all
+    /// were late.
+    fn expired(&mut self, firsts: &[FirstAttempt]) {
         for LateOrLost { timer, dues, grace_us, story } in std::mem::take(&mut self.late_or_lost) {
             if dues.iter().any(|(due_us, _)| others_were_late(firsts, *due_us, grace_us)) {
                 self.found.expired += 1;
             } else {
                 self.found.lost += 1;
-                self.tell("lost", timer, || format!("to expire when late, and nothing was late: {story}"));
+                self.describe("lost", timer, || {
+                    format!("to expire when late, and nothing was late: {story}")
+                });
             }
         }
     }
 
-    /// Lateness by what was wrong when a timer was due, and who straggled.
+    /// Lateness by what was wrong when a timer was due, and the stragglers.
     pub(super) fn lateness(&mut self) {
         let mut firsts = std::mem::take(&mut self.firsts);
-        firsts.sort_by_key(|first| first.due_ms);
+        firsts.sort_by_key(|first| first.from_us);
         self.expired(&firsts);
-        let lasting = |fault: &&Fault| !matches!(fault.struck, Struck::Receivers | Struck::Slow(_));
-        let faults: Vec<&Fault> = self.history.faults.iter().filter(lasting).collect();
-        let recovery = self.patience.recovery_us;
-        let mut late: [Vec<f64>; 3] = Default::default();
+        let delays = |fault: &&Fault| !matches!(fault.affected, Affected::Receivers | Affected::Slow(_));
+        let faults: Vec<&Fault> = self.history.faults.iter().filter(delays).collect();
+        let recovery = self.limits.recovery_us;
+        let mut late: [Vec<Micros>; 3] = Default::default();
         let mut straggling = Vec::new();
-        let mut recovered: Option<Us> = None;
-        for (place, first) in firsts.iter().enumerate() {
+        let mut recovered: Option<Micros> = None;
+        for (index, first) in firsts.iter().enumerate() {
             let lateness = first.at_us - first.from_us;
-            let during = faults.iter().any(|f| f.from_us <= first.from_us && first.from_us <= f.until_us);
+            let during = faults.iter().any(|f| f.overlaps(first.from_us, first.from_us));
             let since = faults
                 .iter()
                 .filter(|f| f.from_us <= first.at_us && first.from_us <= f.until_us + recovery)
@@ -46,59 +53,75 @@ impl Check<'_> {
                 (false, Some(_)) => 2,
                 (false, None) => 0,
             };
-            late[phase].push(lateness as f64 / 1000.0);
+            late[phase].push(lateness);
             if let Some(fault) = since.filter(|_| lateness > 1_000_000) {
                 recovered = recovered.max(Some((first.at_us - fault.until_us).max(0)));
             }
-            if phase == 0 && lateness > STRAGGLES_US && neighbours_in_time(&firsts, place) {
-                straggling.push(place);
+            if phase == 0 && lateness > STRAGGLES_US && neighbours_in_time(&firsts, index) {
+                straggling.push(*first);
             }
         }
-        self.found.stragglers = straggling.len() as u64;
         let began = || self.history.calls.iter().map(|call| call.asked_us).min();
         let origin = faults.iter().map(|fault| fault.from_us).min().or_else(began).unwrap_or_default();
-        for place in straggling {
-            let First { timer, due_ms, from_us, at_us } = firsts[place];
+        for FirstAttempt { timer, due_ms, from_us, at_us } in straggling {
+            let calls: Vec<&Call> = self.history.calls.iter().filter(|call| call.timer == timer).collect();
+            if self.may_lack_pointer(&calls, &faults) || self.calls_were_slow(from_us, at_us) {
+                continue;
+            }
+            self.found.stragglers += 1;
             let history = self.history;
-            self.tell("straggler", timer, || {
-                let calls: Vec<&Call> = history.calls.iter().filter(|call| call.timer == timer).collect();
+            self.describe("straggler", timer, || {
                 let arrivals: Vec<&Arrival> = history.arrivals.iter().filter(|a| a.timer == timer).collect();
                 let (late, due) = ((at_us - from_us) / 1000, (due_ms * 1000 - origin) as f64 / 1e6);
                 format!("{late} ms late, due at {due:+.1} s: {}", story(&calls, &arrivals))
             });
         }
-        let [healthy, faulted, recovering] = late.map(summary);
+        let [healthy, faulted, recovering] = late.map(Quantiles::of);
         (self.found.healthy, self.found.faulted, self.found.recovering) = (healthy, faulted, recovering);
         self.found.recovered_ms = recovered.map(|us| us as f64 / 1000.0);
+    }
+
+    /// Whether half of the calls that were answered between two moments were slow: then the machine is too small for
+    /// the load, or for what else runs on it, and crowded lanes leave timers to the sweep.
+    fn calls_were_slow(&self, from_us: Micros, until_us: Micros) -> bool {
+        let answered =
+            self.history.calls.iter().filter(|call| (from_us..=until_us).contains(&call.answered_us));
+        let is_slow = |call: &Call| call.answered_us - call.asked_us > IN_TIME_US;
+        let (all, slow) =
+            answered.fold((0, 0), |(all, slow), call| (all + 1, slow + usize::from(is_slow(call))));
+        all > 0 && slow * 2 >= all
+    }
+
+    /// Whether a fault came between the commit of a call and the pointer that follows it. A node that dies there
+    /// leaves the timer to the sweep: that is what the sweep is for.
+    fn may_lack_pointer(&self, calls: &[&Call], faults: &[&Fault]) -> bool {
+        calls.iter().any(|call| {
+            let until_us = call.answered_us + PROMOTED_US;
+            faults.iter().any(|fault| fault.may_lose_pointers() && fault.overlaps(call.asked_us, until_us))
+        })
     }
 }
 
 /// Whether others that were due at about the same time came late by more than half of a grace.
-fn others_were_late(firsts: &[First], due_us: Us, grace_us: Us) -> bool {
-    let about = |first: &&First| (first.due_ms * 1000 - due_us).abs() <= 1_000_000;
+fn others_were_late(firsts: &[FirstAttempt], due_us: Micros, grace_us: Micros) -> bool {
+    let about = |first: &&FirstAttempt| (first.due_ms * 1000 - due_us).abs() <= 1_000_000;
     firsts.iter().filter(about).any(|first| first.at_us - first.from_us > grace_us / 2)
 }
 
-/// Whether half of those due a moment before came in time, and half of those due a moment later: then it was not
-/// the machine that stood still. What is due when that begins has neighbours in time on one side only.
-fn neighbours_in_time(firsts: &[First], place: usize) -> bool {
-    let due = firsts[place].due_ms;
-    let before = firsts[..place].iter().rev().take_while(|first| due - first.due_ms <= NEAR_MS);
-    let after = firsts[place + 1..].iter().take_while(|first| first.due_ms - due <= NEAR_MS);
-    let in_time = |first: &First| first.at_us - first.from_us < IN_TIME_US;
-    let neighbours: Vec<&First> = before.chain(after).collect();
-    let half = |side: fn(i64, i64) -> bool| {
-        let side = neighbours.iter().filter(|first| side(first.due_ms, due));
+/// Whether half of those that could be fired a moment before came in time, and half of those a moment later: then
+/// the machine did not stand still. A timer that is due when a standstill begins has neighbours in time on one side
+/// only. One that was registered after its due time has those for neighbours that were due when it was.
+fn neighbours_in_time(firsts: &[FirstAttempt], index: usize) -> bool {
+    let from = firsts[index].from_us;
+    let before = firsts[..index].iter().rev().take_while(|first| from - first.from_us <= NEAR_US);
+    let after = firsts[index + 1..].iter().take_while(|first| first.from_us - from <= NEAR_US);
+    let in_time = |first: &FirstAttempt| first.at_us - first.from_us < IN_TIME_US;
+    let neighbours: Vec<&FirstAttempt> = before.chain(after).collect();
+    let half = |side: fn(Micros, Micros) -> bool| {
+        let side = neighbours.iter().filter(|first| side(first.from_us, from));
         let (all, in_time) = side.fold((0, 0), |(all, n), first| (all + 1, n + usize::from(in_time(first))));
         in_time * 2 >= all
     };
     let some = neighbours.iter().filter(|first| in_time(first)).count() >= 3;
-    some && half(|theirs, due| theirs <= due) && half(|theirs, due| theirs >= due)
-}
-
-fn summary(mut late: Vec<f64>) -> Lateness {
-    late.sort_by(f64::total_cmp);
-    let at = |part: f64| late.get(((late.len() as f64 * part) as usize).min(late.len().saturating_sub(1)));
-    let at = |part| at(part).copied().unwrap_or_default();
-    Lateness { count: late.len() as u64, p50_ms: at(0.5), p99_ms: at(0.99), max_ms: at(1.0) }
+    some && half(|theirs, from| theirs <= from) && half(|theirs, from| theirs >= from)
 }

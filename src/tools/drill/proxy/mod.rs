@@ -1,15 +1,15 @@
 //! A TCP proxy in this process that does to connections what a bad network does.
 //!
-//! It stands before one server and can at any time pass, cut, freeze or delay what flows, on open connections
-//! too. Before a PostgreSQL it can also cut exactly between a commit and its answer. It never changes a byte
-//! and never speaks for either side: a client sees its server, late or not at all.
+//! It stands before one server and can at any time pass, cut, freeze or delay what flows, on open connections too.
+//! Before a PostgreSQL it can also cut exactly between a commit and its answer. It never changes or adds a byte: a
+//! client sees its server, late or not at all.
 //!
 //! Invariant: its memory is bounded, by 512 connections with 256 KiB held each
-//! way. What is frozen waits in the kernels of its two ends, as on a real line. What it did is counted, so
-//! that whoever asked for a fault can see that it landed.
+//! way. What is frozen waits in the kernels of its two ends, as on a real line. It counts what it does, so that the
+//! drill can see whether a fault landed.
 
 mod answers;
-mod line;
+mod direction;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -23,10 +23,10 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 
-use super::ground::free_port;
+use crate::tools::servers::free_port;
 use answers::Answers;
 pub use answers::Commits;
-use line::{Line, Way};
+use direction::{Direction, Forwarder};
 
 /// As many connections are carried; one more is reset at once.
 const CONNECTIONS_MAX: usize = 512;
@@ -127,7 +127,7 @@ impl Proxy {
         self.set(Mode::Pass);
     }
 
-    /// Open connections are reset on both sides, also when another mode follows at once, and new ones as soon
+    /// OpenConnection connections are reset on both sides, also when another mode follows at once, and new ones as soon
     /// as they are made.
     pub fn cut(&self) {
         self.set(Mode::Cut);
@@ -143,9 +143,9 @@ impl Proxy {
         self.set(Mode::Delay(by));
     }
 
-    /// The next `count` commits, over all connections, happen without their clients being told: the answer
-    /// and all after it are dropped, and both sides of the connection reset. Replaces what was asked for
-    /// before; zero takes it back. Works beside the other modes, and only on unencrypted PostgreSQL: see
+    /// The next `count` commits, over all connections, happen and their clients do not learn of it: the answer and
+    /// all after it are dropped, and both sides of the connection are reset. Replaces an earlier count; zero takes
+    /// it back. Works beside the other modes, and only on unencrypted PostgreSQL: see
     /// [`Counts::commits_cut`] and [`Counts::unreadable`] for whether it landed.
     pub fn cut_after_commit(&self, count: u64, which: Commits) {
         self.shared.wanted.send_replace((count, which));
@@ -209,16 +209,16 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
 }
 
 /// While it lives, a connection counts as open.
-struct Open<'a>(&'a Counters);
+struct OpenConnection<'a>(&'a Counters);
 
-impl<'a> Open<'a> {
+impl<'a> OpenConnection<'a> {
     fn new(counters: &'a Counters) -> Self {
         count(&counters.open);
         Self(counters)
     }
 }
 
-impl Drop for Open<'_> {
+impl Drop for OpenConnection<'_> {
     fn drop(&mut self) {
         self.0.open.fetch_sub(1, Ordering::SeqCst);
     }
@@ -226,7 +226,7 @@ impl Drop for Open<'_> {
 
 /// Carries one connection, which began after so many cuts, to its end.
 async fn carry(mut client: TcpStream, cuts: u64, shared: Arc<Shared>) {
-    let _open = Open::new(&shared.counters);
+    let _open = OpenConnection::new(&shared.counters);
     let mut states = shared.state.subscribe();
     let is_cut = |state: &State| state.mode == Mode::Cut || state.cuts != cuts;
     let moved = states.wait_for(|state| state.mode != Mode::Freeze || is_cut(state)).await;
@@ -236,7 +236,7 @@ async fn carry(mut client: TcpStream, cuts: u64, shared: Arc<Shared>) {
         count(&shared.counters.cut);
         return;
     }
-    // Who gave up while it was held shall not crowd the server.
+    // A client that gave up while it was held does not get to the server.
     let ready = client.ready(Interest::READABLE).now_or_never();
     if ready.is_some_and(|ready| ready.is_ok_and(|ready| ready.is_read_closed())) {
         return;
@@ -247,20 +247,21 @@ async fn carry(mut client: TcpStream, cuts: u64, shared: Arc<Shared>) {
         count(&shared.counters.unreachable);
         return;
     };
-    // A small answer shall not wait for the next one.
+    // A small answer does not wait for the next one.
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
     let ended = {
         let (mut from_client, mut to_client) = client.split();
         let (mut from_server, mut to_server) = server.split();
-        let there = Way { shared: &shared, passed: &shared.counters.to_server, answers: None };
-        let back = Way { shared: &shared, passed: &shared.counters.to_client, answers: Some(Answers::new()) };
+        let to_upstream = Direction { shared: &shared, passed: &shared.counters.to_server, answers: None };
+        let to_downstream =
+            Direction { shared: &shared, passed: &shared.counters.to_client, answers: Some(Answers::new()) };
         tokio::select! {
             biased;
             _ = states.wait_for(is_cut) => End::Cut,
             end = async {
                 tokio::try_join!(
-                    Line::new(there).run(&mut from_client, &mut to_server),
-                    Line::new(back).run(&mut from_server, &mut to_client),
+                    Forwarder::new(to_upstream).run(&mut from_client, &mut to_server),
+                    Forwarder::new(to_downstream).run(&mut from_server, &mut to_client),
                 )
             } => end.err().unwrap_or(End::Closed),
         }

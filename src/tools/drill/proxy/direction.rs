@@ -1,7 +1,7 @@
-//! One direction of one connection: what was read waits its time and is written in order.
+//! One direction of one connection: bytes are read, wait for their time, and are written in order.
 //!
-//! Reading and writing go on beside each other, so that a delay costs time and no throughput, up to what is
-//! held at most. Invariant: at most [`HELD_MAX`] bytes and [`PIECES_MAX`] pieces wait, one read more than
+//! Reading and writing go on beside each other, so that a delay costs time and no throughput, up to the bound on
+//! what waits. Invariant: at most [`HELD_MAX`] bytes and [`CHUNKS_MAX`] chunks wait, one read more than
 //! that at the worst, and nothing is read or written while frozen.
 
 use std::collections::VecDeque;
@@ -15,26 +15,26 @@ use super::answers::Answers;
 use super::{End, Mode, Shared, count};
 use crate::clock::Monotonic;
 
-/// As many bytes may wait, each way.
+/// As many bytes may wait, in each direction.
 pub(super) const HELD_MAX: usize = 256 << 10;
-/// As many reads may wait, each way.
-const PIECES_MAX: usize = 1024;
+/// As many reads may wait, in each direction.
+const CHUNKS_MAX: usize = 1024;
 /// The most that is read at once, in bytes.
 const READ_MAX: usize = 16 << 10;
 
-/// Which way, and what is to be done on it.
-pub(super) struct Way<'a> {
+/// What the two directions differ in.
+pub(super) struct Direction<'a> {
     pub(super) shared: &'a Shared,
     /// The bytes that were passed on.
     pub(super) passed: &'a AtomicU64,
-    /// What the server says, if this is the way back.
+    /// The server's answers, if this is the direction to the client.
     pub(super) answers: Option<Answers>,
 }
 
-/// What waits on one way.
-pub(super) struct Line<'a> {
-    way: Way<'a>,
-    pieces: VecDeque<Piece>,
+/// Passes on the bytes of one direction.
+pub(super) struct Forwarder<'a> {
+    direction: Direction<'a>,
+    chunks: VecDeque<Chunk>,
     held: usize,
     /// The reader has no more.
     ended: bool,
@@ -42,26 +42,26 @@ pub(super) struct Line<'a> {
     cut: bool,
 }
 
-struct Piece {
+struct Chunk {
     due: Monotonic,
     bytes: Vec<u8>,
     written: usize,
 }
 
-impl<'a> Line<'a> {
-    pub(super) fn new(way: Way<'a>) -> Self {
-        Self { way, pieces: VecDeque::new(), held: 0, ended: false, cut: false }
+impl<'a> Forwarder<'a> {
+    pub(super) fn new(direction: Direction<'a>) -> Self {
+        Self { direction, chunks: VecDeque::new(), held: 0, ended: false, cut: false }
     }
 
-    /// Passes on what comes until there is no more; the other end is told so. An error is how the whole
-    /// connection ends. Whoever cuts drops this.
+    /// Passes on what comes until the reader has no more, and shuts the other end down. An error says how the whole
+    /// connection ends. To cut the connection, drop this future.
     pub(super) async fn run(mut self, from: &mut ReadHalf<'_>, to: &mut WriteHalf<'_>) -> Result<(), End> {
-        let mut states = self.way.shared.state.subscribe();
+        let mut states = self.direction.shared.state.subscribe();
         let mut buffer = vec![0; READ_MAX];
         loop {
             let mode = states.borrow_and_update().mode;
             let flows = mode != Mode::Freeze;
-            if self.pieces.is_empty() && flows {
+            if self.chunks.is_empty() && flows {
                 if self.cut {
                     return Err(End::Cut);
                 }
@@ -69,9 +69,9 @@ impl<'a> Line<'a> {
                     return to.shutdown().await.map_err(|_| End::Broken);
                 }
             }
-            let room = self.held < HELD_MAX && self.pieces.len() < PIECES_MAX;
+            let room = self.held < HELD_MAX && self.chunks.len() < CHUNKS_MAX;
             let reads = flows && room && !self.ended && !self.cut;
-            let first = self.pieces.front().filter(|_| flows);
+            let first = self.chunks.front().filter(|_| flows);
             tokio::select! {
                 _ = states.changed() => {}
                 read = from.read(&mut buffer), if reads => match read {
@@ -89,20 +89,20 @@ impl<'a> Line<'a> {
     fn take_in(&mut self, bytes: &[u8], mode: Mode) {
         self.ended = bytes.is_empty();
         let mut out = Vec::new();
-        let shared = self.way.shared;
-        match &mut self.way.answers {
+        let shared = self.direction.shared;
+        match &mut self.direction.answers {
             None => out.extend_from_slice(bytes),
             Some(answers) if self.ended => answers.end(&mut out),
             Some(answers) => {
                 let knew = answers.unreadable();
-                let (left, which) = *shared.wanted.borrow();
-                let wanted = (left > 0).then_some(which);
+                let (remaining, which) = *shared.wanted.borrow();
+                let wanted = (remaining > 0).then_some(which);
                 self.cut = answers.read(bytes, wanted, &mut out, || shared.take_commit());
                 if answers.unreadable() && !knew {
                     count(&shared.counters.unreadable);
                 }
                 if self.cut {
-                    // By now, nobody can learn of it any more.
+                    // From here on the client cannot learn of it any more.
                     count(&shared.counters.commits_cut);
                 }
             }
@@ -110,40 +110,40 @@ impl<'a> Line<'a> {
         if !out.is_empty() {
             let by = if let Mode::Delay(by) = mode { by } else { Duration::ZERO };
             self.held += out.len();
-            self.pieces.push_back(Piece { due: Monotonic::now().plus(by), bytes: out, written: 0 });
+            self.chunks.push_back(Chunk { due: Monotonic::now().plus(by), bytes: out, written: 0 });
         }
     }
 
     fn has_written(&mut self, length: usize) {
-        self.way.passed.fetch_add(length as u64, Ordering::SeqCst);
+        self.direction.passed.fetch_add(length as u64, Ordering::SeqCst);
         self.held -= length;
-        if let Some(first) = self.pieces.front_mut() {
+        if let Some(first) = self.chunks.front_mut() {
             first.written += length;
             if first.written == first.bytes.len() {
-                self.pieces.pop_front();
+                self.chunks.pop_front();
             }
         }
     }
 }
 
 impl Shared {
-    /// Takes one of the commits that are still to be cut; false when there is none left.
+    /// Takes one of the commits that are still to be cut; false when there are no more.
     fn take_commit(&self) -> bool {
         self.wanted.send_if_modified(|(count, _)| {
-            let left = *count > 0;
+            let some = *count > 0;
             *count = count.saturating_sub(1);
-            left
+            some
         })
     }
 }
 
-/// Writes of a piece what the other end takes, as soon as its time has come. Cancel-safe: what was written is
-/// told. Does not end without a piece.
-async fn write(piece: Option<&Piece>, mode: Mode, to: &mut WriteHalf<'_>) -> std::io::Result<usize> {
-    let Some(piece) = piece else { return std::future::pending().await };
+/// Writes as much of a chunk as the other end takes, once its time has come; returns how much. Cancel-safe. Does not
+/// end without a chunk.
+async fn write(chunk: Option<&Chunk>, mode: Mode, to: &mut WriteHalf<'_>) -> std::io::Result<usize> {
+    let Some(chunk) = chunk else { return std::future::pending().await };
     if let Mode::Delay(_) = mode {
-        let early = piece.due.since(Monotonic::now());
+        let early = chunk.due.since(Monotonic::now());
         tokio::time::sleep(early).await;
     }
-    to.write(&piece.bytes[piece.written..]).await
+    to.write(&chunk.bytes[chunk.written..]).await
 }

@@ -3,8 +3,8 @@
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 
-use mainspring::tools::drill::ground::{Keeps, Postgres};
-use mainspring::tools::drill::process::descendants;
+use mainspring::tools::proc::descendants;
+use mainspring::tools::servers::{Keeps, Postgres};
 use sqlx::Connection;
 
 use super::{connect, dir, execute, held, number, postgres, redis};
@@ -75,8 +75,7 @@ async fn a_server_that_cannot_start_tells_why() {
     }
     let why = Postgres::start(dir.path(), port).await.err().map(|why| format!("{why:#}"));
     assert!(why.as_ref().is_some_and(|why| why.contains("Address already in use")), "{why:?}");
-    let why =
-        mainspring::tools::drill::ground::Redis::start(&dir.path().join("redis"), port, Keeps::Writes).await;
+    let why = mainspring::tools::servers::Redis::start(&dir.path().join("redis"), port, Keeps::Writes).await;
     let why = why.err().map(|why| format!("{why:#}"));
     assert!(why.as_ref().is_some_and(|why| why.contains("Address already in use")), "{why:?}");
 }

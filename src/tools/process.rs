@@ -1,16 +1,15 @@
-//! A child process which is signalled by pid and always reaped.
+//! A child process that is signalled by its pid and always reaped.
 //!
-//! It never signals a process that is not its own child or a descendant of it, and never by name.
+//! Signals go to this process's own children and their descendants only, and never by name.
 //!
-//! Invariant: a thread of its own waits for the child's end, so that waiting is an event for everyone else.
-//! It marks the child as ended and reaps it under one lock, and signals are sent under the same lock: no
-//! signal can reach a stranger that was given the pid afterwards.
+//! Invariant: each child has a thread that waits for its end, so that others can wait for an event. The thread
+//! marks the child as ended and reaps it under one lock, and signals are sent under the same lock: no signal can
+//! reach another process that got the pid afterwards.
 
-use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
@@ -19,13 +18,14 @@ use anyhow::{Context, bail, ensure};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
+use super::proc::stands_still;
 use crate::clock::Monotonic;
 
 /// A killed process is gone in milliseconds, unless the disk holds it.
 const REAP: Duration = Duration::from_secs(10);
 /// A stopped process stands still in microseconds, unless the disk holds one of its threads.
 const STILL: Duration = Duration::from_secs(10);
-/// As much of a log as is read for its last lines, in bytes.
+/// How much of a log is read for its last lines, in bytes.
 const TAIL: u64 = 64 << 10;
 
 /// How a child ended, and when that was seen.
@@ -75,7 +75,7 @@ impl Process {
         Ok(Self { name, pid, shared })
     }
 
-    /// Its process id, which is nobody's any more once it has ended.
+    /// Its process id. The system may give it to another process once this one has ended.
     pub fn pid(&self) -> u32 {
         self.pid.as_raw_pid().unsigned_abs()
     }
@@ -91,8 +91,8 @@ impl Process {
         end.is_none() && kill_process(self.pid, signal).is_ok()
     }
 
-    /// Stops it with SIGSTOP; returns when all its threads stand still, and blocks this thread until then: as
-    /// a rule for less than a millisecond. Fails when it has ended, or does not stand still within 10 s.
+    /// Stops it with SIGSTOP and returns when all its threads stand still. Blocks this thread until then, which
+    /// takes less than a millisecond as a rule. Fails when it has ended, or does not stand still within 10 s.
     pub fn pause(&self) -> anyhow::Result<()> {
         let stopped = self.signal(Signal::STOP);
         if stopped {
@@ -102,9 +102,9 @@ impl Process {
         Ok(())
     }
 
-    /// Lets it go on after [`Process::pause`]; does nothing to one that runs. Fails when it has ended.
+    /// Continues it after [`Process::pause`]; does nothing to one that runs. Fails when it has ended.
     pub fn resume(&self) -> anyhow::Result<()> {
-        ensure!(self.signal(Signal::CONT), "{} has ended and cannot go on", self.name);
+        ensure!(self.signal(Signal::CONT), "{} has ended and cannot be continued", self.name);
         Ok(())
     }
 
@@ -123,8 +123,8 @@ impl Process {
     /// `timeout`.
     pub async fn end_with(&self, signal: Signal, timeout: Duration) -> anyhow::Result<Exit> {
         self.signal(signal);
-        let told = || format!("{} still runs {timeout:?} after signal {}", self.name, signal.as_raw());
-        self.wait(timeout).await.with_context(told)
+        let late = || format!("{} still runs {timeout:?} after signal {}", self.name, signal.as_raw());
+        self.wait(timeout).await.with_context(late)
     }
 }
 
@@ -153,50 +153,6 @@ fn wait(shared: &Shared, timeout: Duration) -> Option<Exit> {
     *end
 }
 
-/// Starts this very program as a server in `dir`, with these settings (`section.key=value`) and no others: neither
-/// a `config.toml` of another directory nor this process's environment reaches it. What it says goes into `log`.
-pub fn serve<'a>(
-    dir: &Path,
-    log: &Path,
-    sets: impl IntoIterator<Item = &'a String>,
-) -> anyhow::Result<Process> {
-    let log = File::options().create(true).append(true).open(log)?;
-    let binary = std::env::current_exe().context("this program cannot be found to start a server")?;
-    let mut command = Command::new(binary);
-    for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("MAINSPRING__") {
-            command.env_remove(name);
-        }
-    }
-    command.arg("serve").current_dir(dir);
-    for set in sets {
-        command.arg("--set").arg(set);
-    }
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-    Process::spawn(&mut command)
-}
-
-/// The children of a process, their children and so on, parents first. What is started meanwhile may be
-/// missing; whoever needs all of them stops the parents before.
-pub fn descendants(pid: u32) -> Vec<u32> {
-    let mut children: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
-    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    for pid in entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()) {
-        // One that ended since has nothing to tell.
-        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        if let Some((_, parent)) = state_and_parent(&stat) {
-            children.entry(parent).or_default().push(pid);
-        }
-    }
-    let mut all = children.remove(&pid).unwrap_or_default();
-    let mut seen = 0;
-    while let Some(parent) = all.get(seen) {
-        all.extend(children.remove(parent).unwrap_or_default());
-        seen += 1;
-    }
-    all
-}
-
 /// Waits until no thread of any of these processes runs; one that has ended stands still. Blocks this thread.
 pub(super) fn until_still(pids: &[u32]) -> anyhow::Result<()> {
     let began = Monotonic::now();
@@ -209,21 +165,6 @@ pub(super) fn until_still(pids: &[u32]) -> anyhow::Result<()> {
         }
     }
     Ok(())
-}
-
-fn stands_still(pid: u32) -> bool {
-    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    threads.filter_map(|thread| fs::read_to_string(thread.path().join("stat")).ok()).all(|stat| {
-        let state = state_and_parent(&stat).map(|(state, _)| state);
-        // Stopped, traced, or ended.
-        matches!(state, None | Some('T' | 't' | 'Z' | 'X'))
-    })
-}
-
-/// Reads `/proc/PID/stat`. The name is in parentheses and may itself have some.
-fn state_and_parent(stat: &str) -> Option<(char, u32)> {
-    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
-    Some((fields.next()?.chars().next()?, fields.next()?.parse().ok()?))
 }
 
 /// The last lines of a log file, at most so many; empty if there is none.
@@ -247,19 +188,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_with_parentheses_does_not_hide_state_and_parent() {
-        assert_eq!(state_and_parent("7 (a) R (b) S 3 7 7 0"), Some(('S', 3)));
-        assert_eq!(state_and_parent("7 (sh) T 1"), Some(('T', 1)));
-        assert_eq!((state_and_parent(""), state_and_parent("7 (sh)")), (None, None));
-    }
-
-    #[test]
     fn of_a_log_only_the_last_lines_are_told() {
         let dir = tempfile::tempdir().expect("a directory");
         let log = dir.path().join("log");
         assert_eq!(log_tail(&log, 3), "");
         let long: String = (0..20_000).map(|n| format!("line {n}\n")).collect();
-        fs::write(&log, long).expect("it can be written");
+        std::fs::write(&log, long).expect("it can be written");
         assert_eq!(log_tail(&log, 2), "line 19998\nline 19999");
     }
 }

@@ -12,7 +12,7 @@ use futures::future::BoxFuture;
 use rustix::process::Signal;
 
 use super::{LOG_LINES, free_port, launch, log_of, program_dirs, ready};
-use crate::tools::drill::process::{Process, log_tail};
+use crate::tools::process::{Process, log_tail};
 
 /// A start reads back what was kept.
 const START: Duration = Duration::from_secs(60);
@@ -23,10 +23,10 @@ const ASK: Duration = Duration::from_secs(60);
 /// Whether it answers at all.
 const PING: Duration = Duration::from_secs(5);
 
-/// What a Redis finds again when it was killed and is started again.
+/// What a Redis still has when it was killed and is started again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Keeps {
-    /// What it has answered: it has an append-only file.
+    /// Every write that it has answered: it has an append-only file.
     #[default]
     Writes,
     /// What the last [`Redis::save_copy`], or a `SAVE`, found; nothing without one.
@@ -94,7 +94,7 @@ impl Redis {
         Ok(())
     }
 
-    /// Kills it and removes what it kept: [`Redis::start_again`] starts one which knows nothing.
+    /// Kills it and removes its files: [`Redis::start_again`] starts an empty one.
     pub async fn kill_and_empty(&self) -> anyhow::Result<()> {
         self.kill().await?;
         remove(&self.data())
@@ -138,8 +138,8 @@ impl Redis {
             let mut db = client.get_multiplexed_async_connection_with_config(&config).await?;
             redis::cmd(name).arg(args).query_async(&mut db).await
         };
-        let told = || format!("Redis does not do {name}");
-        tokio::time::timeout(ASK, asked).await.with_context(told)?.with_context(told)
+        let context = || format!("Redis does not do {name}");
+        tokio::time::timeout(ASK, asked).await.with_context(context)?.with_context(context)
     }
 
     /// Puts its present data aside, for [`Redis::roll_back`]. A later copy replaces it. It stands still for as
@@ -188,7 +188,7 @@ impl Redis {
     }
 }
 
-/// Its files; what it says goes beside them.
+/// The directory of its files; its log lies beside it.
 fn data(dir: &Path) -> PathBuf {
     dir.join("data")
 }
@@ -221,10 +221,10 @@ fn remove(dir: &Path) -> anyhow::Result<()> {
 }
 
 fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
-    let told = || format!("{} cannot be copied", from.display());
-    fs::create_dir_all(to).with_context(told)?;
-    for entry in fs::read_dir(from).with_context(told)? {
-        let from = entry.with_context(told)?.path();
+    let context = || format!("{} cannot be copied", from.display());
+    fs::create_dir_all(to).with_context(context)?;
+    for entry in fs::read_dir(from).with_context(context)? {
+        let from = entry.with_context(context)?.path();
         let to = to.join(from.file_name().expect("an entry has a name"));
         if from.is_dir() {
             copy(&from, &to)?;

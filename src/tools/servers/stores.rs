@@ -1,4 +1,4 @@
-//! The stores of a run: a database of its own, a namespace of its own, and what they weigh.
+//! The stores of a run: a database and a namespace of its own, and their size.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -8,6 +8,7 @@ use deadpool_redis::redis::{Cmd, cmd};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, SqliteConnection};
 
 use crate::config::{HotUrl, shown_url};
+use crate::tools::proc::postmaster_of;
 use crate::wheel::{Error, Server, Servers, field};
 
 /// How long a store may take to answer a connection.
@@ -26,9 +27,9 @@ pub struct Choice {
 
 /// The stores of one run.
 pub struct Stores {
-    /// What the server shall have as `cold.url`.
+    /// The server's `cold.url`.
     pub cold: String,
-    /// What it shall have as `hot.url`.
+    /// The server's `hot.url`.
     pub hot: String,
     /// The namespace.
     pub namespace: String,
@@ -40,7 +41,7 @@ pub struct Stores {
     redis: Option<Servers>,
 }
 
-/// What Redis tells about itself.
+/// CPU and memory of Redis, by its `INFO`.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct RedisInfo {
     /// CPU seconds, user and system.
@@ -159,7 +160,7 @@ impl Stores {
     pub async fn postmaster(&mut self) -> Option<u32> {
         let db = self.postgres.as_mut()?;
         let backend: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(db).await.ok()?;
-        super::usage::postmaster_of(u32::try_from(backend).ok()?)
+        postmaster_of(u32::try_from(backend).ok()?)
     }
 
     /// CPU and memory of Redis, of all masters of a cluster together; empty without one.
@@ -197,17 +198,17 @@ impl Stores {
 }
 
 async fn connect(url: &str) -> anyhow::Result<PgConnection> {
-    let told = || format!("PostgreSQL at {} cannot be reached", shown_url(url));
-    tokio::time::timeout(REACH, PgConnection::connect(url)).await.with_context(told)?.with_context(told)
+    let context = || format!("PostgreSQL at {} cannot be reached", shown_url(url));
+    tokio::time::timeout(REACH, PgConnection::connect(url)).await.with_context(context)?.with_context(context)
 }
 
 /// The servers of `hot.url`, each of which answers; `None` for wheels in memory.
 async fn connect_redis(url: &str) -> anyhow::Result<Option<Servers>> {
-    let told = || format!("Redis at {} cannot be reached", shown_url(url));
+    let context = || format!("Redis at {} cannot be reached", shown_url(url));
     let hot = HotUrl::parse(url).map_err(|why| anyhow::anyhow!("--hot-url: {why}"))?;
     let Some(servers) = Servers::open(&hot, 2, REACH)? else { return Ok(None) };
-    for server in servers.masters().await.with_context(told)? {
-        let _: String = server.ask(&cmd("PING")).await.with_context(told)?;
+    for server in servers.masters().await.with_context(context)? {
+        let _: String = server.ask(&cmd("PING")).await.with_context(context)?;
     }
     Ok(Some(servers))
 }

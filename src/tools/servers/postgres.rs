@@ -15,7 +15,8 @@ use sqlx::postgres::{PgConnectOptions, PgSslMode};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
 use super::{LOG_LINES, free_port, launch, log_of, program_dirs, ready};
-use crate::tools::drill::process::{Process, descendants, log_tail, until_still};
+use crate::tools::proc::descendants;
+use crate::tools::process::{Process, log_tail, until_still};
 
 /// Making the cluster and starting it, or recovering from a crash, on a busy machine.
 const START: Duration = Duration::from_secs(60);
@@ -87,14 +88,14 @@ impl Postgres {
 
     /// Makes an empty database and returns its URL. Fails when there is one of that name.
     pub async fn create_database(&self, name: &str) -> anyhow::Result<String> {
-        let told = || format!("database {name} cannot be made");
+        let context = || format!("database {name} cannot be made");
         let create = AssertSqlSafe(format!("CREATE DATABASE \"{}\"", name.replace('"', "\"\"")));
         let make = async {
             let mut db = self.connect().await?;
             sqlx::query(create).execute(&mut db).await?;
             db.close().await
         };
-        tokio::time::timeout(STOP, make).await.with_context(told)?.with_context(told)?;
+        tokio::time::timeout(STOP, make).await.with_context(context)?.with_context(context)?;
         Ok(self.url(name))
     }
 
@@ -150,15 +151,15 @@ impl Postgres {
 
     async fn end_with(&self, signal: Signal) -> anyhow::Result<()> {
         self.tell_end(signal);
-        let told = || format!("PostgreSQL stays; the end of its log:\n{}", self.log_tail());
-        self.process.wait(STOP).await.with_context(told)?;
+        let context = || format!("PostgreSQL stays; the end of its log:\n{}", self.log_tail());
+        self.process.wait(STOP).await.with_context(context)?;
         Ok(())
     }
 
     fn tell_end(&self, signal: Signal) {
         self.process.signal(signal);
         if self.paused.load(Ordering::SeqCst) {
-            // What is paused hears no signal before it goes on. If it is gone, it was told.
+            // A paused process gets the signal only when it goes on. An error here means that it has ended.
             let _ = self.resume();
         }
     }
@@ -208,7 +209,7 @@ fn programs() -> anyhow::Result<PathBuf> {
         )
 }
 
-/// Nobody but ourselves, unless we are root.
+/// The user that the server runs as; `None` for our own, unless we are root.
 fn user() -> anyhow::Result<Option<User>> {
     if !geteuid().is_root() {
         return Ok(None);

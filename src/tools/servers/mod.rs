@@ -1,14 +1,16 @@
-//! Throwaway servers on this machine, each in a directory of its caller's and on a loopback port of its own.
+//! PostgreSQL and Redis for tools and tests: throwaway servers on this machine ([`Postgres`], [`Redis`]), and
+//! databases and namespaces of a run's own on given servers ([`Stores`]).
 //!
-//! They are what is installed: nothing is downloaded, and no server that somebody else started is ever asked
-//! or ended. They flush to disk like real ones, know no passwords, and listen on the loopback only.
+//! The throwaway servers are the installed programs: nothing is downloaded, and no server that was started elsewhere
+//! is ever used or ended. They flush to disk like real ones, know no passwords, and listen on the loopback only.
+//! Each has a directory of its caller's.
 //!
-//! Invariant: a server has one port and one directory for good, so that whoever was told its address finds it
-//! again after a restart. It ends when its handle is dropped; its directory is the caller's to remove.
+//! Invariant: such a server keeps its port and its directory, so that its clients find it again after a restart. It ends when its handle is dropped; its directory is the caller's to remove.
 //! Every wait has an end, and an error carries the end of the server's log.
 
 mod postgres;
 mod redis;
+mod stores;
 
 use std::env;
 use std::fs::File;
@@ -26,8 +28,9 @@ use crate::clock::Monotonic;
 
 pub use postgres::Postgres;
 pub use redis::{Keeps, Redis};
+pub use stores::{Choice, RedisInfo, Stores};
 
-/// As much of a server's log as is told with an error.
+/// How many lines of a server's log an error shows.
 const LOG_LINES: usize = 20;
 
 /// A loopback port that nobody listens on, and that no other call in this process returns.
@@ -52,7 +55,7 @@ pub fn free_port() -> anyhow::Result<u16> {
     bail!("every port from {FIRST} to {} is taken", FIRST + COUNT - 1)
 }
 
-/// Where a server writes what it has to say.
+/// The log of a server.
 fn log_of(dir: &Path) -> PathBuf {
     dir.join("log")
 }
@@ -68,7 +71,8 @@ fn launch(command: &mut Command, dir: &Path) -> anyhow::Result<Process> {
 }
 
 /// Asks until there is an answer. Fails when the process ends instead, or after `limit`.
-/// Waits until a server answers. Boxed answers: the future of an async closure that borrows is not `Send` for all.
+///
+/// The answers are boxed: the compiler does not see that the future of a borrowing async closure is `Send`.
 async fn ready<'a>(
     name: &str,
     process: &Process,

@@ -1,0 +1,318 @@
+//! The drills: the load of each, and the schedule of its faults.
+
+use rand::rngs::SmallRng;
+use rand::seq::{IndexedRandom, SliceRandom};
+use rand::{Rng, SeedableRng};
+
+use super::fault::{FaultKind, Resource};
+use super::plan::LoadShape;
+
+/// The most timers a second whose receiver fails slowly.
+const SLOW_FAILURES_PER_SECOND: u32 = 20;
+
+/// The drills by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Drill {
+    /// Each node in turn is asked to stop and started again
+    Restart,
+    /// Nodes are killed and come back, soon or after their lease
+    Kill,
+    /// Nodes stand still for half a lease to three
+    Pause,
+    /// Redis is emptied
+    RedisFlush,
+    /// Redis is killed and comes back empty
+    RedisKill,
+    /// Redis goes back to an older copy
+    RedisRollback,
+    /// Redis stands still
+    RedisStop,
+    /// PostgreSQL crashes
+    PostgresKill,
+    /// PostgreSQL is stopped for seconds
+    PostgresStop,
+    /// Connections break after the COMMIT, before its reply
+    CommitCut,
+    /// A node is cut off from one store
+    Partition,
+    /// The way to the cold store is slow, which makes every race wider
+    SlowStore,
+    /// Everything is down while timers come due
+    Outage,
+    /// Receivers hang, drip, fail, redirect, answer too much
+    SlowHook,
+    /// Two random faults every ten seconds
+    Compound,
+}
+
+/// One fault of a schedule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ScheduledFault {
+    /// When the fault is injected, in milliseconds since the load began.
+    pub from_ms: i64,
+    /// When it is healed.
+    pub until_ms: i64,
+    /// The fault.
+    pub kind: FaultKind,
+}
+
+impl Drill {
+    /// All of them, in the order in which `all` runs them.
+    pub const ALL: [Self; 15] = [
+        Self::Restart,
+        Self::Kill,
+        Self::Pause,
+        Self::RedisFlush,
+        Self::RedisKill,
+        Self::RedisRollback,
+        Self::RedisStop,
+        Self::PostgresKill,
+        Self::PostgresStop,
+        Self::CommitCut,
+        Self::Partition,
+        Self::SlowStore,
+        Self::Outage,
+        Self::SlowHook,
+        Self::Compound,
+    ];
+
+    /// Its name on the command line.
+    pub fn name(self) -> String {
+        clap::ValueEnum::to_possible_value(&self).map(|value| value.get_name().to_owned()).unwrap_or_default()
+    }
+
+    /// Whether it can be done with one node on SQLite and wheels in process.
+    pub const fn is_embedded(self) -> bool {
+        matches!(
+            self,
+            Self::Restart | Self::Kill | Self::Pause | Self::Outage | Self::SlowHook | Self::Compound
+        )
+    }
+
+    /// Whether it can be done on servers that the drill has not started.
+    pub const fn is_for_given(self) -> bool {
+        self.is_embedded()
+            || matches!(self, Self::RedisFlush | Self::CommitCut | Self::Partition | Self::SlowStore)
+    }
+
+    /// The load.
+    pub fn shape(self, rate: u32, seconds: u32) -> LoadShape {
+        let (bad_receivers, failing_slowly, expiring) = match self {
+            Self::SlowHook => (30, 0, 0),
+            Self::Outage => (0, 0, 15),
+            Self::Pause => (0, 20, 2),
+            Self::Partition | Self::Kill | Self::PostgresStop | Self::Compound => (0, 6, 2),
+            _ => (0, 0, 2),
+        };
+        // More than these, and they keep each other waiting.
+        let failing_slowly = failing_slowly.min(SLOW_FAILURES_PER_SECOND * 100 / rate.max(1));
+        LoadShape { rate, seconds, bad_receivers, failing_slowly, expiring }
+    }
+
+    /// The faults of a seed, in order: after three seconds of health, and the last healed when the load ends.
+    pub fn schedule(
+        self,
+        seed: u64,
+        seconds: u32,
+        lease_ms: i64,
+        nodes: u8,
+        breakable: Breakable,
+    ) -> Vec<ScheduledFault> {
+        // Other random numbers than the plan's: the same load meets other faults.
+        let mut rng = SmallRng::seed_from_u64(seed ^ 0x00d1_211e);
+        let rng = &mut rng;
+        let (first, last) = (3000, i64::from(seconds) * 1000 - 1000);
+        let mut order: Vec<u8> = (0..nodes).collect();
+        order.shuffle(rng);
+        let node = move |round: usize| order[round % order.len()];
+        let short = |rng: &mut SmallRng| rng.random_range(200..900);
+        match self {
+            Self::Restart => {
+                let rounds = usize::from(nodes).max(2);
+                let each = (last - first) / rounds as i64;
+                let at = |round: usize| first + each * round as i64;
+                (0..rounds).map(|round| scheduled(at(round), 100, FaultKind::Restart(node(round)))).collect()
+            }
+            Self::Kill => rounds(rng, first, last, 3, |round, rng| {
+                let down = match round % 2 {
+                    0 => lease_ms + rng.random_range(1500..2500),
+                    _ => rng.random_range(100..lease_ms),
+                };
+                (down, FaultKind::Kill(node(round)))
+            }),
+            // The first has any length. The second comes when much is under way and is just long enough for a
+            // take-over: the second attempts have not ended when the node goes on.
+            Self::Pause => rounds(rng, first, last, 2, |round, rng| {
+                let leases =
+                    if round == 1 { rng.random_range(1.35..1.55) } else { rng.random_range(0.5..3.0) };
+                ((lease_ms as f64 * leases) as i64, FaultKind::Pause(node(round)))
+            }),
+            Self::RedisFlush => rounds(rng, first, last, 3, |_, _| (100, FaultKind::RedisFlush)),
+            Self::RedisKill => rounds(rng, first, last, 2, |_, rng| (short(rng), FaultKind::RedisKill)),
+            Self::RedisRollback => {
+                rounds(rng, first, last, 2, |_, rng| (rng.random_range(1500..4000), FaultKind::RedisRollback))
+            }
+            Self::RedisStop => {
+                rounds(rng, first, last, 1, |_, rng| (rng.random_range(3000..8000), FaultKind::RedisStop))
+            }
+            Self::PostgresKill => rounds(rng, first, last, 2, |_, rng| (short(rng), FaultKind::PostgresKill)),
+            Self::PostgresStop => {
+                rounds(rng, first, last, 1, |_, rng| (rng.random_range(2000..6000), FaultKind::PostgresStop))
+            }
+            Self::CommitCut => {
+                rounds(rng, first, last, 8, |round, _| (700, FaultKind::CommitCut(node(round))))
+            }
+            Self::Partition => rounds(rng, first, last, 3, |round, rng| {
+                let down = (lease_ms as f64 * rng.random_range(0.5..2.5)) as i64;
+                let kinds = [FaultKind::CutFromCold, FaultKind::FrozenFromCold, FaultKind::CutFromHot];
+                (down, kinds[round % kinds.len()](node(round)))
+            }),
+            Self::SlowStore => vec![scheduled(first, last - first, FaultKind::SlowCold)],
+            Self::Outage => {
+                rounds(rng, first, last, 1, |_, rng| (rng.random_range(6000..9000), FaultKind::Outage))
+            }
+            Self::SlowHook => Vec::new(),
+            Self::Compound => compound(rng, first, last, lease_ms, nodes, breakable),
+        }
+    }
+}
+
+/// What a drill can break in its environment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Breakable {
+    /// Nodes only.
+    Nodes,
+    /// Connections to stores, too.
+    Connections,
+    /// Stores that can be stopped, too.
+    Servers,
+}
+
+const fn scheduled(from_ms: i64, lasts_ms: i64, kind: FaultKind) -> ScheduledFault {
+    ScheduledFault { from_ms, until_ms: from_ms + lasts_ms, kind }
+}
+
+/// Faults one after another: each at a random moment of its share of the time, healed before the next.
+fn rounds(
+    rng: &mut SmallRng,
+    first: i64,
+    last: i64,
+    rounds: usize,
+    mut one: impl FnMut(usize, &mut SmallRng) -> (i64, FaultKind),
+) -> Vec<ScheduledFault> {
+    let each = (last - first).max(1000) / rounds as i64;
+    let begin = |round: usize| first + each * round as i64;
+    let mut schedule = Vec::new();
+    for round in 0..rounds {
+        let (lasts, kind) = one(round, rng);
+        let lasts = lasts.min(each - 200).max(100);
+        let from = begin(round) + rng.random_range(0..=(each - lasts).max(1) / 2);
+        schedule.push(scheduled(from, lasts, kind));
+    }
+    schedule
+}
+
+/// Two at once, of two resources, every ten seconds.
+fn compound(
+    rng: &mut SmallRng,
+    first: i64,
+    last: i64,
+    lease_ms: i64,
+    nodes: u8,
+    breakable: Breakable,
+) -> Vec<ScheduledFault> {
+    let mut schedule = Vec::new();
+    let mut from = first;
+    while from < last {
+        let until = (from + 10_000).min(last + 1000);
+        let mut taken: Vec<Resource> = Vec::new();
+        for _ in 0..2 {
+            let kinds: Vec<FaultKind> = possible(nodes, breakable)
+                .into_iter()
+                .filter(|kind| !taken.contains(&kind.resource()))
+                .collect();
+            let Some(kind) = kinds.choose(rng).copied() else { break };
+            taken.push(kind.resource());
+            let at = from + rng.random_range(0..3000);
+            let lasts = rng.random_range(200..=lease_ms * 2).min(until - at - 500).max(100);
+            schedule.push(scheduled(at, lasts, kind));
+        }
+        from += 10_000;
+    }
+    schedule
+}
+
+fn possible(nodes: u8, breakable: Breakable) -> Vec<FaultKind> {
+    let of_nodes =
+        (0..nodes).flat_map(|node| [FaultKind::Restart(node), FaultKind::Kill(node), FaultKind::Pause(node)]);
+    let of_connections = (0..nodes).flat_map(|node| {
+        [
+            FaultKind::CommitCut(node),
+            FaultKind::CutFromCold(node),
+            FaultKind::FrozenFromCold(node),
+            FaultKind::CutFromHot(node),
+        ]
+    });
+    let of_servers = [
+        FaultKind::RedisKill,
+        FaultKind::RedisRollback,
+        FaultKind::RedisStop,
+        FaultKind::PostgresKill,
+        FaultKind::PostgresStop,
+    ];
+    let mut all: Vec<FaultKind> = of_nodes.collect();
+    if breakable != Breakable::Nodes {
+        all.extend(of_connections);
+        all.push(FaultKind::RedisFlush);
+    }
+    if breakable == Breakable::Servers {
+        all.extend(of_servers);
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_come_after_three_seconds_of_health_and_heal_before_the_load_ends() {
+        for drill in Drill::ALL {
+            for seed in 0..200 {
+                let schedule = drill.schedule(seed, 24, 3000, 3, Breakable::Servers);
+                assert!(schedule.iter().all(|s| s.from_ms >= 3000 && s.from_ms < s.until_ms), "{drill:?}");
+                assert!(schedule.iter().all(|s| s.until_ms <= 24_000), "{drill:?} {seed} {schedule:?}");
+                assert_eq!(schedule.is_empty(), drill == Drill::SlowHook);
+            }
+        }
+    }
+
+    #[test]
+    fn two_faults_at_once_have_two_resources() {
+        for drill in Drill::ALL {
+            for seed in 0..200 {
+                let schedule = drill.schedule(seed, 60, 3000, 3, Breakable::Servers);
+                for (index, one) in schedule.iter().enumerate() {
+                    let clash = schedule[..index].iter().any(|other| {
+                        let apart = other.until_ms < one.from_ms || one.until_ms < other.from_ms;
+                        !apart && other.kind.resource() == one.kind.resource()
+                    });
+                    assert!(!clash, "{drill:?} {seed} {schedule:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn compound_breaks_only_what_can_be_broken() {
+        for seed in 0..200 {
+            let embedded = Drill::Compound.schedule(seed, 60, 3000, 1, Breakable::Nodes);
+            let nodes = |s: &ScheduledFault| {
+                matches!(s.kind, FaultKind::Restart(_) | FaultKind::Kill(_) | FaultKind::Pause(_))
+            };
+            assert!(embedded.iter().all(nodes));
+            let given = Drill::Compound.schedule(seed, 60, 3000, 3, Breakable::Connections);
+            assert!(given.iter().all(|s| !s.kind.needs_own_servers()));
+        }
+    }
+}
