@@ -27,6 +27,9 @@ const NEVER: [(&str, &str); 4] =
 const WRITES: [&str; 3] = ["store.register(", "store.apply(", "store.finish_delivered("];
 const WRITER: &str = "writer";
 
+/// Rooms within `tools` that are strangers to each other: no file of the first names the second.
+const STRANGERS: [[&str; 2]; 2] = [["bench", "drill"], ["drill", "bench"]];
+
 /// Every room that the file names by `crate::ROOM`, outside comments.
 fn named(source: &str) -> Vec<&str> {
     let code = source.lines().filter(|line| !line.trim_start().starts_with("//"));
@@ -55,8 +58,32 @@ fn check(room: &str, path: &Path, found: &mut Vec<String>) {
         }
     } else if path.extension().is_some_and(|extension| extension == "rs") {
         let source = std::fs::read_to_string(path).expect("source text");
+        if names_stranger(&path.to_string_lossy(), &source) {
+            found.push(format!("{}: bench and drill are strangers", path.display()));
+        }
         found.extend(wrong(room, &source).into_iter().map(|arrow| format!("{}: {arrow}", path.display())));
     }
+}
+
+/// Whether a file of one part of `tools` names the other. What stands deeper goes by `crate::tools`: a chain of
+/// `super` would hide it.
+fn names_stranger(path: &str, source: &str) -> bool {
+    let code: Vec<&str> = source.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
+    STRANGERS.iter().filter(|[from, _]| path.contains(&format!("/src/tools/{from}"))).any(|[_, to]| {
+        let names =
+            [format!("tools::{to}"), format!("super::{to}"), "super::super::super".into(), "tools::{".into()];
+        code.iter().any(|line| names.iter().any(|name| line.contains(name)))
+    })
+}
+
+#[test]
+fn bench_and_drill_are_strangers() {
+    assert!(names_stranger("a/src/tools/bench/mod.rs", "use super::drill::fault;"));
+    assert!(names_stranger("a/src/tools/drill.rs", "    crate::tools::bench::load::f();"));
+    assert!(!names_stranger(
+        "a/src/tools/drill/mod.rs",
+        "/// As [`crate::tools::bench`] does.\nuse crate::tools::node;"
+    ));
 }
 
 #[test]
