@@ -24,7 +24,7 @@ use std::time::Duration;
 pub use api::{Answer, Api, Ledger};
 pub use cluster::Cluster;
 pub use expect::{eventually, in_state, problem, settled, to, wall_ms};
-pub use mainspring::tools::drill::process::Process;
+pub use mainspring::tools::process::Process;
 pub use node::{Node, NodeBuilder};
 pub(crate) use on_both::on_both;
 pub use receiver::{Received, Receiver, Reply};

@@ -5,7 +5,7 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use mainspring::clock::Monotonic;
-use mainspring::tools::drill::process::log_tail;
+use mainspring::tools::process::log_tail;
 use rustix::process::Signal;
 use tempfile::TempDir;
 

@@ -3,8 +3,8 @@
 use std::env;
 use std::process::{Command, Stdio};
 
-use mainspring::tools::drill::ground;
-pub use mainspring::tools::drill::ground::Keeps;
+use mainspring::tools::servers;
+pub use mainspring::tools::servers::Keeps;
 use tempfile::TempDir;
 
 use super::servers::run;
@@ -12,7 +12,7 @@ use super::servers::run;
 /// A Redis of this test's own, on one port for good. Dropping it ends the server and removes its data.
 pub struct Redis {
     // Before `dir`: the server ends before its directory goes.
-    server: ground::Redis,
+    server: servers::Redis,
     _dir: TempDir,
 }
 
@@ -30,7 +30,8 @@ impl Redis {
     /// The same with further options for redis-server, at this start and later ones.
     pub(super) async fn private_with(keeps: Keeps, options: Vec<String>) -> Self {
         let dir = tempfile::Builder::new().prefix("redis").tempdir().expect("a temporary directory");
-        let server = ground::Redis::start_with(dir.path(), None, keeps, options).await.expect("Redis starts");
+        let server =
+            servers::Redis::start_with(dir.path(), None, keeps, options).await.expect("Redis starts");
         Self { server, _dir: dir }
     }
 
@@ -58,12 +59,12 @@ impl Redis {
         self.server.is_running()
     }
 
-    /// See [`ground::Redis::kill`].
+    /// See [`servers::Redis::kill`].
     pub async fn kill(&self) {
         self.server.kill().await.expect("it ends");
     }
 
-    /// See [`ground::Redis::start_again`].
+    /// See [`servers::Redis::start_again`].
     pub async fn start_again(&mut self) {
         self.server.start_again().await.expect("it starts again");
     }
@@ -74,27 +75,27 @@ impl Redis {
         self.start_again().await;
     }
 
-    /// See [`ground::Redis::stop`].
+    /// See [`servers::Redis::stop`].
     pub fn stop_process(&self) {
         self.server.stop().expect("it stops");
     }
 
-    /// See [`ground::Redis::resume`].
+    /// See [`servers::Redis::resume`].
     pub fn continue_process(&self) {
         self.server.resume().expect("it goes on");
     }
 
-    /// See [`ground::Redis::flush`].
+    /// See [`servers::Redis::flush`].
     pub async fn flush_all(&self) {
         self.server.flush().await.expect("it forgets");
     }
 
-    /// See [`ground::Redis::save_copy`].
+    /// See [`servers::Redis::save_copy`].
     pub async fn save_copy(&self) {
         self.server.save_copy().await.expect("it can be copied");
     }
 
-    /// See [`ground::Redis::roll_back`].
+    /// See [`servers::Redis::roll_back`].
     pub async fn roll_back(&mut self) {
         self.server.roll_back().await.expect("it is as it was");
     }

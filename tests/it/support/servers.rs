@@ -6,13 +6,13 @@ use std::path::PathBuf;
 use std::process::{self, Command, Stdio};
 use std::sync::OnceLock;
 
-use mainspring::tools::drill::ground;
+use mainspring::tools::servers;
 use tempfile::TempDir;
 
 /// A PostgreSQL of this test's own. Dropping it ends the server and removes its data.
 pub struct Postgres {
     // Before `dir`: the server ends before its directory goes.
-    server: ground::Postgres,
+    server: servers::Postgres,
     _dir: TempDir,
 }
 
@@ -20,7 +20,7 @@ impl Postgres {
     /// Makes a new cluster and returns when it answers.
     pub async fn start() -> Self {
         let dir = tempfile::Builder::new().prefix("pg").tempdir().expect("a temporary directory");
-        let server = ground::Postgres::start(dir.path(), None).await.expect("PostgreSQL starts");
+        let server = servers::Postgres::start(dir.path(), None).await.expect("PostgreSQL starts");
         Self { server, _dir: dir }
     }
 
@@ -34,17 +34,17 @@ impl Postgres {
         self.server.create_database(&new_name()).await.expect("a new database")
     }
 
-    /// See [`ground::Postgres::stop_fast`].
+    /// See [`servers::Postgres::stop_fast`].
     pub async fn stop_fast(&self) {
         self.server.stop_fast().await.expect("it stops");
     }
 
-    /// See [`ground::Postgres::kill_immediate`].
+    /// See [`servers::Postgres::kill_immediate`].
     pub async fn kill_immediate(&self) {
         self.server.kill_immediate().await.expect("it ends");
     }
 
-    /// See [`ground::Postgres::start_again`].
+    /// See [`servers::Postgres::start_again`].
     pub async fn start_again(&mut self) {
         self.server.start_again().await.expect("it starts again");
     }
@@ -105,9 +105,9 @@ pub async fn psql(url: &str, sql: &str) -> String {
     String::from_utf8_lossy(&output.stdout).trim_end().to_owned()
 }
 
-/// See [`ground::free_port`].
+/// See [`servers::free_port`].
 pub fn free_port() -> u16 {
-    ground::free_port().expect("a port")
+    servers::free_port().expect("a port")
 }
 
 pub(super) async fn run(mut command: Command) -> process::Output {
