@@ -1,4 +1,4 @@
-//! Who may call, and how often. Without keys the server is open, and the settings keep it on loopback.
+//! Keys and their quotas. Without keys the server is open, and the settings keep it on loopback.
 
 use std::num::NonZeroU32;
 
@@ -12,11 +12,11 @@ use subtle::ConstantTimeEq;
 use super::problem::Problem;
 use crate::config::Server;
 
-/// Which key a call came with; its place in the settings, 0 when the server is open.
+/// The key that a call came with: its index in the settings, 0 when the server is open.
 #[derive(Debug, Clone, Copy)]
 pub struct Caller(usize);
 
-/// The keys, as hashes, and what each has left.
+/// The keys, as hashes, and the quota of each.
 pub struct Auth {
     keys: Vec<[u8; 32]>,
     limits: Vec<DefaultDirectRateLimiter>,
@@ -40,19 +40,19 @@ impl Auth {
         if self.keys.is_empty() {
             return local_only(headers).map(|()| Caller(0));
         }
-        let given = headers
+        let presented = headers
             .get(header::AUTHORIZATION)
             .and_then(|value| value.to_str().ok())
             .and_then(|value| value.strip_prefix("Bearer ").or_else(|| value.strip_prefix("bearer ")));
-        let Some(given) = given else {
+        let Some(presented) = presented else {
             let detail = "this server wants `Authorization: Bearer <key>`";
             return Err(Problem::new(StatusCode::UNAUTHORIZED, "no_key", detail));
         };
-        let given: [u8; 32] = Sha256::digest(given.trim().as_bytes()).into();
+        let presented: [u8; 32] = Sha256::digest(presented.trim().as_bytes()).into();
         let mut found = None;
-        for (place, key) in self.keys.iter().enumerate() {
-            if bool::from(key.ct_eq(&given)) {
-                found = Some(Caller(place));
+        for (index, key) in self.keys.iter().enumerate() {
+            if bool::from(key.ct_eq(&presented)) {
+                found = Some(Caller(index));
             }
         }
         found.ok_or_else(|| {
@@ -68,7 +68,7 @@ impl Auth {
         let Some(timers) = NonZeroU32::new(timers) else {
             return Ok(());
         };
-        let spent = |seconds: u32| {
+        let exceeded = |seconds: u32| {
             let detail = "this key has used up its calls of this second (`server.rate_per_second`)";
             Err(Problem::new(StatusCode::TOO_MANY_REQUESTS, "rate_exceeded", detail).retry_after(seconds))
         };
@@ -76,9 +76,9 @@ impl Auth {
             Ok(Ok(())) => Ok(()),
             Ok(Err(not_until)) => {
                 let wait = not_until.wait_time_from(governor::clock::DefaultClock::default().now());
-                spent(u32::try_from(wait.as_secs()).unwrap_or(60).saturating_add(1))
+                exceeded(u32::try_from(wait.as_secs()).unwrap_or(60).saturating_add(1))
             }
-            // More in one call than a whole second allows: it can never pass.
+            // One call asks for more than the quota of a whole second, so waiting does not help.
             Err(_) => Err(Problem::new(
                 StatusCode::TOO_MANY_REQUESTS,
                 "rate_exceeded",
@@ -88,8 +88,8 @@ impl Auth {
     }
 }
 
-/// An open server answers programs on its own machine, not the web pages that a browser there shows: a page
-/// names itself in `Origin`, and one that had its name resolved to loopback names itself in `Host`.
+/// An open server answers programs on its own machine, and no web page of another site that a browser there shows.
+/// `Origin` names the page's site; `Host` does, if the site's name was made to resolve to loopback (DNS rebinding).
 fn local_only(headers: &HeaderMap) -> Result<(), Problem> {
     let text = |name| headers.get(name).map(|value| value.to_str().unwrap_or("?"));
     let refused = |code, detail| Err(Problem::new(StatusCode::FORBIDDEN, code, detail));

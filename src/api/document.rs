@@ -1,57 +1,172 @@
-//! What holds for every call alike, written into the OpenAPI document once.
+//! Completes the OpenAPI document: what the handlers and their types cannot say of themselves.
+//!
+//! That is: which fields of a request exclude or need each other, the answers that many calls share, headers, keys,
+//! and the links from a timer's registration to the calls on it.
 
 use axum::http::StatusCode;
-use utoipa::openapi::path::Operation;
-use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityRequirement, SecurityScheme};
-use utoipa::openapi::{Content, OpenApi, PathItem, Ref, RefOr, Response};
+use serde_json::{Value, json};
+use utoipa::openapi::OpenApi;
 
+use super::timers::many::MAX_BATCH;
+
+const JSON: &str = "application/json";
 const PROBLEM: &str = "application/problem+json";
 const KEY: &str = "key";
 
-/// Completes what the handlers say of themselves: errors are problem documents, any call may end in one, and
-/// all but the health checks take a key.
-pub(super) fn complete(document: &mut OpenApi) {
-    for (path, item) in &mut document.paths.paths {
-        let open = !path.starts_with("/v1/");
-        for operation in operations(item) {
-            for (status, response) in &mut operation.responses.responses {
-                if let RefOr::T(response) = response {
-                    say(status, response);
-                }
-            }
-            if open {
-                operation.security = Some(Vec::new());
+/// The fields of a request that say when a timer is due.
+const TIME_FIELDS: [&str; 4] = ["fire_at", "delay", "local", "zone"];
+
+/// Calls on one timer, by operation id.
+const ON_A_TIMER: [&str; 6] = ["get", "patch", "cancel", "fire", "attempts", "explain"];
+
+/// Answers that many calls under `/v1` may give, and what they mean.
+const COMMON: [(u16, &str); 7] = [
+    (
+        400,
+        "malformed: the body is not JSON, or the path is not UTF-8; body_broken: the body did not arrive whole",
+    ),
+    (401, "no_key, unknown_key"),
+    (403, "foreign_host, foreign_origin: a server without keys answers programs on its own machine only"),
+    (408, "timeout: the body did not arrive within 30 s"),
+    (413, "too_large"),
+    (422, "invalid; see errors"),
+    (429, "rate_exceeded"),
+];
+const UNAVAILABLE: &str = "starting, store_unavailable, overloaded, stopping, timeout: repeat the call";
+
+/// The document, completed.
+pub(super) fn completed(document: &OpenApi) -> Value {
+    let mut document = serde_json::to_value(document).expect("texts, numbers and maps by text can be JSON");
+    requests(&mut document["components"]["schemas"]);
+    for (path, methods) in fields(&mut document["paths"]) {
+        for (method, operation) in fields(methods) {
+            if path.starts_with("/v1/") {
+                common_answers(method, operation);
             } else {
-                operation.responses.responses.insert("default".into(), any_problem().into());
+                operation["security"] = json!([]);
+            }
+            let registers = matches!(operation["operationId"].as_str(), Some("put" | "post"));
+            for (status, response) in fields(&mut operation["responses"]) {
+                complete_answer(status, response);
+                if registers && status.starts_with('2') {
+                    response["links"] = links();
+                }
             }
         }
     }
-    let schemes = &mut document.components.get_or_insert_default().security_schemes;
-    schemes.insert(KEY.into(), SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer)).into());
+    let list = &mut document["paths"]["/v1/timers"]["get"]["responses"]["200"];
+    list["links"]["next"] = json!({"operationId": "list", "description": "The next page, unless `next` is null",
+        "parameters": {"cursor": "$response.body#/next"}});
+    document["components"]["securitySchemes"] = json!({KEY: {"type": "http", "scheme": "bearer"}});
     // A server without keys takes calls without one.
-    document.security =
-        Some(vec![SecurityRequirement::default(), SecurityRequirement::new(KEY, Vec::<String>::new())]);
+    document["security"] = json!([{}, {KEY: []}]);
+    document
 }
 
-fn operations(item: &mut PathItem) -> impl Iterator<Item = &mut Operation> {
-    [&mut item.get, &mut item.put, &mut item.post, &mut item.patch, &mut item.delete].into_iter().flatten()
+fn fields(value: &mut Value) -> impl Iterator<Item = (&String, &mut Value)> {
+    value.as_object_mut().into_iter().flatten()
 }
 
-fn say(status: &str, response: &mut Response) {
+/// Which fields of a request exclude or need each other.
+fn requests(schemas: &mut Value) {
+    schemas["Timer"]["oneOf"] =
+        json!([time_form(&["fire_at"]), time_form(&["delay"]), time_form(&["local", "zone"])]);
+    schemas["Target"]["required"] = json!(["webhook"]);
+
+    let mut item = schemas["Timer"].clone();
+    item["description"] =
+        json!("A timer of a batch or a stream: as in a PUT, with its `id`, or without one.");
+    item["properties"]["id"] = json!({"oneOf": [{"type": "null"}, {"$ref": "#/components/schemas/TimerId"}],
+        "description": "The caller's own id. Default: the service makes one."});
+    schemas["TimerItem"] = item;
+    schemas["Batch"]["additionalProperties"] = json!(false);
+    schemas["Batch"]["properties"]["timers"]["maxItems"] = json!(MAX_BATCH);
+    schemas["Batch"]["properties"]["timers"]["items"] = json!({"$ref": "#/components/schemas/TimerItem"});
+
+    let set = |field: &str| json!({"required": [field], "properties": {field: {"not": {"type": "null"}}}});
+    let patch = &mut schemas["Patch"];
+    // Of `data` alone, `null` is a value.
+    patch["anyOf"] =
+        json!([set("fire_at"), set("delay"), {"required": ["data"]}, set("labels"), set("priority")]);
+    patch["not"] = json!({"allOf": [set("fire_at"), set("delay")]});
+}
+
+/// A request that says its time by these fields and no others.
+fn time_form(used: &[&str]) -> Value {
+    let kind = |field| if used.contains(&field) { "string" } else { "null" };
+    let properties: serde_json::Map<_, _> =
+        TIME_FIELDS.iter().map(|field| ((*field).to_owned(), json!({"type": kind(*field)}))).collect();
+    json!({"required": used, "properties": properties})
+}
+
+/// Adds the answers that a call shares with others, unless its handler describes its own.
+fn common_answers(method: &str, operation: &mut Value) {
+    let takes_json = operation.pointer("/requestBody/content").is_some_and(|kinds| kinds[JSON].is_object());
+    let has = |place: &str| {
+        let parameters = operation["parameters"].as_array();
+        parameters.is_some_and(|all| all.iter().any(|parameter| parameter["in"] == place))
+    };
+    let (in_path, in_query) = (has("path"), has("query"));
+    let safe = method == "get";
+    let applies = |status| match status {
+        400 => takes_json || in_path,
+        408 | 413 => takes_json,
+        422 => takes_json || in_path || in_query,
+        429 => !safe,
+        _ => true,
+    };
+    let responses = &mut operation["responses"];
+    let mut add = |status: u16, description: &str| {
+        let response = &mut responses[status.to_string()];
+        if response.is_null() {
+            *response = json!({"description": description,
+                "content": {PROBLEM: {"schema": {"$ref": "#/components/schemas/Problem"}}}});
+        }
+    };
+    for (status, description) in COMMON.into_iter().filter(|(status, _)| applies(*status)) {
+        add(status, description);
+    }
+    add(503, UNAVAILABLE);
+}
+
+/// Gives an answer its description, the content type of problems, and its headers.
+fn complete_answer(status: &str, response: &mut Value) {
     let code = status.parse::<StatusCode>().ok();
-    if response.description.is_empty() {
-        response.description = code.and_then(|code| code.canonical_reason()).unwrap_or("An answer").into();
+    if response["description"] == "" {
+        response["description"] = json!(code.and_then(|code| code.canonical_reason()).unwrap_or("An answer"));
     }
-    if code.is_some_and(|code| code.is_client_error() || code.is_server_error())
-        && let Some(content) = response.content.shift_remove("application/json")
+    let schema = response["content"][JSON]["schema"]["$ref"].as_str().unwrap_or_default();
+    let (is_problem, is_timer) = (schema.ends_with("/Problem"), schema.ends_with("/TimerView"));
+    if response["content"].as_object().is_some_and(|kinds| kinds.is_empty()) {
+        response.as_object_mut().map(|response| response.remove("content"));
+    }
+    if is_problem && let Some(content) = response["content"].as_object_mut().and_then(|all| all.remove(JSON))
     {
-        response.content.insert(PROBLEM.into(), content);
+        response["content"][PROBLEM] = content;
+    }
+    let text = |description: &str| json!({"description": description, "schema": {"type": "string"}});
+    let headers = &mut response["headers"];
+    headers["x-request-id"] = text("The request's id: the caller's own, or one that the service made");
+    if is_timer {
+        headers["etag"] = text("Its version, for `If-Match`");
+    }
+    if matches!(status, "429" | "503") {
+        headers["retry-after"] = json!({"description": "After how many seconds to repeat the call", "schema": {"type": "integer", "minimum": 1}});
     }
 }
 
-fn any_problem() -> Response {
-    let mut response = Response::new("Any other error: 400, 401, 403, 413, 429 or 503, told apart by `code`");
-    let problem = Content::new(Some(Ref::from_schema_name("Problem")));
-    response.content.insert(PROBLEM.into(), problem.into());
-    response
+/// From the answer to a registration to the calls on that timer.
+fn links() -> Value {
+    let link = |operation: &str| {
+        let mut parameters = json!({"id": "$response.body#/id"});
+        if operation == "patch" {
+            parameters["if-match"] = json!("$response.header.etag");
+        }
+        json!({"operationId": operation, "parameters": parameters})
+    };
+    ON_A_TIMER
+        .into_iter()
+        .map(|operation| (operation.to_owned(), link(operation)))
+        .collect::<serde_json::Map<_, _>>()
+        .into()
 }

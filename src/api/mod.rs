@@ -1,10 +1,12 @@
-//! The REST door: routes, limits, keys, and one shape for every error.
+//! The REST API: routes, limits, keys, and one shape for every error.
 
 mod auth;
 mod document;
-mod linger;
+mod drain;
+mod page;
 mod problem;
 pub mod request;
+mod schema;
 mod service;
 mod state;
 mod timers;
@@ -40,7 +42,7 @@ pub use state::ApiState;
 /// How long a client may take to send its headers; also how long an idle connection is kept.
 const HEADER_WAIT: Duration = Duration::from_secs(30);
 
-/// The most bytes of headers.
+/// The most bytes of headers that one request may have.
 const MAX_HEADERS: usize = 32 * 1024;
 
 /// How long a call may take until its answer begins.
@@ -80,19 +82,7 @@ fn documented() -> OpenApiRouter<Arc<ApiState>> {
         .routes(routes!(service::metrics))
 }
 
-/// The routes and the OpenAPI document that describes them.
-fn routes_and_document() -> (Router<Arc<ApiState>>, utoipa::openapi::OpenApi) {
-    let (routes, mut document) = documented().split_for_parts();
-    document::complete(&mut document);
-    (routes, document)
-}
-
-/// The OpenAPI document, as `/openapi.json` serves it.
-pub fn openapi() -> utoipa::openapi::OpenApi {
-    routes_and_document().1
-}
-
-/// All routes. What has no end of its own ends when `closing` does.
+/// All routes. Streams end when `closing` is cancelled.
 fn router(node: Arc<Node>, closing: CancellationToken) -> Router {
     let state = Arc::new(ApiState {
         auth: Auth::new(&node.config.server),
@@ -100,12 +90,10 @@ fn router(node: Arc<Node>, closing: CancellationToken) -> Router {
         node,
         closing,
     });
-    let (routes, document) = routes_and_document();
-    // Left to itself the page tells a validator on the net where this server is.
-    let page = utoipa_swagger_ui::Config::from("/openapi.json").validator_url("none");
-    let page = utoipa_swagger_ui::SwaggerUi::new("/docs").config(page);
+    let (routes, document) = documented().split_for_parts();
+    let document = document::completed(&document);
     routes
-        .merge(page)
+        .merge(page::routes())
         .route("/openapi.json", axum::routing::get(move || async move { Json(document) }))
         .fallback(|| async { StatusCode::NOT_FOUND })
         .layer(middleware::from_fn_with_state(Arc::clone(&state), admit))
@@ -114,7 +102,7 @@ fn router(node: Arc<Node>, closing: CancellationToken) -> Router {
         .with_state(state)
 }
 
-/// Checks the key of every call but the health checks and metrics, and charges it.
+/// Checks the key of every call but the health checks and metrics, and charges it for writes.
 async fn admit(
     State(state): State<Arc<ApiState>>,
     mut request: Request,
@@ -135,7 +123,7 @@ async fn admit(
     }
 }
 
-/// Names the request, measures it, and gives errors their shape.
+/// Gives the request its id, measures it, and gives errors their shape.
 async fn observe(State(state): State<Arc<ApiState>>, request: Request, next: Next) -> Response {
     let began = Monotonic::now();
     let request_id = request
@@ -149,7 +137,7 @@ async fn observe(State(state): State<Arc<ApiState>>, request: Request, next: Nex
         .get::<MatchedPath>()
         .map_or_else(|| "other".to_owned(), |path| path.as_str().to_owned());
     let method = request.method().clone();
-    let response = problem::finish(next.run(linger::lingering(request)).await, &request_id);
+    let response = problem::finish(next.run(drain::drained_on_drop(request)).await, &request_id);
     let metrics = &state.node.metrics;
     let method = match method.as_str() {
         known @ ("GET" | "PUT" | "POST" | "PATCH" | "DELETE") => known,
@@ -172,24 +160,24 @@ fn panicked(_: Box<dyn std::any::Any + Send>) -> Response {
     ))
 }
 
-/// Accepts connections until `closing`, then lets each finish the call it is in.
+/// Accepts connections until `closing` is cancelled, then lets each finish its current call.
 pub async fn serve(listener: TcpListener, node: Arc<Node>, closing: CancellationToken) {
-    let places = Arc::new(Semaphore::new(node.config.server.max_connections));
+    let permits = Arc::new(Semaphore::new(node.config.server.max_connections));
     let router = router(node, closing.clone());
     let graceful = GracefulShutdown::new();
     let mut http = hyper::server::conn::http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(HEADER_WAIT).max_buf_size(MAX_HEADERS);
     loop {
-        let place = tokio::select! {
+        let permit = tokio::select! {
             () = closing.cancelled() => break,
-            place = Arc::clone(&places).acquire_owned() => place,
+            permit = Arc::clone(&permits).acquire_owned() => permit,
         };
         let stream = tokio::select! {
             () = closing.cancelled() => break,
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => stream,
                 Err(why) => {
-                    // Out of file descriptors, most likely: wait for some to be closed.
+                    // Most likely the process is out of file descriptors: wait until some are closed.
                     tracing::warn!(%why, "a connection was not accepted");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                     continue;
@@ -201,9 +189,9 @@ pub async fn serve(listener: TcpListener, node: Arc<Node>, closing: Cancellation
         let service = TowerToHyperService::new(router.clone());
         let connection = graceful.watch(http.serve_connection(TokioIo::new(stream), service));
         tokio::spawn(async move {
-            // A client that breaks off is its own affair.
+            // A connection that a client breaks off is no failure of the service.
             let _ = connection.await;
-            drop(place);
+            drop(permit);
         });
     }
     drop(listener);

@@ -1,4 +1,4 @@
-//! Errors as `application/problem+json` (RFC 9457), with a stable code and a pointer to each culprit.
+//! Errors as `application/problem+json` (RFC 9457), with a stable code and a pointer to each field that is not valid.
 
 use axum::Json;
 use axum::body::Body;
@@ -12,7 +12,7 @@ use crate::writer::NotTaken;
 /// One thing that is wrong in a request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, utoipa::ToSchema)]
 pub struct FieldError {
-    /// JSON pointer into the body, or `?name` for a query parameter.
+    /// JSON pointer into the body, or `?name` for a parameter in path, query or header.
     pub pointer: String,
     /// Stable word for programs.
     pub code: &'static str,
@@ -36,12 +36,13 @@ pub struct Problem {
     /// The status in words.
     pub title: &'static str,
     /// The HTTP status.
+    #[schema(minimum = 400, maximum = 599)]
     pub status: u16,
     /// What happened and what to do.
     pub detail: String,
     /// Stable word for programs.
     pub code: &'static str,
-    /// What is wrong where, if it is about the request's content.
+    /// The fields that are not valid, if the error is about the request's content.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub errors: Vec<FieldError>,
     /// The `x-request-id` of this answer.
@@ -65,14 +66,14 @@ impl Problem {
         }
     }
 
-    /// Asks the caller to come back after this many seconds.
+    /// Adds `Retry-After`, in seconds.
     #[must_use]
     pub fn retry_after(mut self, seconds: u32) -> Self {
         self.retry_after = Some(seconds);
         self
     }
 
-    /// 422, or 413 when what is wrong is a size.
+    /// 422, or 413 if one of the errors is a size.
     pub fn invalid(errors: Vec<FieldError>) -> Self {
         let too_large = errors.iter().any(|error| error.code == "too_large");
         let (status, code) = if too_large {
@@ -98,7 +99,7 @@ impl Problem {
         )
     }
 
-    /// 503: the store has not answered since the start.
+    /// 503: the cold store has not answered since the start.
     pub fn starting() -> Self {
         Self::new(
             StatusCode::SERVICE_UNAVAILABLE,
@@ -119,7 +120,7 @@ impl From<ColdError> for Problem {
                 "the database cannot hold a value of this request",
             )]);
         }
-        // The store's own words go to the log; they may hold addresses and names.
+        // The store's own message may hold addresses and names: it goes to the log only.
         tracing::debug!(%why, "answered 503");
         let detail = match &why {
             ColdError::Full | ColdError::Busy => why.to_string(),
@@ -146,7 +147,7 @@ impl From<NotTaken> for Problem {
 }
 
 impl IntoResponse for Problem {
-    /// Carried as an extension; [`finish`] writes it with the request's id.
+    /// Carries the problem as an extension; [`finish`] writes it, with the request's id.
     fn into_response(self) -> Response {
         let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let mut response = status.into_response();
@@ -155,7 +156,7 @@ impl IntoResponse for Problem {
     }
 }
 
-/// Gives every error answer the same shape, whichever layer it came from.
+/// Gives every error answer the shape of a problem, whichever layer it came from, and every answer its request id.
 pub fn finish(mut response: Response, request_id: &str) -> Response {
     let status = response.status();
     let problem = response.extensions_mut().remove::<Problem>();

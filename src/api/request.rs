@@ -1,17 +1,19 @@
-//! A timer as a caller writes it, and the way to a checked [`NewTimer`].
+//! Reads a timer as a caller writes it and checks it into a [`NewTimer`].
 //!
-//! Everything that is wrong is told at once, each with its JSON pointer.
+//! All faults of a request are collected and answered at once, each with its JSON pointer. The limits here are
+//! those that the OpenAPI document states ([`super::schema`]).
 
 mod canonical;
 mod raw;
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
-pub use raw::{LateIn, Precision, RawTimer, RetryIn, TargetIn, WebhookIn};
+pub use raw::{LateIn, LateThen, Precision, Priority, PriorityIn, RawTimer, RetryIn, TargetIn, WebhookIn};
 
 use super::problem::FieldError;
 use crate::cold::NewTimer;
@@ -23,67 +25,83 @@ use crate::sink::guard::Guard;
 
 /// The largest payload, in bytes of JSON.
 pub const MAX_DATA: usize = 64 * 1024;
-const MAX_OWNER: usize = 256;
-const MAX_LABELS: usize = 16;
+/// The longest owner, in bytes.
+pub const MAX_OWNER: usize = 256;
+/// The most labels of one timer.
+pub const MAX_LABELS: usize = 16;
+/// The longest name of a label, in bytes.
+pub const MAX_LABEL_NAME: usize = 64;
+/// The longest value of a label, in bytes.
+pub const MAX_LABEL_VALUE: usize = 256;
+/// The fewest attempts that `retry` may ask for.
+pub const MIN_RETRY_ATTEMPTS: u32 = 1;
+/// The most attempts that `retry` may ask for.
+pub const MAX_RETRY_ATTEMPTS: u32 = 100;
+const MIN_RETRY_FIRST: Span = Span::from_duration(Duration::from_millis(10));
+const MAX_RETRY_CAP: Span = Span::from_duration(Duration::from_secs(7 * 86_400));
 
-/// Fields that are known, to be refused with better words than "unknown".
-const NOT_YET: [&str; 6] = ["priority", "spread", "merge", "dispatch", "destination", "queue"];
+/// Fields of the contract that this version refuses as `not_supported`. A list of known fields leaves them out.
+const NOT_SUPPORTED: [&str; 5] = ["spread", "merge", "dispatch", "destination", "queue"];
 
-/// How a timer of a request gets its primary key.
+/// Which id a timer of a request gets, and with it its primary key.
 #[derive(Debug, Clone)]
 pub enum Naming {
     /// `PUT`: the id of the path.
     Path(TimerId),
-    /// A batch item: its own `id`, or none.
-    Own,
-    /// `POST` with an idempotency key.
+    /// An item of a batch or stream: the `id` in its body, or one that the service makes.
+    Body,
+    /// `POST` with an `Idempotency-Key`: the service makes the id, and the key gives this uid.
     Key(Uid),
-    /// `POST` without one.
+    /// `POST` without one: the service makes both.
     Server,
 }
 
-/// What parsing needs to know beside the request.
+/// What the checks need beside the request.
 pub struct Context<'a> {
     /// The store's time.
     pub now: UnixMs,
     /// The namespace of ids.
     pub namespace: &'a str,
-    /// Which addresses are delivered to.
+    /// Decides which addresses are delivered to.
     pub guard: &'a Guard,
-    /// A fresh server-made uid.
+    /// A uid for the timer, if the service makes its id.
     pub fresh: Uuid,
 }
 
-/// Why a body is no timer.
+/// Why a body was refused.
 #[derive(Debug)]
-pub enum Bad {
-    /// Not JSON.
-    Syntax(String),
-    /// JSON, and not valid.
+pub enum Refused {
+    /// It is not JSON.
+    NotJson(String),
+    /// It is JSON, and these fields are not valid.
     Fields(Vec<FieldError>),
 }
 
-/// Reads JSON into `T`; what is not JSON and what does not fit are told apart.
-pub fn read<'de, T: Deserialize<'de>>(text: &'de [u8], at: &str) -> Result<T, Bad> {
+/// Reads JSON into `T`. Pointers of errors begin with `pointer_prefix`.
+pub fn read<'de, T: Deserialize<'de>>(text: &'de [u8], pointer_prefix: &str) -> Result<T, Refused> {
     let mut json = serde_json::Deserializer::from_slice(text);
     let value = serde_path_to_error::deserialize(&mut json).map_err(|why| {
-        let pointer = format!("{at}{}", pointer_of(why.path()));
+        let pointer = format!("{pointer_prefix}{}", pointer_of(why.path()));
         let inner = why.into_inner();
-        match inner.classify() {
-            // Reading stops at the first field that does not fit; what follows it may still be no JSON.
-            serde_json::error::Category::Data if serde_json::from_slice::<&RawValue>(text).is_ok() => {
-                let text = inner.to_string();
+        // Reading stops at the first field that does not fit; the text after it may still not be JSON. Nor does the
+        // class of the error tell: a `null` in place of a word, or nesting too deep, counts as bad syntax.
+        match serde_json::from_slice::<&RawValue>(text) {
+            Ok(_) => {
+                let is_data = inner.classify() == serde_json::error::Category::Data;
+                let text =
+                    if is_data { inner.to_string() } else { "this value does not fit here".to_owned() };
                 let detail =
                     text.rsplit_once(" at line ").map_or(text.as_str(), |(detail, _)| detail).to_owned();
-                let detail =
-                    NOT_YET.iter().fold(detail, |text, field| text.replace(&format!(", `{field}`"), ""));
+                let detail = NOT_SUPPORTED
+                    .iter()
+                    .fold(detail, |text, field| text.replace(&format!(", `{field}`"), ""));
                 let code = if detail.starts_with("unknown field") { "unknown_field" } else { "wrong_type" };
-                Bad::Fields(vec![FieldError::new(pointer, code, detail)])
+                Refused::Fields(vec![FieldError::new(pointer, code, detail)])
             }
-            _ => Bad::Syntax(format!("not JSON: {inner}")),
+            Err(_) => Refused::NotJson(format!("not JSON: {inner}")),
         }
     })?;
-    json.end().map_err(|why| Bad::Syntax(format!("not one JSON value: {why}")))?;
+    json.end().map_err(|why| Refused::NotJson(format!("not one JSON value: {why}")))?;
     Ok(value)
 }
 
@@ -104,21 +122,16 @@ fn escaped(key: &str) -> String {
 }
 
 /// Reads and checks one timer. `again` comes from the query.
-pub fn timer(text: &[u8], naming: Naming, again: bool, context: &Context<'_>) -> Result<NewTimer, Bad> {
+pub fn timer(text: &[u8], naming: Naming, again: bool, context: &Context<'_>) -> Result<NewTimer, Refused> {
     let raw: RawTimer = read(text, "")?;
     let mut errors = Vec::new();
-    let (id, uid, caller_id) = name(&raw, naming, context, &mut errors);
-    for (field, given) in [
-        // The default may be said aloud.
-        ("priority", &raw.priority.clone().filter(|given| given != "normal")),
-        ("spread", &raw.spread),
-        ("merge", &raw.merge),
-        ("dispatch", &raw.dispatch),
-    ] {
-        if given.is_some() {
-            errors.push(not_yet(&format!("/{field}")));
+    let (id, uid, caller_id) = identity(&raw, naming, context, &mut errors);
+    for (field, value) in [("spread", &raw.spread), ("merge", &raw.merge), ("dispatch", &raw.dispatch)] {
+        if value.is_some() {
+            errors.push(not_supported(&format!("/{field}")));
         }
     }
+    check_priority(raw.priority, &mut errors);
     let minute = raw.precision == Some(Precision::Minute);
     let due_at = due(&raw.fire_at, &raw.delay, &raw.local, &raw.zone, context.now, &mut errors);
     let due_at = due_at.map(|at| if minute { at.ceil_minute() } else { at });
@@ -132,7 +145,7 @@ pub fn timer(text: &[u8], naming: Naming, again: bool, context: &Context<'_>) ->
         Policies { retry: retry(raw.retry.as_ref(), &mut errors), late: late(raw.late, &mut errors) };
     let hash = canonical::request_hash(text, &mut errors);
     let (Some(due_at), Some(target), true) = (due_at, target, errors.is_empty()) else {
-        return Err(Bad::Fields(errors));
+        return Err(Refused::Fields(errors));
     };
     Ok(NewTimer {
         uid,
@@ -151,7 +164,8 @@ pub fn timer(text: &[u8], naming: Naming, again: bool, context: &Context<'_>) ->
     })
 }
 
-fn name(
+/// The id, the uid, and whether the caller chose either.
+fn identity(
     raw: &RawTimer,
     naming: Naming,
     context: &Context<'_>,
@@ -170,7 +184,7 @@ fn name(
             let uid = id.uid(context.namespace);
             (id, uid, true)
         }
-        Naming::Own => match raw.id.as_deref().map(TimerId::parse) {
+        Naming::Body => match raw.id.as_deref().map(TimerId::parse) {
             None => (TimerId::of_server(fresh), fresh, false),
             Some(Ok(id)) => {
                 if id.server_uid().is_some() {
@@ -189,17 +203,17 @@ fn name(
             }
         },
         Naming::Key(uid) => {
-            no_id(raw, errors);
+            refuse_id(raw, errors);
             (TimerId::of_server(uid), uid, true)
         }
         Naming::Server => {
-            no_id(raw, errors);
+            refuse_id(raw, errors);
             (TimerId::of_server(fresh), fresh, false)
         }
     }
 }
 
-fn no_id(raw: &RawTimer, errors: &mut Vec<FieldError>) {
+fn refuse_id(raw: &RawTimer, errors: &mut Vec<FieldError>) {
     if raw.id.is_some() {
         errors.push(FieldError::new(
             "/id",
@@ -209,11 +223,19 @@ fn no_id(raw: &RawTimer, errors: &mut Vec<FieldError>) {
     }
 }
 
-fn not_yet(pointer: &str) -> FieldError {
+/// Refuses what this version does not have: all priorities but the default.
+pub fn check_priority(priority: Option<PriorityIn>, errors: &mut Vec<FieldError>) {
+    if !matches!(priority, None | Some(PriorityIn::Normal)) {
+        let detail = "this version has the priority `normal` only; give that one, or leave it out";
+        errors.push(FieldError::new("/priority", "not_supported", detail));
+    }
+}
+
+fn not_supported(pointer: &str) -> FieldError {
     FieldError::new(pointer, "not_supported", "not supported by this version; leave it out")
 }
 
-/// The due time from whichever form was given.
+/// The due time, from the one of the three forms that the request uses.
 pub fn due(
     fire_at: &Option<String>,
     delay: &Option<String>,
@@ -222,17 +244,17 @@ pub fn due(
     now: UnixMs,
     errors: &mut Vec<FieldError>,
 ) -> Option<UnixMs> {
-    let given: Vec<&str> = [("fire_at", fire_at), ("delay", delay), ("local", local)]
+    let forms: Vec<&str> = [("fire_at", fire_at), ("delay", delay), ("local", local)]
         .into_iter()
         .filter(|(_, value)| value.is_some())
         .map(|(name, _)| name)
         .collect();
-    if given.len() != 1 {
-        let detail = match given.len() {
+    if forms.len() != 1 {
+        let detail = match forms.len() {
             0 => "give one of `fire_at`, `delay`, or `local` with `zone`".to_owned(),
-            _ => format!("give one of them, not {}", given.join(" and ")),
+            _ => format!("give one of them, not {}", forms.join(" and ")),
         };
-        let pointer = given.first().map(|name| format!("/{name}")).unwrap_or_default();
+        let pointer = forms.first().map(|name| format!("/{name}")).unwrap_or_default();
         errors.push(FieldError::new(pointer, "when", detail));
         return None;
     }
@@ -240,7 +262,7 @@ pub fn due(
         errors.push(FieldError::new("/zone", "when", "`zone` goes with `local`"));
         return None;
     }
-    let (pointer, read) = match (fire_at, delay, local, zone) {
+    let (pointer, parsed) = match (fire_at, delay, local, zone) {
         (Some(at), ..) => ("/fire_at", UnixMs::parse_rfc3339(at)),
         (_, Some(delay), ..) => {
             ("/delay", Span::parse(delay).and_then(|span| now.plus(span.get()).bounded()))
@@ -251,7 +273,7 @@ pub fn due(
             return None;
         }
     };
-    match read {
+    match parsed {
         Ok(at) => Some(at),
         Err(why) => {
             let zone = matches!(why, crate::model::time::Error::Zone(_));
@@ -270,24 +292,24 @@ fn target(raw: Option<&RawValue>, guard: &Guard, errors: &mut Vec<FieldError>) -
         ));
         return None;
     };
-    let given: TargetIn = match read(raw.get().as_bytes(), "/target") {
-        Ok(given) => given,
-        Err(Bad::Fields(found)) => {
+    let target: TargetIn = match read(raw.get().as_bytes(), "/target") {
+        Ok(target) => target,
+        Err(Refused::Fields(found)) => {
             errors.extend(found);
             return None;
         }
-        Err(Bad::Syntax(why)) => {
+        Err(Refused::NotJson(why)) => {
             errors.push(FieldError::new("/target", "wrong_type", why));
             return None;
         }
     };
-    for (kind, value) in [("destination", &given.destination), ("queue", &given.queue)] {
+    for (kind, value) in [("destination", &target.destination), ("queue", &target.queue)] {
         if value.is_some() {
-            errors.push(not_yet(&format!("/target/{kind}")));
+            errors.push(not_supported(&format!("/target/{kind}")));
             return None;
         }
     }
-    let Some(hook) = given.webhook else {
+    let Some(hook) = target.webhook else {
         errors.push(FieldError::new(
             "/target",
             "missing",
@@ -330,9 +352,9 @@ fn check_text(text: &str, least: usize, most: usize, pointer: &str, errors: &mut
     }
 }
 
-/// Checks labels and writes them as sorted JSON; `None` for none.
-pub fn labels(given: Option<&BTreeMap<String, String>>, errors: &mut Vec<FieldError>) -> Option<String> {
-    let labels = given.filter(|labels| !labels.is_empty())?;
+/// Checks labels and writes them as JSON, sorted by name; `None` if there are none.
+pub fn labels(labels: Option<&BTreeMap<String, String>>, errors: &mut Vec<FieldError>) -> Option<String> {
+    let labels = labels.filter(|labels| !labels.is_empty())?;
     if labels.len() > MAX_LABELS {
         errors.push(FieldError::new(
             "/labels",
@@ -343,24 +365,22 @@ pub fn labels(given: Option<&BTreeMap<String, String>>, errors: &mut Vec<FieldEr
     for (name, value) in labels.iter().take(MAX_LABELS) {
         let pointer = format!("/labels/{}", escaped(name));
         let allowed = |b: u8| b.is_ascii_alphanumeric() || b"._-/".contains(&b);
-        if !(1..=64).contains(&name.len()) || !name.bytes().all(allowed) {
-            errors.push(FieldError::new(
-                &pointer,
-                "bad_label",
-                "a label's name is 1 to 64 of A-Z a-z 0-9 . _ - /",
-            ));
+        if !(1..=MAX_LABEL_NAME).contains(&name.len()) || !name.bytes().all(allowed) {
+            let detail = format!("a label's name is 1 to {MAX_LABEL_NAME} of A-Z a-z 0-9 . _ - /");
+            errors.push(FieldError::new(&pointer, "bad_label", detail));
         }
-        check_text(value, 0, 256, &pointer, errors);
+        check_text(value, 0, MAX_LABEL_VALUE, &pointer, errors);
     }
     serde_json::to_string(labels).ok()
 }
 
-fn retry(given: Option<&RetryIn>, errors: &mut Vec<FieldError>) -> Option<Retry> {
-    let given = given?;
+fn retry(asked: Option<&RetryIn>, errors: &mut Vec<FieldError>) -> Option<Retry> {
+    let asked = asked?;
     let mut retry = Retry::default();
-    if let Some(attempts) = given.attempts {
-        if !(1..=100).contains(&attempts) {
-            errors.push(FieldError::new("/retry/attempts", "range", "from 1 to 100"));
+    if let Some(attempts) = asked.attempts {
+        if !(MIN_RETRY_ATTEMPTS..=MAX_RETRY_ATTEMPTS).contains(&attempts) {
+            let detail = format!("from {MIN_RETRY_ATTEMPTS} to {MAX_RETRY_ATTEMPTS}");
+            errors.push(FieldError::new("/retry/attempts", "range", detail));
         }
         retry.attempts = attempts;
     }
@@ -373,24 +393,24 @@ fn retry(given: Option<&RetryIn>, errors: &mut Vec<FieldError>) -> Option<Retry>
                 default
             }
         };
-    retry.first = span(&given.first, "/retry/first", retry.first);
-    retry.cap = span(&given.cap, "/retry/cap", retry.cap.max(retry.first));
+    retry.first = span(&asked.first, "/retry/first", retry.first);
+    retry.cap = span(&asked.cap, "/retry/cap", retry.cap.max(retry.first));
     if retry.first > retry.cap {
         errors.push(FieldError::new("/retry/first", "range", "longer than `cap`"));
     }
-    if retry.first.get().as_millis() < 10 {
-        errors.push(FieldError::new("/retry/first", "range", "at least PT0.01S"));
+    if retry.first < MIN_RETRY_FIRST {
+        errors.push(FieldError::new("/retry/first", "range", format!("at least {MIN_RETRY_FIRST}")));
     }
-    if retry.cap.get().as_secs() > 7 * 86_400 {
-        errors.push(FieldError::new("/retry/cap", "range", "at most P7D"));
+    if retry.cap > MAX_RETRY_CAP {
+        errors.push(FieldError::new("/retry/cap", "range", format!("at most {MAX_RETRY_CAP}")));
     }
     Some(retry)
 }
 
-fn late(given: Option<LateIn>, errors: &mut Vec<FieldError>) -> Option<Late> {
-    let given = given?;
-    match Span::parse(&given.grace) {
-        Ok(grace) => Some(Late { grace, then: given.then }),
+fn late(asked: Option<LateIn>, errors: &mut Vec<FieldError>) -> Option<Late> {
+    let asked = asked?;
+    match Span::parse(&asked.grace) {
+        Ok(grace) => Some(Late { grace, then: asked.then }),
         Err(why) => {
             errors.push(FieldError::new("/late/grace", "bad_duration", why.to_string()));
             None

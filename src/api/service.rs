@@ -7,24 +7,51 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use serde_json::json;
+use serde::Serialize;
 
 use super::ApiState;
 use super::problem::Problem;
-use crate::cold::Ledger;
+use super::schema;
+use crate::cold::{Ledger, NodeRow};
+use crate::model::time::UnixMs;
 
 /// How long the readiness check waits for the cold store.
 const CHECK_WAIT: Duration = Duration::from_secs(2);
 
+/// The answer of a health check.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct Health {
+    #[schema(value_type = schema::HealthWord)]
+    status: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Checks, required = false)]
+    checks: Option<Checks>,
+}
+
+/// What `/readyz` found: `ok`, or what is wrong, in words.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct Checks {
+    cold_store: String,
+    wheels: String,
+}
+
+impl Health {
+    const fn plain(status: &'static str) -> Self {
+        Self { status, checks: None }
+    }
+}
+
 /// The process runs.
-#[utoipa::path(get, path = "/livez", tag = "service", responses((status = 200, description = "It runs")))]
-pub async fn livez() -> Response {
-    Json(json!({ "status": "ok" })).into_response()
+#[utoipa::path(get, path = "/livez", tag = "service",
+    responses((status = 200, body = Health, description = "It runs")))]
+pub async fn livez() -> Json<Health> {
+    Json(Health::plain("ok"))
 }
 
 /// It can serve.
 #[utoipa::path(get, path = "/readyz", tag = "service",
-    responses((status = 200, description = "It can serve; `degraded` while the wheels are away"), (status = 503, description = "Without the cold store, or stopping")))]
+    responses((status = 200, body = Health, description = "It can serve; `degraded` while the wheels are away"),
+        (status = 503, body = Health, description = "Without the cold store, or stopping")))]
 pub async fn readyz(State(state): State<Arc<ApiState>>) -> Response {
     let store = match state.node.service() {
         None => "not reached yet",
@@ -55,55 +82,73 @@ pub async fn readyz(State(state): State<Arc<ApiState>>) -> Response {
         (false, false, _) => "unavailable",
     };
     let code = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    let checks = json!({ "cold_store": store, "wheels": wheels });
-    (code, Json(json!({ "status": status, "checks": checks }))).into_response()
+    let checks = Checks { cold_store: store.to_owned(), wheels: wheels.to_owned() };
+    (code, Json(Health { status, checks: Some(checks) })).into_response()
 }
 
 /// It has recovered: shards are owned and everything overdue has been looked at once.
 #[utoipa::path(get, path = "/startupz", tag = "service",
-    responses((status = 200, description = "Recovered"), (status = 503, description = "Not yet")))]
+    responses((status = 200, body = Health, description = "Recovered"),
+        (status = 503, body = Health, description = "Not yet")))]
 pub async fn startupz(State(state): State<Arc<ApiState>>) -> Response {
     if state.node.has_recovered() {
-        Json(json!({ "status": "ok" })).into_response()
+        Json(Health::plain("ok")).into_response()
     } else {
-        (StatusCode::SERVICE_UNAVAILABLE, Json(json!({ "status": "starting" }))).into_response()
+        (StatusCode::SERVICE_UNAVAILABLE, Json(Health::plain("starting"))).into_response()
     }
 }
 
 /// Prometheus text.
-#[utoipa::path(get, path = "/metrics", tag = "service", responses((status = 200, description = "Prometheus text")))]
+#[utoipa::path(get, path = "/metrics", tag = "service",
+    responses((status = 200, body = String, content_type = "text/plain", description = "Prometheus text")))]
 pub async fn metrics(State(state): State<Arc<ApiState>>) -> Response {
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], state.node.metrics.text()).into_response()
 }
 
-/// registered = delivered + cancelled + expired + dead + pending.
+/// The ledger: registered = delivered + cancelled + expired + dead + pending.
 #[utoipa::path(get, path = "/v1/ledger", tag = "service", responses((status = 200, body = Ledger)))]
 pub async fn ledger(State(state): State<Arc<ApiState>>) -> Result<Response, Problem> {
     Ok(Json(state.service()?.store.ledger().await?).into_response())
 }
 
+/// The nodes of the store.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct NodesAnswer {
+    items: Vec<NodeView>,
+}
+
+/// One node.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct NodeView {
+    /// Whether it is the node that answers.
+    me: bool,
+    name: String,
+    /// Where its API listens.
+    address: String,
+    version: String,
+    #[schema(value_type = schema::Moment)]
+    started_at: UnixMs,
+    /// Its last sign of life.
+    #[schema(value_type = schema::Moment)]
+    beat_at: UnixMs,
+    /// The shards that it owns.
+    shards: Vec<i32>,
+}
+
 /// The nodes that share the work.
-#[utoipa::path(get, path = "/v1/nodes", tag = "service",
-    responses((status = 200, description = "{\"items\": [{name, address, version, started_at, beat_at, shards}]}")))]
+#[utoipa::path(get, path = "/v1/nodes", tag = "service", responses((status = 200, body = NodesAnswer)))]
 pub async fn nodes(State(state): State<Arc<ApiState>>) -> Result<Response, Problem> {
     let service = state.service()?;
     let me = &service.ownership.me().name;
-    let items: Vec<_> = service
-        .store
-        .nodes()
-        .await?
-        .into_iter()
-        .map(|node| {
-            json!({
-                "me": node.name == *me,
-                "name": node.name,
-                "address": node.address,
-                "version": node.version,
-                "started_at": node.started_at,
-                "beat_at": node.beat_at,
-                "shards": node.shards,
-            })
-        })
-        .collect();
-    Ok(Json(json!({ "items": items })).into_response())
+    let view = |node: NodeRow| NodeView {
+        me: node.name == *me,
+        name: node.name,
+        address: node.address,
+        version: node.version,
+        started_at: node.started_at,
+        beat_at: node.beat_at,
+        shards: node.shards,
+    };
+    let items = service.store.nodes().await?.into_iter().map(view).collect();
+    Ok(Json(NodesAnswer { items }).into_response())
 }

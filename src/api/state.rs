@@ -1,4 +1,4 @@
-//! What every handler works with.
+//! The state that all handlers share.
 
 use std::sync::Arc;
 
@@ -10,22 +10,22 @@ use super::view;
 use crate::service::{Node, Service};
 use crate::sink::guard::Guard;
 
-/// What every handler works with.
+/// The state that all handlers share.
 pub struct ApiState {
     pub(super) node: Arc<Node>,
     pub(super) auth: Auth,
     pub(super) guard: Guard,
-    /// The doors close: streams end.
+    /// Cancelled when the node stops; streams end then.
     pub(super) closing: CancellationToken,
 }
 
 impl ApiState {
-    /// What is behind the API, once the cold store has answered.
+    /// The service; 503 until the cold store has answered for the first time.
     pub(super) fn service(&self) -> Result<&Service, Problem> {
         self.node.service().ok_or_else(Problem::starting)
     }
 
-    /// Tells in which tier timers are.
+    /// Computes the tiers of timers, as of now.
     pub(super) fn tiers<'a>(&self, service: &'a Service) -> view::Tiers<'a> {
         view::Tiers::now(service, self.node.config.wheel.near.get())
     }

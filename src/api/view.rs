@@ -1,80 +1,117 @@
-//! What answers show of a timer.
+//! What answers show of a timer. [`TimerView::new`] is the only place that builds it, for every answer.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use serde::Serialize;
 use serde_json::value::RawValue;
 
+use super::request::{LateThen, Precision, Priority};
+use super::schema;
 use crate::cold::{AttemptRecord, TimerRow};
 use crate::model::id::{Generation, delivery_id};
-use crate::model::policy::{Late, Retry};
+use crate::model::policy::{Late, Retry, Then};
 use crate::model::target::Target;
-use crate::model::time::UnixMs;
-use crate::model::timer::State;
+use crate::model::time::{Span, UnixMs};
+use crate::model::timer::{AttemptResult, State};
 use crate::positions::Positions;
 use crate::service::Service;
 
-/// A timer in an answer.
+/// In force where a request has no `late`: a timer is delivered, however late it is found.
+const LATE_DEFAULT: Late = Late { grace: Span::from_duration(Duration::ZERO), then: Then::Deliver };
+
+/// A timer in an answer, live or ended. Fields that the request left out have the value in force.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct TimerView {
+    #[schema(value_type = schema::TimerId)]
     id: String,
-    /// `scheduled`, `delivering`, `retrying`, `paused`; ended: `delivered`, `cancelled`, `expired`, `dead`.
-    #[schema(value_type = String)]
+    #[schema(value_type = schema::TimerState)]
     state: State,
-    /// When it should fire; UTC.
-    #[schema(value_type = String)]
+    /// When it fires, or fired.
+    #[schema(value_type = schema::Moment)]
     due_at: UnixMs,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    owner: Option<String>,
-    /// As registered, without the secret.
-    #[schema(value_type = Object)]
+    /// Whom it is about; its id where the request named nobody.
+    #[schema(value_type = schema::Owner)]
+    owner: String,
     target: TargetView,
     #[schema(value_type = serde_json::Value)]
     data: Box<RawValue>,
+    #[schema(value_type = schema::Labels)]
     labels: BTreeMap<String, String>,
-    /// `second` or `minute`.
-    precision: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<Object>)]
-    late: Option<Late>,
-    #[schema(value_type = Object)]
+    priority: Priority,
+    precision: Precision,
+    #[schema(value_type = LateView)]
+    late: Late,
+    #[schema(value_type = RetryView)]
     retry: Retry,
     /// The version of its due time.
+    #[schema(minimum = 1)]
     generation: i32,
     /// Rises with every change a caller makes; also the `ETag`.
+    #[schema(minimum = 1)]
     version: i32,
-    #[schema(value_type = String)]
+    #[schema(value_type = schema::Moment)]
     created_at: UnixMs,
     /// The one id that all attempts of this generation carry.
     delivery_id: String,
     /// Attempts so far, of all generations.
+    #[schema(minimum = 0)]
     attempts: i32,
-    #[schema(value_type = Option<String>)]
+    /// `null` while an attempt is under way, and once it has ended.
+    #[schema(required, value_type = Option<schema::Moment>)]
     next_attempt_at: Option<UnixMs>,
-    /// Where its pointer is: `cold`, `minute`, `second` or `claimed`; ended timers are in no tier.
-    tier: Option<&'static str>,
-    /// Timers of this version belong to no schedule.
+    /// Where its pointer is; `null` once it has ended.
+    #[schema(required)]
+    tier: Option<Tier>,
+    /// The schedule that made it; this version has none.
+    #[schema(required)]
     schedule: Option<String>,
-    /// An attempt's outcome is not known.
+    /// There if the outcome of an attempt is not known.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     uncertain: bool,
-    /// A cancel is recorded: no further attempt starts.
+    /// There if a cancel is recorded while an attempt is open: no further attempt starts.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     cancel_requested: bool,
+    /// There once it has ended.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = schema::Moment, required = false)]
     ended_at: Option<UnixMs>,
 }
 
+/// Where the pointer of a live timer is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, utoipa::ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Tier {
+    /// Nowhere: it rests in SQL.
+    Cold,
+    /// In the minute wheel.
+    Minute,
+    /// In the second wheel, or taken from it.
+    Second,
+    /// Claimed for an attempt.
+    Claimed,
+}
+
+impl Tier {
+    /// The word of the contract.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Cold => "cold",
+            Self::Minute => "minute",
+            Self::Second => "second",
+            Self::Claimed => "claimed",
+        }
+    }
+}
+
 /// Where a timer goes, without its secrets.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
-enum TargetView {
+pub enum TargetView {
+    /// An HTTP receiver.
     Webhook(WebhookView),
     /// A kind that only newer nodes know.
-    Unknown {
-        kind: i16,
-    },
+    Unknown { kind: i16 },
 }
 
 impl TargetView {
@@ -90,20 +127,48 @@ impl TargetView {
     }
 }
 
-#[derive(Debug, Serialize)]
-struct WebhookView {
+/// An HTTP receiver, without its secret.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct WebhookView {
+    /// As deliveries use it: normalized, so it may be longer than in the request.
+    #[schema(format = "uri")]
     url: String,
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    /// Names in lower case.
+    #[schema(value_type = schema::Headers)]
     headers: BTreeMap<String, String>,
-    /// Whether deliveries are signed; the secret itself is never shown.
+    /// Whether deliveries are signed.
     signed: bool,
 }
 
-/// Tells the tier of a timer: from its shard's watermark, never from the row.
+/// The `late` in force.
+#[derive(utoipa::ToSchema)]
+#[expect(dead_code, reason = "describes `Late` in the OpenAPI document")]
+pub struct LateView {
+    /// How far past due still counts as in time.
+    #[schema(value_type = schema::Duration)]
+    grace: Span,
+    then: LateThen,
+}
+
+/// The `retry` in force.
+#[derive(utoipa::ToSchema)]
+#[expect(dead_code, reason = "describes `Retry` in the OpenAPI document")]
+pub struct RetryView {
+    #[schema(value_type = schema::RetryAttempts)]
+    attempts: u32,
+    /// The wait after the first failure; it doubles with each further one.
+    #[schema(value_type = schema::Duration)]
+    first: Span,
+    /// The longest wait.
+    #[schema(value_type = schema::Duration)]
+    cap: Span,
+}
+
+/// Computes the tier of a timer from its shard's watermark; the row does not hold it.
 #[derive(Clone, Copy)]
 pub struct Tiers<'a> {
     positions: &'a Positions,
-    /// What wakes before this is in the second wheel.
+    /// A promoted timer whose minute begins by then is in the second wheel.
     near: UnixMs,
 }
 
@@ -113,18 +178,18 @@ impl<'a> Tiers<'a> {
         Self { positions: &service.positions, near: service.store.clock().now().plus(near) }
     }
 
-    /// The tier of a live timer.
-    pub fn of(&self, row: &TimerRow) -> Option<&'static str> {
+    /// The tier of a timer; `None` if it has ended.
+    pub fn of(&self, row: &TimerRow) -> Option<Tier> {
         let life = &row.life;
         match life.state {
-            State::Delivering => Some("claimed"),
+            State::Delivering => Some(Tier::Claimed),
             state if state.is_end() => None,
-            State::Paused => Some("cold"),
-            _ if life.wake_at >= self.positions.watermark(row.shard) => Some("cold"),
-            State::Scheduled if row.minute => Some("minute"),
-            // A minute is cascaded as a whole, as soon as it begins within reach.
-            _ if life.wake_at.floor_minute() > self.near => Some("minute"),
-            _ => Some("second"),
+            State::Paused => Some(Tier::Cold),
+            _ if life.wake_at >= self.positions.watermark(row.shard) => Some(Tier::Cold),
+            State::Scheduled if row.minute => Some(Tier::Minute),
+            // A minute's slot is cascaded as a whole, once it begins within reach of the second wheel.
+            _ if life.wake_at.floor_minute() > self.near => Some(Tier::Minute),
+            _ => Some(Tier::Second),
         }
     }
 }
@@ -139,7 +204,7 @@ impl TimerView {
             id: row.id.clone(),
             state: life.state,
             due_at: life.due_at,
-            owner: row.owner.clone(),
+            owner: row.owner.clone().unwrap_or_else(|| row.id.clone()),
             target: TargetView::new(&row.target),
             data: data.unwrap_or_else(|| RawValue::NULL.to_owned()),
             labels: row
@@ -147,8 +212,9 @@ impl TimerView {
                 .as_deref()
                 .and_then(|text| serde_json::from_str(text).ok())
                 .unwrap_or_default(),
-            precision: if row.minute { "minute" } else { "second" },
-            late: row.policies.late,
+            priority: Priority::Normal,
+            precision: if row.minute { Precision::Minute } else { Precision::Second },
+            late: row.policies.late.unwrap_or(LATE_DEFAULT),
             retry: row.policies.retry.unwrap_or_default(),
             generation: life.generation.0,
             version: life.version.0,
@@ -173,23 +239,30 @@ impl TimerView {
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct AttemptView {
     /// Its number within its generation, from 1.
+    #[schema(minimum = 1)]
     attempt: i32,
+    #[schema(minimum = 1)]
     generation: i32,
     delivery_id: String,
-    #[schema(value_type = String)]
+    #[schema(value_type = schema::Moment)]
     started_at: UnixMs,
-    #[schema(value_type = String)]
+    #[schema(value_type = schema::Moment)]
     ended_at: UnixMs,
-    /// `ok`, `failed`, `timeout`, `refused` or `unknown`.
-    #[schema(value_type = String)]
-    result: crate::model::timer::AttemptResult,
+    #[schema(value_type = schema::AttemptResult)]
+    result: AttemptResult,
+    /// The HTTP status, if the receiver answered.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = u16, required = false)]
     status: Option<u16>,
     /// The first 1 KiB of the answer's body.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = String, required = false)]
     reply: Option<String>,
+    /// What went wrong, in words.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = String, required = false)]
     detail: Option<String>,
+    /// The node that made it.
     node: String,
 }
 

@@ -1,4 +1,4 @@
-//! `GET /v1/wheels`: how the wheels stand, and how many pointers lie in each slot.
+//! `GET /v1/wheels`: the cursors of the wheels, and how many pointers are in each slot.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use super::ApiState;
 use super::problem::Problem;
+use super::schema;
 use crate::model::time::{Span, UnixMs};
 use crate::wheel::{Level, Slot, Standing, Tick};
 
@@ -20,10 +21,10 @@ pub struct WheelsView {
     /// Whether all nodes share them (Redis), or each has its own.
     shared: bool,
     /// Reach of the minute wheel.
-    #[schema(value_type = String)]
+    #[schema(value_type = schema::Duration)]
     window: Span,
     /// Reach of the second wheel.
-    #[schema(value_type = String)]
+    #[schema(value_type = schema::Duration)]
     near: Span,
     /// The second wheel, the minute wheel, and the minutes of `precision: minute`.
     wheels: Vec<WheelView>,
@@ -35,21 +36,23 @@ pub struct WheelsView {
 /// One wheel, all shards together.
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct WheelView {
-    /// `second`, `minute` or `whole_minute`.
+    #[schema(value_type = schema::WheelWord)]
     level: &'static str,
     /// The end of the last slot that every shard has taken.
-    #[schema(value_type = Option<String>)]
+    #[schema(required, value_type = Option<schema::Moment>)]
     cursor: Option<UnixMs>,
+    /// Pointers in all its slots.
     count: usize,
-    /// Slots with something in them, in order.
+    /// The slots that hold pointers, in order.
     slots: Vec<SlotView>,
 }
 
 /// One slot, all shards together.
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct SlotView {
-    #[schema(value_type = String)]
+    #[schema(value_type = schema::Moment)]
     starts_at: UnixMs,
+    /// Pointers in it.
     count: usize,
 }
 
@@ -57,19 +60,23 @@ pub struct SlotView {
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct ShardView {
     shard: i32,
+    /// Its owner; `null` if it has none.
+    #[schema(required)]
     node: Option<String>,
+    /// The number of its ownership; it only rises.
     epoch: i64,
-    /// What wakes before this is in the wheels.
-    #[schema(value_type = String)]
+    /// Timers that wake before this are in the wheels.
+    #[schema(value_type = schema::Moment)]
     watermark: UnixMs,
-    /// The wheels were handed over up to here; null when there is no wheel, or it does not answer.
-    #[schema(value_type = Option<String>)]
+    /// The end of the last slot of the second wheel that was taken; `null` if there is no wheel, or it does not answer.
+    #[schema(required, value_type = Option<schema::Moment>)]
     cursor: Option<UnixMs>,
 }
 
-/// How the wheels stand.
+/// The wheels: cursors, and how many pointers each slot holds.
 #[utoipa::path(get, path = "/v1/wheels", tag = "service",
-    responses((status = 200, body = WheelsView), (status = 503, body = Problem, description = "The wheels do not answer")))]
+    responses((status = 200, body = WheelsView), (status = 503, body = Problem,
+        description = "wheels_unavailable: the wheels do not answer; or as for other calls")))]
 pub async fn wheels(State(state): State<Arc<ApiState>>) -> Result<Response, Problem> {
     let service = state.service()?;
     let rows = service.store.shard_rows(&[]).await?;
@@ -79,7 +86,7 @@ pub async fn wheels(State(state): State<Arc<ApiState>>) -> Result<Response, Prob
         let detail = "the wheels do not answer; timers fire from SQL, up to a second late";
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, "wheels_unavailable", detail).retry_after(1)
     };
-    // Where others answer, those that do not are left out.
+    // The shards whose wheels do not answer are left out, unless none does.
     let missing = service.positions.away();
     let asked: Vec<i32> = match missing.len() < shards.len() {
         true => shards.iter().copied().filter(|shard| !missing.contains(shard)).collect(),
@@ -136,7 +143,7 @@ pub async fn wheels(State(state): State<Arc<ApiState>>) -> Result<Response, Prob
     Ok(Json(view).into_response())
 }
 
-/// The slots that may hold something: from the last one taken, which may not be handed over yet.
+/// The slots that may hold pointers: from the last one taken on, which may not be handed over yet.
 fn reach(level: Level, standing: &Standing, watermark: UnixMs) -> impl Iterator<Item = Slot> {
     let end = match level {
         Level::Second => Slot { level: Level::Minute, tick: standing.marks.minute }.ends_at(),

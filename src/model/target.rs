@@ -13,8 +13,12 @@ use super::id::digest16;
 
 /// The most static headers a webhook may carry.
 pub const MAX_HEADERS: usize = 16;
-const MAX_URL: usize = 2048;
-const MAX_HEADER_BYTES: usize = 1024;
+/// The longest URL, in bytes.
+pub const MAX_URL: usize = 2048;
+/// The most bytes of one header, name and value together.
+pub const MAX_HEADER_BYTES: usize = 1024;
+/// The longest signing key, in bytes.
+pub const MAX_SECRET_BYTES: usize = 512;
 const SECRET_PREFIX: &str = "whsec_";
 
 /// Headers that belong to the connection or to the service; a caller cannot set them.
@@ -214,8 +218,8 @@ pub fn secret_bytes(secret: &str) -> Result<Vec<u8>, String> {
         .map_err(|_| "not a Standard Webhooks secret: `whsec_` followed by base64".to_owned())?;
     match key.len() {
         0 => Err("the secret is empty".into()),
-        1..=512 => Ok(key),
-        n => Err(format!("the secret has {n} bytes; at most 512")),
+        1..=MAX_SECRET_BYTES => Ok(key),
+        n => Err(format!("the secret has {n} bytes; at most {MAX_SECRET_BYTES}")),
     }
 }
 

@@ -9,6 +9,9 @@ use jiff::fmt::temporal::SpanParser;
 use jiff::{RoundMode, SpanRelativeTo, SpanRound, Unit};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+/// 0000-01-01T00:00:00.000Z, the first instant that RFC 3339 can write.
+pub const FIRST: UnixMs = UnixMs(-62_167_219_200_000);
+
 /// 9999-12-31T23:59:59.999Z, the last instant that RFC 3339 can write.
 pub const LAST: UnixMs = UnixMs(253_402_300_799_999);
 
@@ -32,6 +35,9 @@ pub enum Error {
         "`{0}` counts in years or months, which have no fixed length; say days (P30D), or give `fire_at`"
     )]
     Calendar(String),
+    /// The instant is before the year 0.
+    #[error("the time is before 0000-01-01 in UTC, the first day that can be stored")]
+    TooEarly,
     /// The instant is after the year 9999.
     #[error("the time is after 9999-12-31, the last day that can be stored")]
     TooFar,
@@ -77,9 +83,13 @@ impl UnixMs {
         Self(rounded).bounded()
     }
 
-    /// This instant, or [`Error::TooFar`] if RFC 3339 cannot write it.
+    /// This instant; an error if RFC 3339 cannot write it.
     pub fn bounded(self) -> Result<Self, Error> {
-        if self <= LAST { Ok(self) } else { Err(Error::TooFar) }
+        match self {
+            _ if self < FIRST => Err(Error::TooEarly),
+            _ if self > LAST => Err(Error::TooFar),
+            _ => Ok(self),
+        }
     }
 
     /// The instant `by` later. It saturates far beyond [`LAST`].
@@ -304,6 +314,8 @@ mod tests {
         assert_eq!(at("1970-01-01T00:00:00Z"), Ok(0));
         assert_eq!(at("1970-01-01T08:00:00.0001+08:00"), Ok(1));
         assert_eq!(at("1969-12-31T23:59:59.9995Z"), Ok(0));
+        assert_eq!(at("0000-01-01T00:00:00Z"), Ok(FIRST.get()));
+        assert_eq!(at("0000-01-01T00:00:00+01:00"), Err(Error::TooEarly));
         assert!(at("2026-12-01T09:00:00").is_err());
         assert!(at("2026-13-01T09:00:00Z").is_err());
         assert_eq!(UnixMs::new(60_001).ceil_minute().get(), 120_000);

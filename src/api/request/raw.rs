@@ -1,4 +1,4 @@
-//! A timer's fields as JSON has them, unchecked; also what the OpenAPI document shows of them.
+//! A timer's fields as JSON has them, unchecked. The OpenAPI document describes requests by these types.
 
 use std::collections::BTreeMap;
 
@@ -6,46 +6,51 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use crate::api::schema;
 use crate::model::policy::Then;
 
-/// A timer in a request.
+/// A timer in a request: a time (`fire_at`, `delay`, or `local` with `zone`), a target, and what else it needs.
+/// A field that is `null` counts as left out.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = Timer)]
 pub struct RawTimer {
-    /// The caller's own id; in a PUT the same as in the path, or left out.
+    /// The caller's own id. In a PUT it may repeat the id of the path; POST refuses it.
+    #[schema(ignore)]
     pub id: Option<String>,
-    /// When to fire: RFC 3339 with an offset. A time in the past fires at once.
-    #[schema(example = "2026-12-01T09:00:00+08:00")]
+    /// When to fire. A time in the past fires at once.
+    #[schema(value_type = Option<schema::Instant>)]
     pub fire_at: Option<String>,
-    /// When to fire, from now: an ISO 8601 duration without months or years.
-    #[schema(example = "PT48H")]
+    /// When to fire, from now.
+    #[schema(value_type = Option<schema::Duration>)]
     pub delay: Option<String>,
-    /// When to fire: wall time, together with `zone`.
-    #[schema(example = "2026-12-01T09:00:00")]
+    /// When to fire: wall time in `zone`.
+    #[schema(value_type = Option<schema::LocalTime>)]
     pub local: Option<String>,
-    /// The IANA time zone of `local`.
-    #[schema(example = "Asia/Shanghai")]
+    /// The time zone of `local`.
+    #[schema(value_type = Option<schema::Zone>)]
     pub zone: Option<String>,
-    /// Whom the timer is about; default the id.
+    /// Whom the timer is about. Default: its id.
+    #[schema(value_type = Option<schema::Owner>)]
     pub owner: Option<String>,
     /// Where it goes.
     #[schema(value_type = TargetIn)]
     pub target: Option<Box<RawValue>>,
-    /// The payload, any JSON up to 64 KiB.
+    /// The payload: any JSON, at most 64 KiB, nested at most 126 deep. Default: `null`.
     #[schema(value_type = Option<Value>)]
     pub data: Option<Box<RawValue>>,
-    /// At most 16 texts by name.
+    /// Labels to list by. Default: none.
+    #[schema(value_type = Option<schema::Labels>)]
     pub labels: Option<BTreeMap<String, String>>,
-    /// `second` (default) or `minute`: due is rounded up to the whole minute.
+    /// Default: `normal`.
+    #[schema(value_type = Option<Priority>)]
+    pub priority: Option<PriorityIn>,
+    /// Default: `second`.
     pub precision: Option<Precision>,
-    /// What happens when it is found late.
+    /// What happens when the timer is found late. Default: it is delivered.
     pub late: Option<LateIn>,
     /// How failed attempts are repeated.
     pub retry: Option<RetryIn>,
-    #[schema(ignore)]
-    #[serde(default)]
-    pub(super) priority: Option<Value>,
     #[schema(ignore)]
     #[serde(default)]
     pub(super) spread: Option<Value>,
@@ -57,21 +62,43 @@ pub struct RawTimer {
     pub(super) dispatch: Option<Value>,
 }
 
-/// `precision`.
+/// `priority` as this version has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, utoipa::ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Priority {
+    /// The only one.
+    Normal,
+}
+
+/// `priority` as a caller may write it; all but `normal` are refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PriorityIn {
+    /// Goes before the others.
+    High,
+    /// The default.
+    Normal,
+    /// Goes after the others.
+    Low,
+}
+
+/// `precision`: `second` fires at the due time, `minute` rounds the due time up to the whole minute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
     /// Fires at its due time.
     Second,
-    /// Due is rounded up to the whole minute.
+    /// Its due time is rounded up to the whole minute.
     Minute,
 }
 
-/// Where a timer goes: exactly one kind.
+/// Where a timer goes.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(as = Target)]
 pub struct TargetIn {
     /// An HTTP receiver.
+    #[schema(value_type = WebhookIn)]
     pub webhook: Option<WebhookIn>,
     #[schema(ignore)]
     pub(super) destination: Option<Value>,
@@ -82,37 +109,56 @@ pub struct TargetIn {
 /// An HTTP receiver.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(as = Webhook)]
 pub struct WebhookIn {
-    /// `http` or `https`.
+    /// Where deliveries are posted.
+    #[schema(value_type = schema::Url)]
     pub url: String,
-    /// Signs deliveries as Standard Webhooks asks: `whsec_` and base64. Never shown again.
+    /// With it, deliveries are signed.
+    #[schema(value_type = Option<schema::Secret>)]
     pub secret: Option<String>,
-    /// At most 16 static headers.
+    /// Headers that go with each delivery. Default: none.
     #[serde(default)]
+    #[schema(value_type = schema::Headers)]
     pub headers: BTreeMap<String, String>,
 }
 
-/// `late`.
+/// What happens to a timer whose first attempt would start later than `grace` past due.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(as = Late)]
 pub struct LateIn {
     /// How far past due still counts as in time.
-    #[schema(example = "P1D")]
+    #[schema(value_type = schema::Duration)]
     pub grace: String,
-    /// `deliver` (default) or `expire`.
+    /// Default: `deliver`.
     #[serde(default)]
-    #[schema(value_type = Option<String>)]
+    #[schema(value_type = LateThen)]
     pub then: Then,
 }
 
-/// `retry`; what is left out has its default (8, PT1S, PT1H).
+/// `deliver`: it is delivered all the same. `expire`: it ends as `expired`, and nothing is sent.
+#[derive(utoipa::ToSchema)]
+#[schema(rename_all = "lowercase")]
+pub enum LateThen {
+    /// It is delivered all the same.
+    Deliver,
+    /// It ends as `expired`.
+    Expire,
+}
+
+/// How failed attempts are repeated. `first` is at least `PT0.01S` and at most `cap`; `cap` is at most `P7D`.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(as = Retry)]
 pub struct RetryIn {
-    /// Attempts in all, 1 to 100.
+    /// Default: 8.
+    #[schema(value_type = Option<schema::RetryAttempts>)]
     pub attempts: Option<u32>,
-    /// The wait after the first failure; doubles with each further one.
+    /// The wait after the first failure; it doubles with each further one. Default: `PT1S`.
+    #[schema(value_type = Option<schema::Duration>)]
     pub first: Option<String>,
-    /// The longest wait.
+    /// The longest wait. Default: `PT1H`, or `first` if that is longer.
+    #[schema(value_type = Option<schema::Duration>)]
     pub cap: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! Change: due time, payload and labels; cancel; fire now.
+//! `PATCH`, `DELETE` and `fire`: change a timer, cancel it, fire it now.
 
 use std::sync::Arc;
 
@@ -6,14 +6,14 @@ use axum::Json;
 use axum::extract::{Path, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::IntoResponse;
-use serde::Deserialize;
-use serde_json::json;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use super::{Answered, MAX_BODY, body, parse_id, shown};
+use super::{ApiResult, MAX_BODY, TimerPath, body, parse_id, timer_answer};
 use crate::api::ApiState;
 use crate::api::problem::{FieldError, Problem};
-use crate::api::request;
+use crate::api::request::{self, Priority, PriorityIn};
+use crate::api::schema;
 use crate::api::view::TimerView;
 use crate::cold::{Applied, Change, ChangeEvent, Edit, TimerRow};
 use crate::model::id::{TimerId, Version};
@@ -21,60 +21,73 @@ use crate::model::time::UnixMs;
 use crate::model::timer::{Answer, Event, State as TimerState};
 use crate::service::Service;
 
-/// What a PATCH may change.
+/// What to change: at least one field. A field that is `null` counts as left out, but for `data`.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Patch {
-    /// The new due time: RFC 3339 with an offset.
+    /// The new due time; not with `delay`.
+    #[schema(value_type = Option<schema::Instant>)]
     fire_at: Option<String>,
-    /// The new due time, from now: an ISO 8601 duration.
+    /// The new due time, from now; not with `fire_at`.
+    #[schema(value_type = Option<schema::Duration>)]
     delay: Option<String>,
     /// The new payload; `null` empties it.
     #[serde(default, deserialize_with = "present")]
     #[schema(value_type = Option<serde_json::Value>)]
     data: Option<Box<RawValue>>,
-    /// The new labels, all of them.
+    /// The new labels, in place of all former ones.
+    #[schema(value_type = Option<schema::Labels>)]
     labels: Option<std::collections::BTreeMap<String, String>>,
-    #[schema(ignore)]
-    priority: Option<serde_json::Value>,
+    /// The new priority.
+    #[schema(value_type = Option<Priority>)]
+    priority: Option<PriorityIn>,
 }
 
-/// Tells `null` from absent: what is there is `Some`, `null` too.
+/// The headers of a PATCH.
+#[derive(utoipa::IntoParams)]
+#[into_params(parameter_in = Header)]
+#[expect(dead_code, reason = "describes the headers in the OpenAPI document")]
+pub struct PatchHeaders {
+    /// The `ETag` that the timer must still have.
+    #[param(rename = "if-match", required = false, inline, value_type = schema::EntityTag)]
+    if_match: String,
+}
+
+/// Keeps `null` apart from a field that is left out: `null` is `Some`.
 fn present<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Box<RawValue>>, D::Error> {
     Box::<RawValue>::deserialize(deserializer).map(Some)
 }
 
-/// Change due time, payload or labels.
+/// Change due time, payload, labels or priority.
 #[utoipa::path(patch, path = "/v1/timers/{id}", tag = "timers",
-    params(("id" = String, Path), ("if-match" = Option<String>, Header, description = "The ETag it must still have")),
+    params(TimerPath, PatchHeaders),
     request_body = Patch,
     responses((status = 200, body = TimerView, description = "A new generation if due time or payload changed"),
         (status = 404, body = Problem), (status = 409, body = Problem, description = "in_flight, already_fired, already_cancelled"),
-        (status = 412, body = Problem), (status = 422, body = Problem)))]
-pub async fn patch(State(state): State<Arc<ApiState>>, Path(id): Path<String>, request: Request) -> Answered {
+        (status = 412, body = Problem, description = "version_changed")))]
+pub async fn patch(
+    State(state): State<Arc<ApiState>>,
+    Path(id): Path<String>,
+    request: Request,
+) -> ApiResult {
     let service = state.service()?;
     let timer_id = parse_id(&id)?;
     let if_version = if_match(request.headers())?;
     let bytes = body(request.into_body(), MAX_BODY).await?;
     let raw: Patch = request::read(&bytes, "")?;
     let mut errors = Vec::new();
-    if raw.priority.as_ref().is_some_and(|given| given != "normal") {
-        errors.push(FieldError::new(
-            "/priority",
-            "not_supported",
-            "not supported by this version; leave it out",
-        ));
-    }
+    request::check_priority(raw.priority, &mut errors);
     let now = service.store.clock().now();
     let due_at = match (&raw.fire_at, &raw.delay) {
         (None, None) => None,
         _ => request::due(&raw.fire_at, &raw.delay, &None, &None, now, &mut errors),
     };
     request::check_data(raw.data.as_deref(), &mut errors);
-    let labels = raw.labels.as_ref().map(|given| request::labels(Some(given), &mut errors));
+    let labels = raw.labels.as_ref().map(|labels| request::labels(Some(labels), &mut errors));
     let times = raw.fire_at.is_some() || raw.delay.is_some();
     if !times && raw.data.is_none() && labels.is_none() && raw.priority.is_none() {
-        errors.push(FieldError::new("", "empty", "give at least one of fire_at, delay, data, labels"));
+        let detail = "give at least one of fire_at, delay, data, labels, priority";
+        errors.push(FieldError::new("", "empty", detail));
     }
     if !errors.is_empty() {
         return Err(Problem::invalid(errors));
@@ -82,7 +95,7 @@ pub async fn patch(State(state): State<Arc<ApiState>>, Path(id): Path<String>, r
     let data = raw.data.map(|data| (data.get() != "null").then(|| data.get().as_bytes().to_vec()));
     let edit = Edit { due_at, data, labels, if_version };
     match change(service, &timer_id, ChangeEvent::Edit(edit)).await? {
-        (row, Answer::Done) => Ok(shown(StatusCode::OK, &row, state.tiers(service))),
+        (row, Answer::Done) => Ok(timer_answer(StatusCode::OK, &row, state.tiers(service))),
         (row, answer) => Err(conflict(&row, answer)),
     }
 }
@@ -95,39 +108,45 @@ fn if_match(headers: &HeaderMap) -> Result<Option<Version>, Problem> {
     if text == "*" {
         return Ok(None);
     }
-    // A tag of another form was never given out, so it cannot match.
+    // No answer ever carried a tag of another form, so it matches nothing.
     Ok(Some(Version(text.trim_matches('"').parse().unwrap_or(-1))))
 }
 
-/// Take a timer back.
-#[utoipa::path(delete, path = "/v1/timers/{id}", tag = "timers", params(("id" = String, Path)),
-    responses((status = 200, description = "{\"outcome\": \"cancelled\"}: nothing was or ever will be sent; \
-            \"stopped\": earlier attempts all surely failed, nothing more will be sent"),
+/// The answer to a cancel.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct Cancelled {
+    #[schema(value_type = schema::CancelOutcome)]
+    outcome: &'static str,
+}
+
+/// Cancel a timer.
+#[utoipa::path(delete, path = "/v1/timers/{id}", tag = "timers", params(TimerPath),
+    responses((status = 200, body = Cancelled, description = "It is over; a repeat gives the same answer"),
         (status = 404, body = Problem),
         (status = 409, body = Problem, description = "in_flight: the cancel is recorded, no further attempt starts; already_fired")))]
-pub async fn cancel(State(state): State<Arc<ApiState>>, Path(id): Path<String>) -> Answered {
+pub async fn cancel(State(state): State<Arc<ApiState>>, Path(id): Path<String>) -> ApiResult {
     let service = state.service()?;
     let (row, answer) = change(service, &parse_id(&id)?, ChangeEvent::Cancel).await?;
     match answer {
-        Answer::Cancelled => Ok(Json(json!({ "outcome": "cancelled" })).into_response()),
-        Answer::Stopped => Ok(Json(json!({ "outcome": "stopped" })).into_response()),
+        Answer::Cancelled => Ok(Json(Cancelled { outcome: "cancelled" }).into_response()),
+        Answer::Stopped => Ok(Json(Cancelled { outcome: "stopped" }).into_response()),
         other => Err(conflict(&row, other)),
     }
 }
 
 /// Fire now.
-#[utoipa::path(post, path = "/v1/timers/{id}/fire", tag = "timers", params(("id" = String, Path)),
-    responses((status = 202, body = TimerView), (status = 404, body = Problem),
+#[utoipa::path(post, path = "/v1/timers/{id}/fire", tag = "timers", params(TimerPath),
+    responses((status = 202, body = TimerView, description = "It is due now, as a new generation"), (status = 404, body = Problem),
         (status = 409, body = Problem, description = "in_flight, already_fired, already_cancelled")))]
-pub async fn fire(State(state): State<Arc<ApiState>>, Path(id): Path<String>) -> Answered {
+pub async fn fire(State(state): State<Arc<ApiState>>, Path(id): Path<String>) -> ApiResult {
     let service = state.service()?;
     match change(service, &parse_id(&id)?, ChangeEvent::Fire).await? {
-        (row, Answer::Done) => Ok(shown(StatusCode::ACCEPTED, &row, state.tiers(service))),
+        (row, Answer::Done) => Ok(timer_answer(StatusCode::ACCEPTED, &row, state.tiers(service))),
         (row, answer) => Err(conflict(&row, answer)),
     }
 }
 
-/// Applies a caller's change to the live timer, or finds what to answer from how it ended.
+/// Applies a caller's change to a live timer. The answer for an ended timer follows from how it ended.
 async fn change(service: &Service, id: &TimerId, event: ChangeEvent) -> Result<(TimerRow, Answer), Problem> {
     let uid = id.uid(service.store.namespace());
     let (probe, now) = match &event {
@@ -146,12 +165,11 @@ async fn change(service: &Service, id: &TimerId, event: ChangeEvent) -> Result<(
                 return Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "unreadable", detail));
             }
             Applied::NotLive => match service.store.find(uid).await? {
-                // Ended: the answer follows from how.
                 Some(row) if row.life.state.is_end() => {
                     let answer = row.life.step(probe, now).answer;
                     return Ok((row, answer));
                 }
-                // Registered, or registered again, between the two looks.
+                // It was registered, or registered again, between the two reads: try again.
                 Some(_) => {}
                 None => return Err(Problem::no_timer(id.as_str())),
             },

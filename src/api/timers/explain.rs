@@ -1,7 +1,7 @@
 //! `GET /v1/timers/{id}/explain`: a timer's life in order, and what it waits for, in words.
 //!
-//! Nothing is kept for this beside what the timer's row, its attempts and the replays of its shard tell
-//! anyway. When it was promoted follows from the watermark, so that moment is good to a step of the loader.
+//! It is made from the timer's row, its attempts and the replays of its shard; nothing is stored for it alone. The
+//! moment of the promotion is computed from the watermark, so it is exact to a step of the loader.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,10 +11,11 @@ use axum::extract::{Path, State};
 use axum::response::IntoResponse;
 use serde::Serialize;
 
-use super::{Answered, read};
+use super::{ApiResult, TimerPath, read};
 use crate::api::ApiState;
 use crate::api::problem::Problem;
-use crate::api::view::TimerView;
+use crate::api::schema;
+use crate::api::view::{Tier, TimerView};
 use crate::cold::{AttemptRecord, ReplayNote, TimerRow};
 use crate::config::Config;
 use crate::model::pointer::Via;
@@ -27,20 +28,25 @@ pub struct Explanation {
     timer: TimerView,
     /// In order.
     events: Vec<EventView>,
-    /// What it waits for, in words; null when it is over.
+    /// What it waits for, in words; `null` once it has ended.
+    #[schema(required)]
     waiting_for: Option<String>,
 }
 
-/// Something that happened to a timer.
+/// One event of a timer's life.
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct EventView {
-    #[schema(value_type = String)]
+    #[schema(value_type = schema::Moment)]
     at: UnixMs,
-    /// `registered`, `promoted`, `replayed`, `due`, `claimed`, `attempt`, or how it ended.
+    #[schema(value_type = schema::EventWord)]
     event: &'static str,
+    /// The node that did it.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = String, required = false)]
     node: Option<String>,
+    /// More about it, in words for people.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = String, required = false)]
     detail: Option<String>,
 }
 
@@ -56,38 +62,38 @@ impl EventView {
 }
 
 /// Its life in order, and what it waits for.
-#[utoipa::path(get, path = "/v1/timers/{id}/explain", tag = "timers", params(("id" = String, Path)),
+#[utoipa::path(get, path = "/v1/timers/{id}/explain", tag = "timers", params(TimerPath),
     responses((status = 200, body = Explanation), (status = 404, body = Problem)))]
-pub async fn explain(State(state): State<Arc<ApiState>>, Path(id): Path<String>) -> Answered {
+pub async fn explain(State(state): State<Arc<ApiState>>, Path(id): Path<String>) -> ApiResult {
     let service = state.service()?;
     let row = read::find(service, &id).await?;
     let attempts = service.store.attempts(&row).await?;
     let now = service.store.clock().now();
     let replays = service.store.replays(row.shard, row.created_at, row.ended_at.unwrap_or(now)).await?;
     let tiers = state.tiers(service);
-    let scene = Scene { row: &row, config: &state.node.config, tier: tiers.of(&row), now };
+    let facts = Facts { row: &row, config: &state.node.config, tier: tiers.of(&row), now };
     let explanation = Explanation {
-        events: scene.events(&attempts, replays),
-        waiting_for: scene.waiting_for(!service.positions.away().contains(&row.shard)),
+        events: facts.events(&attempts, replays),
+        waiting_for: facts.waiting_for(!service.positions.away().contains(&row.shard)),
         timer: TimerView::new(&row, tiers),
     };
     Ok(Json(explanation).into_response())
 }
 
-/// What a timer's life is told from.
-struct Scene<'a> {
+/// What an explanation is made from.
+struct Facts<'a> {
     row: &'a TimerRow,
     config: &'a Config,
-    tier: Option<&'static str>,
+    tier: Option<Tier>,
     now: UnixMs,
 }
 
-impl Scene<'_> {
+impl Facts<'_> {
     fn events(&self, attempts: &[AttemptRecord], replays: Vec<ReplayNote>) -> Vec<EventView> {
         let (row, life) = (self.row, &self.row.life);
         let mut events = vec![EventView::new(row.created_at, "registered", self.registration())];
         events.extend(self.promotion());
-        // A replay concerns what was due within the window at the time.
+        // A replay concerns the timers that were due within the window at that time.
         let window = self.config.wheel.window.get();
         let concerned = |note: &ReplayNote| life.due_at < note.at.plus(window);
         events.extend(replays.into_iter().filter(concerned).map(|note| {
@@ -103,7 +109,8 @@ impl Scene<'_> {
         }
         for record in attempts {
             events.push(
-                EventView::new(UnixMs::new(record.started_at), "attempt", told(record)).by(&record.node),
+                EventView::new(UnixMs::new(record.started_at), "attempt", attempt_line(record))
+                    .by(&record.node),
             );
         }
         if let Some(at) = row.ended_at {
@@ -126,15 +133,15 @@ impl Scene<'_> {
         }
     }
 
-    /// When its pointer went into the wheels, as far as the watermark and the claim tell.
+    /// When its pointer went into the wheels, if the watermark or the claim shows that it did.
     fn promotion(&self) -> Option<EventView> {
         let (row, life) = (self.row, &self.row.life);
         let window = self.config.wheel.window;
         let opened = UnixMs::new(life.due_at.get() - i64::try_from(window.get().as_millis()).unwrap_or(0));
         let by_writer = opened <= row.created_at;
-        let sure = matches!(row.via, Some(Via::Loader | Via::Express | Via::Replay));
-        let in_wheels = matches!(self.tier, Some("minute" | "second"));
-        (sure || (row.via.is_none() && in_wheels)).then(|| match by_writer {
+        let claimed_from_wheels = matches!(row.via, Some(Via::Loader | Via::Express | Via::Replay));
+        let in_wheels = matches!(self.tier, Some(Tier::Minute | Tier::Second));
+        (claimed_from_wheels || (row.via.is_none() && in_wheels)).then(|| match by_writer {
             true => {
                 EventView::new(row.created_at, "promoted", "into the wheels at once: due within the window")
             }
@@ -170,7 +177,7 @@ impl Scene<'_> {
         let attempts = row.policies.max_attempts();
         let overdue = life.wake_at <= self.now;
         let window = self.config.wheel.window;
-        // Without wheels nothing is promoted, and what they held is as good as in SQL only.
+        // While the wheels do not answer, the sweep finds the timers that are in them.
         let within = life.wake_at < self.now.plus(window.get());
         Some(match life.state {
             state if state.is_end() => return None,
@@ -192,7 +199,9 @@ impl Scene<'_> {
                 format!("its due time, {at}; the wheels do not answer, the sweep will find it in SQL")
             }
             _ => match self.tier {
-                Some(tier @ ("minute" | "second")) => format!("its due time, {at}, in the {tier} wheel"),
+                Some(tier @ (Tier::Minute | Tier::Second)) => {
+                    format!("its due time, {at}, in the {} wheel", tier.word())
+                }
                 _ => {
                     format!("its due time, {at}; it rests in SQL until {window} before, and is promoted then")
                 }
@@ -201,7 +210,7 @@ impl Scene<'_> {
     }
 }
 
-fn told(record: &AttemptRecord) -> String {
+fn attempt_line(record: &AttemptRecord) -> String {
     let took = UnixMs::new(record.ended_at).since(UnixMs::new(record.started_at)).as_millis();
     let status = record.status.map(|status| format!(" (HTTP {status})")).unwrap_or_default();
     let detail = record.detail.as_deref().map(|detail| format!(": {detail}")).unwrap_or_default();
@@ -218,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_attempt_is_told_in_one_line() {
+    fn an_attempt_is_one_line() {
         let record = AttemptRecord {
             generation: 1,
             attempt: 2,
@@ -230,6 +239,9 @@ mod tests {
             detail: Some("answered 500".into()),
             node: "n".into(),
         };
-        assert_eq!(told(&record), "attempt 2 of generation 1: failed (HTTP 500) after 20 ms: answered 500");
+        assert_eq!(
+            attempt_line(&record),
+            "attempt 2 of generation 1: failed (HTTP 500) after 20 ms: answered 500"
+        );
     }
 }

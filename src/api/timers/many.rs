@@ -1,4 +1,4 @@
-//! Register many: the batch, and what it shares with the stream.
+//! `POST /v1/timers/batch`: register many, each by itself. The stream registers its lines by the same functions.
 
 use std::sync::Arc;
 
@@ -9,50 +9,58 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::register::id_taken;
-use super::{Answered, body, context};
+use super::{ApiResult, body, context};
 use crate::api::problem::{FieldError, Problem};
-use crate::api::request::{self, Bad, Context, Naming, RawTimer};
+use crate::api::request::{self, Context, Naming, RawTimer, Refused};
+use crate::api::schema;
 use crate::api::{ApiState, Caller};
 use crate::cold::{Error as ColdError, MAX_REGISTER_BATCH, NewTimer, Registered};
 use crate::model::id::TimerId;
 use crate::service::Service;
 
 const MAX_BATCH_BODY: usize = 16 * 1024 * 1024;
-const MAX_BATCH: usize = 5000;
+/// The most timers of one batch.
+pub const MAX_BATCH: usize = 5000;
 
-/// What became of one item.
+/// The result of one item of a batch or stream.
 #[derive(Serialize, utoipa::ToSchema)]
-pub struct ItemAnswer {
+pub struct ItemResult {
+    /// The timer's id. If the item was refused: the id that it asked for, if it can be read.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = String, required = false)]
     id: Option<String>,
-    /// 201 new, 200 the same again, 409 taken, 422 not valid, 429 beyond the quota (in a stream), 503 not
-    /// committed.
+    #[schema(value_type = schema::ItemStatus)]
     status: u16,
+    /// There if the item was not registered.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = ItemError, required = false)]
     error: Option<ItemError>,
 }
 
 /// Why an item was not registered.
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct ItemError {
+    /// Stable word for programs.
     code: &'static str,
+    /// What happened and what to do.
     detail: String,
+    /// The fields that are not valid.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     errors: Vec<FieldError>,
 }
 
-impl ItemAnswer {
-    /// The answer to an item that is not registered.
+impl ItemResult {
+    /// The result of an item that was not registered.
     pub(super) fn refused(id: Option<String>, problem: Problem) -> Self {
-        // Among others every invalid item is 422, its size and its syntax included.
+        // An item that is too large or not JSON is 422 like any other that is not valid.
         let status = if problem.status == 413 || problem.status == 400 { 422 } else { problem.status };
         let error = ItemError { code: problem.code, detail: problem.detail, errors: problem.errors };
         Self { id, status, error: Some(error) }
     }
 
-    fn answered(id: TimerId, answer: Result<Registered, ColdError>) -> Self {
+    fn of(id: TimerId, registered: Result<Registered, ColdError>) -> Self {
         let named = Some(id.as_str().to_owned());
-        match answer {
+        match registered {
             Ok(Registered::New(_)) => Self { id: named, status: 201, error: None },
             Ok(Registered::Same(_)) => Self { id: named, status: 200, error: None },
             Ok(Registered::Taken) => Self::refused(named, id_taken(&id)),
@@ -61,35 +69,35 @@ impl ItemAnswer {
     }
 }
 
-/// One timer among many, looked at by itself.
-pub(super) enum Item {
-    /// To be registered.
-    Good(Box<NewTimer>),
-    /// Answered already.
-    Refused(ItemAnswer),
+/// One item of a batch or stream, after its checks.
+pub(super) enum CheckedItem {
+    /// A timer to register.
+    Valid(Box<NewTimer>),
+    /// It will not be registered; this is its result.
+    Refused(ItemResult),
 }
 
-impl Item {
-    /// Reads one timer with its own id, or without one.
-    pub(super) fn read(text: &[u8], context: &Context<'_>) -> Self {
-        match request::timer(text, Naming::Own, false, context) {
-            Ok(new) => Self::Good(Box::new(new)),
-            // Whoever sends many lines would look for this in the first.
-            Err(Bad::Syntax(why)) => {
-                Self::refused(text, Bad::Syntax(why.replace(" line 1 column ", " column ")).into())
+impl CheckedItem {
+    /// Checks one item.
+    pub(super) fn check(text: &[u8], context: &Context<'_>) -> Self {
+        match request::timer(text, Naming::Body, false, context) {
+            Ok(new) => Self::Valid(Box::new(new)),
+            // "line 1" would be read as the first line of the stream.
+            Err(Refused::NotJson(why)) => {
+                Self::refused(text, Refused::NotJson(why.replace(" line 1 column ", " column ")).into())
             }
-            Err(bad) => Self::refused(text, bad.into()),
+            Err(refused) => Self::refused(text, refused.into()),
         }
     }
 
-    /// An item that is not registered, whatever is in it.
+    /// An item that will not be registered because of `problem`.
     pub(super) fn refused(text: &[u8], problem: Problem) -> Self {
-        Self::Refused(ItemAnswer::refused(own_id(text), problem))
+        Self::Refused(ItemResult::refused(id_in(text), problem))
     }
 }
 
-/// The id an item asks for, to name it in the answer.
-fn own_id(text: &[u8]) -> Option<String> {
+/// The `id` in an item, to name it in its result.
+fn id_in(text: &[u8]) -> Option<String> {
     #[derive(Deserialize)]
     struct OnlyId {
         id: Option<String>,
@@ -97,27 +105,27 @@ fn own_id(text: &[u8]) -> Option<String> {
     serde_json::from_slice::<OnlyId>(text).ok()?.id
 }
 
-/// Registers what is good of up to [`MAX_REGISTER_BATCH`] items in one transaction; answers all, in order.
-pub(super) async fn register_group(service: &Service, group: Vec<Item>) -> Vec<ItemAnswer> {
+/// Registers the valid ones of up to [`MAX_REGISTER_BATCH`] items in one transaction; returns all results, in order.
+pub(super) async fn register_group(service: &Service, group: Vec<CheckedItem>) -> Vec<ItemResult> {
     let mut timers = Vec::with_capacity(group.len());
-    let looked_at: Vec<Result<TimerId, ItemAnswer>> = group
+    let checked: Vec<Result<TimerId, ItemResult>> = group
         .into_iter()
         .map(|item| match item {
-            Item::Good(new) => {
+            CheckedItem::Valid(new) => {
                 let id = new.id.clone();
                 timers.push(*new);
                 Ok(id)
             }
-            Item::Refused(answer) => Err(answer),
+            CheckedItem::Refused(result) => Err(result),
         })
         .collect();
     let registered = if timers.is_empty() { Vec::new() } else { service.intake.register_many(timers).await };
     let mut registered = registered.into_iter();
-    looked_at
+    checked
         .into_iter()
-        .map(|one| match one {
-            Ok(id) => ItemAnswer::answered(id, registered.next().unwrap_or(Err(ColdError::Busy))),
-            Err(answer) => answer,
+        .map(|item| match item {
+            Ok(id) => ItemResult::of(id, registered.next().unwrap_or(Err(ColdError::Busy))),
+            Err(result) => result,
         })
         .collect()
 }
@@ -128,28 +136,27 @@ struct RawBatch {
     timers: Vec<Box<RawValue>>,
 }
 
-/// The body of a batch.
+/// The body of a batch; each item stands alone.
 #[derive(utoipa::ToSchema)]
 #[expect(dead_code, reason = "describes the body; items are read one by one")]
 pub struct Batch {
-    /// At most 5,000, each as in PUT with its `id`, or without one.
     timers: Vec<RawTimer>,
 }
 
-/// What became of each item, in order.
+/// The result of each item, in order.
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct BatchAnswer {
-    results: Vec<ItemAnswer>,
+    results: Vec<ItemResult>,
 }
 
 /// Register many at once; each item stands alone.
-#[utoipa::path(post, path = "/v1/timers/batch", tag = "timers", request_body = Batch,
-    responses((status = 200, body = BatchAnswer), (status = 413, body = Problem), (status = 422, body = Problem)))]
+#[utoipa::path(post, path = "/v1/timers/batch", tag = "timers", request_body(content = Batch, description = "At most 16 MiB"),
+    responses((status = 200, body = BatchAnswer, description = "The result of each item, refused ones too")))]
 pub async fn batch(
     State(state): State<Arc<ApiState>>,
     axum::Extension(caller): axum::Extension<Caller>,
     request: Request,
-) -> Answered {
+) -> ApiResult {
     let service = state.service()?;
     let bytes = body(request.into_body(), MAX_BATCH_BODY).await?;
     let raw: RawBatch = request::read(&bytes, "")?;
@@ -158,10 +165,11 @@ pub async fn batch(
         return Err(Problem::invalid(vec![FieldError::new("/timers", "too_large", detail)]));
     }
     state.auth.charge(&caller, raw.timers.len().saturating_sub(1))?;
-    let items = raw.timers.iter().map(|item| Item::read(item.get().as_bytes(), &context(&state, service)));
+    let items =
+        raw.timers.iter().map(|item| CheckedItem::check(item.get().as_bytes(), &context(&state, service)));
     let mut items = items.collect::<Vec<_>>().into_iter();
     let mut results = Vec::with_capacity(items.len());
-    // Group by group, one after another: an id that stands twice meets its first registration.
+    // One group after another: the second of two equal ids meets the registration of the first.
     while items.len() > 0 {
         let group = items.by_ref().take(MAX_REGISTER_BATCH).collect();
         results.extend(register_group(service, group).await);

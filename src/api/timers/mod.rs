@@ -1,4 +1,4 @@
-//! `/v1/timers`: register, read, change. What they share stands here.
+//! `/v1/timers`: register, read, change. Here is what the handlers share.
 
 pub mod change;
 pub mod explain;
@@ -18,19 +18,21 @@ use http_body_util::LengthLimitError;
 
 use super::ApiState;
 use super::problem::{FieldError, Problem};
-use super::request::{self, Bad, Context};
+use super::request::{self, Context, Refused};
+use super::schema;
 use super::view::{Tiers, TimerView};
 use crate::cold::TimerRow;
 use crate::model::id::TimerId;
 use crate::service::Service;
 
-/// Body of one timer: the payload, and as much again for the rest.
+/// The most bytes of one timer's body: the payload, and as much again for the rest.
 const MAX_BODY: usize = 2 * request::MAX_DATA;
+/// How long a body may take to arrive.
 const BODY_WAIT: Duration = Duration::from_secs(30);
 
-type Answered = Result<Response, Problem>;
+type ApiResult = Result<Response, Problem>;
 
-/// Reads a body within its limit and time.
+/// Reads a body of at most `most` bytes.
 async fn body(body: Body, most: usize) -> Result<Bytes, Problem> {
     match tokio::time::timeout(BODY_WAIT, axum::body::to_bytes(body, most)).await {
         Ok(Ok(bytes)) => Ok(bytes),
@@ -49,13 +51,23 @@ async fn body(body: Body, most: usize) -> Result<Bytes, Problem> {
     }
 }
 
-impl From<Bad> for Problem {
-    fn from(bad: Bad) -> Self {
-        match bad {
-            Bad::Syntax(why) => Self::new(StatusCode::BAD_REQUEST, "malformed", why),
-            Bad::Fields(errors) => Self::invalid(errors),
+impl From<Refused> for Problem {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::NotJson(why) => Self::new(StatusCode::BAD_REQUEST, "malformed", why),
+            Refused::Fields(errors) => Self::invalid(errors),
         }
     }
+}
+
+/// The timer that a call is about.
+#[derive(utoipa::IntoParams)]
+#[into_params(parameter_in = Path)]
+#[expect(dead_code, reason = "describes the path in the OpenAPI document")]
+pub struct TimerPath {
+    /// The timer's id.
+    #[param(value_type = schema::TimerId, example = "order-8841-review")]
+    id: String,
 }
 
 fn parse_id(text: &str) -> Result<TimerId, Problem> {
@@ -72,13 +84,15 @@ fn context<'a>(state: &'a ApiState, service: &'a Service) -> Context<'a> {
     }
 }
 
-fn shown(status: StatusCode, row: &TimerRow, tiers: Tiers) -> Response {
+/// An answer that shows a timer.
+fn timer_answer(status: StatusCode, row: &TimerRow, tiers: Tiers) -> Response {
     let mut response = (status, Json(TimerView::new(row, tiers))).into_response();
     if let Ok(tag) = HeaderValue::from_str(&format!("\"{}\"", row.life.version)) {
         response.headers_mut().insert(header::ETAG, tag);
     }
     response
 }
+
 fn bad_query(why: &QueryRejection) -> Problem {
     Problem::invalid(vec![FieldError::new("?", "bad_query", why.body_text())])
 }

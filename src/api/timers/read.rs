@@ -1,4 +1,4 @@
-//! Read: one timer, its attempts, many in due order.
+//! `GET`: one timer, its attempts, a list in due order.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -8,27 +8,29 @@ use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::IntoResponse;
-use base64::Engine;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::Serialize;
 
-use super::{Answered, bad_query, parse_id, shown};
+use super::{ApiResult, TimerPath, bad_query, parse_id, timer_answer};
 use crate::api::ApiState;
 use crate::api::problem::{FieldError, Problem};
+use crate::api::schema;
 use crate::api::view::{AttemptView, TimerView};
 use crate::cold::{Filter, Place, TimerRow};
 use crate::model::time::UnixMs;
 use crate::model::timer::State as TimerState;
 use crate::service::Service;
 
-const MAX_LIST: usize = 1000;
+/// The most timers of one page.
+pub const MAX_LIST: usize = 1000;
+/// The timers of one page, unless the caller asks for another number.
+pub const DEFAULT_LIST: usize = 100;
 
 /// One timer, live or ended.
-#[utoipa::path(get, path = "/v1/timers/{id}", tag = "timers", params(("id" = String, Path)),
+#[utoipa::path(get, path = "/v1/timers/{id}", tag = "timers", params(TimerPath),
     responses((status = 200, body = TimerView), (status = 404, body = Problem)))]
-pub async fn get(State(state): State<Arc<ApiState>>, Path(id): Path<String>) -> Answered {
+pub async fn get(State(state): State<Arc<ApiState>>, Path(id): Path<String>) -> ApiResult {
     let service = state.service()?;
-    Ok(shown(StatusCode::OK, &find(service, &id).await?, state.tiers(service)))
+    Ok(timer_answer(StatusCode::OK, &find(service, &id).await?, state.tiers(service)))
 }
 
 pub(super) async fn find(service: &Service, id: &str) -> Result<TimerRow, Problem> {
@@ -42,10 +44,10 @@ pub struct AttemptsAnswer {
     items: Vec<AttemptView>,
 }
 
-/// The attempts that are over, oldest first.
-#[utoipa::path(get, path = "/v1/timers/{id}/attempts", tag = "timers", params(("id" = String, Path)),
+/// A timer's attempts that have ended, oldest first.
+#[utoipa::path(get, path = "/v1/timers/{id}/attempts", tag = "timers", params(TimerPath),
     responses((status = 200, body = AttemptsAnswer), (status = 404, body = Problem)))]
-pub async fn attempts(State(state): State<Arc<ApiState>>, Path(id): Path<String>) -> Answered {
+pub async fn attempts(State(state): State<Arc<ApiState>>, Path(id): Path<String>) -> ApiResult {
     let service = state.service()?;
     let row = find(service, &id).await?;
     let items: Vec<AttemptView> = service
@@ -58,27 +60,49 @@ pub async fn attempts(State(state): State<Arc<ApiState>>, Path(id): Path<String>
     Ok(Json(AttemptsAnswer { items }).into_response())
 }
 
-/// One page of a list. Written as it stands: a payload's numbers keep their digits.
+/// One page of a list.
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct ListAnswer {
     items: Vec<TimerView>,
-    /// Where the next page starts; null on the last.
+    /// The `cursor` of the next page; `null` on the last.
+    #[schema(required, value_type = Option<schema::Cursor>)]
     next: Option<String>,
+}
+
+/// The query of a list.
+#[derive(utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+#[expect(dead_code, reason = "describes the query in the OpenAPI document; `filter_of` reads it")]
+pub struct ListQuery {
+    #[param(required = false, value_type = schema::TimerState)]
+    state: TimerState,
+    /// The owner as registered, or a timer's id.
+    #[param(required = false)]
+    owner: String,
+    /// The value of the label `NAME`; any number of these.
+    #[param(required = false, rename = "label.NAME")]
+    label: String,
+    /// Due at this moment or later. In a URL a `+` is written `%2B`.
+    #[param(required = false, value_type = schema::Instant)]
+    due_after: UnixMs,
+    /// Due before this moment.
+    #[param(required = false, value_type = schema::Instant)]
+    due_before: UnixMs,
+    /// The most timers of a page.
+    #[param(required = false, inline, value_type = schema::ListLimit)]
+    limit: usize,
+    #[param(required = false, inline, value_type = schema::Cursor)]
+    cursor: String,
 }
 
 /// Timers in due order, live and ended.
 #[utoipa::path(get, path = "/v1/timers", tag = "timers",
-    params(("state" = Option<String>, Query), ("owner" = Option<String>, Query),
-        ("label.NAME" = Option<String>, Query, description = "Any number of these"),
-        ("due_after" = Option<String>, Query, description = "At or after, RFC 3339"),
-        ("due_before" = Option<String>, Query, description = "Before, RFC 3339"),
-        ("limit" = Option<u32>, Query, description = "1 to 1000, default 100"),
-        ("cursor" = Option<String>, Query, description = "`next` of the page before")),
-    responses((status = 200, description = "A page may be short, or empty, and still have a next one", body = ListAnswer), (status = 422, body = Problem)))]
+    params(ListQuery),
+    responses((status = 200, description = "A page may be short, or empty, and still have a next one", body = ListAnswer)))]
 pub async fn list(
     State(state): State<Arc<ApiState>>,
     query: Result<Query<Vec<(String, String)>>, QueryRejection>,
-) -> Answered {
+) -> ApiResult {
     let service = state.service()?;
     let Query(query) = query.map_err(|why| bad_query(&why))?;
     let (filter, limit, cursor) = filter_of(query)?;
@@ -89,13 +113,13 @@ pub async fn list(
 }
 
 fn filter_of(query: Vec<(String, String)>) -> Result<(Filter, usize, Option<Place>), Problem> {
-    let (mut filter, mut limit, mut cursor) = (Filter::default(), 100, None);
+    let (mut filter, mut limit, mut cursor) = (Filter::default(), DEFAULT_LIST, None);
     let mut errors = Vec::new();
     let mut seen = HashSet::new();
     for (name, value) in query {
         let mut bad = |code, detail: String| errors.push(FieldError::new(format!("?{name}"), code, detail));
         if !seen.insert(name.clone()) {
-            bad("repeated", "given more than once".into());
+            bad("repeated", "it stands there more than once".into());
             continue;
         }
         match name.as_str() {
@@ -113,7 +137,7 @@ fn filter_of(query: Vec<(String, String)>) -> Result<(Filter, usize, Option<Plac
                 Ok(n) if (1..=MAX_LIST).contains(&n) => limit = n,
                 _ => bad("range", format!("from 1 to {MAX_LIST}")),
             },
-            "cursor" => match place_of(&value) {
+            "cursor" => match place_after(&value) {
                 Some(place) => cursor = Some(place),
                 None => bad("bad_cursor", "give `next` of the page before, unchanged".into()),
             },
@@ -132,16 +156,14 @@ fn filter_of(query: Vec<(String, String)>) -> Result<(Filter, usize, Option<Plac
 }
 
 fn cursor_text(place: Place) -> String {
-    URL_SAFE_NO_PAD.encode(format!("{}.{}.{}", place.due_at, place.uid.simple(), place.generation))
+    format!("{}.{}.{}", place.due_at, place.uid.simple(), place.generation)
 }
 
-fn place_of(text: &str) -> Option<Place> {
-    let plain = String::from_utf8(URL_SAFE_NO_PAD.decode(text).ok()?).ok()?;
-    let mut parts = plain.split('.');
-    let place = Place {
-        due_at: parts.next()?.parse().ok()?,
-        uid: uuid::Uuid::try_parse(parts.next()?).ok()?,
-        generation: parts.next()?.parse().ok()?,
-    };
-    parts.next().is_none().then_some(place)
+fn place_after(text: &str) -> Option<Place> {
+    let mut fields = text.splitn(3, '.');
+    Some(Place {
+        due_at: fields.next()?.parse().ok()?,
+        uid: uuid::Uuid::try_parse(fields.next()?).ok()?,
+        generation: fields.next()?.parse().ok()?,
+    })
 }

@@ -1,4 +1,4 @@
-//! Register one: under its caller's id, or under one that the service makes.
+//! `PUT` and `POST`: register one timer, under its caller's id or under one that the service makes.
 
 use std::sync::Arc;
 
@@ -7,59 +7,60 @@ use axum::extract::{Path, Query, Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use serde::Deserialize;
 
-use super::{Answered, MAX_BODY, bad_query, body, context, parse_id, shown};
+use super::{ApiResult, MAX_BODY, TimerPath, bad_query, body, context, parse_id, timer_answer};
 use crate::api::ApiState;
 use crate::api::problem::{FieldError, Problem};
 use crate::api::request::{self, Naming, RawTimer};
+use crate::api::schema;
 use crate::api::view::TimerView;
 use crate::cold::{NewTimer, Registered};
 use crate::model::id::{TimerId, idempotency_uid};
 use crate::service::Service;
 
-/// `again` of a PUT.
+/// The query of a PUT.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub struct PutQuery {
     /// On an ended id: start it anew, as the next generation.
     #[serde(default)]
+    #[param(required = false)]
     again: bool,
 }
 
 /// Register under an id of your own.
-#[utoipa::path(put, path = "/v1/timers/{id}", tag = "timers", params(("id" = String, Path), PutQuery),
+#[utoipa::path(put, path = "/v1/timers/{id}", tag = "timers", params(TimerPath, PutQuery),
     request_body = RawTimer,
     responses((status = 201, body = TimerView, description = "New"),
         (status = 200, body = TimerView, description = "The same content again: its state, ended or not"),
-        (status = 409, body = Problem, description = "id_taken: other content under this id"),
-        (status = 422, body = Problem)))]
+        (status = 409, body = Problem, description = "id_taken: other content under this id")))]
 pub async fn put(
     State(state): State<Arc<ApiState>>,
     Path(id): Path<String>,
     query: Result<Query<PutQuery>, QueryRejection>,
     request: Request,
-) -> Answered {
+) -> ApiResult {
     let Query(query) = query.map_err(|why| bad_query(&why))?;
     let service = state.service()?;
     let id = parse_id(&id)?;
     let bytes = body(request.into_body(), MAX_BODY).await?;
-    let reserved = id.server_uid().is_some();
+    let of_server = id.server_uid().is_some();
     let new = request::timer(&bytes, Naming::Path(id.clone()), query.again, &context(&state, service))?;
-    if reserved {
-        return put_reserved(&state, service, &id, &new).await;
+    if of_server {
+        return put_of_server(&state, service, &id, &new).await;
     }
     match register(service, new).await? {
-        Registered::New(row) => Ok(shown(StatusCode::CREATED, &row, state.tiers(service))),
-        Registered::Same(row) => Ok(shown(StatusCode::OK, &row, state.tiers(service))),
+        Registered::New(row) => Ok(timer_answer(StatusCode::CREATED, &row, state.tiers(service))),
+        Registered::Same(row) => Ok(timer_answer(StatusCode::OK, &row, state.tiers(service))),
         Registered::Taken => Err(id_taken(&id)),
     }
 }
 
-/// Ids of the service's own form exist only where the service made them.
-async fn put_reserved(state: &ApiState, service: &Service, id: &TimerId, new: &NewTimer) -> Answered {
+/// Answers a PUT of an id in the service's own form: 200 for the same content; it registers nothing.
+async fn put_of_server(state: &ApiState, service: &Service, id: &TimerId, new: &NewTimer) -> ApiResult {
     match service.store.find(new.uid).await? {
         Some(row) if row.request_hash == new.request_hash => {
-            Ok(shown(StatusCode::OK, &row, state.tiers(service)))
+            Ok(timer_answer(StatusCode::OK, &row, state.tiers(service)))
         }
         Some(_) => Err(id_taken(id)),
         None => Err(Problem::invalid(vec![FieldError::new(
@@ -81,14 +82,25 @@ async fn register(service: &Service, new: NewTimer) -> Result<Registered, Proble
     Ok(service.intake.register(new).await??)
 }
 
+/// The headers of a POST.
+#[derive(utoipa::IntoParams)]
+#[into_params(parameter_in = Header)]
+#[expect(dead_code, reason = "describes the headers in the OpenAPI document")]
+pub struct PostHeaders {
+    /// The same key and body give the same timer.
+    #[param(rename = "idempotency-key", required = false, inline, value_type = schema::IdempotencyKey)]
+    idempotency_key: String,
+}
+
 /// Register under an id that the service makes.
 #[utoipa::path(post, path = "/v1/timers", tag = "timers",
-    params(("idempotency-key" = Option<String>, Header, description = "The same key and body give the same timer")),
+    params(PostHeaders),
     request_body = RawTimer,
-    responses((status = 201, body = TimerView, description = "New; Location names it"),
+    responses((status = 201, body = TimerView, description = "New",
+            headers(("location" = String, description = "The path of the new timer"))),
         (status = 200, body = TimerView, description = "The same key and body again"),
         (status = 422, body = Problem, description = "Not valid, or key_reused: the key with another body")))]
-pub async fn post(State(state): State<Arc<ApiState>>, request: Request) -> Answered {
+pub async fn post(State(state): State<Arc<ApiState>>, request: Request) -> ApiResult {
     let service = state.service()?;
     let naming = match request.headers().get("idempotency-key") {
         None => Naming::Server,
@@ -110,7 +122,7 @@ pub async fn post(State(state): State<Arc<ApiState>>, request: Request) -> Answe
             return Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "key_reused", detail));
         }
     };
-    let mut response = shown(status, &row, state.tiers(service));
+    let mut response = timer_answer(status, &row, state.tiers(service));
     if let Ok(location) = HeaderValue::from_str(&format!("/v1/timers/{}", row.id)) {
         response.headers_mut().insert(header::LOCATION, location);
     }

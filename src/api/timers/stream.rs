@@ -1,15 +1,15 @@
-//! Register without end: one timer a line in, one result a line out, and both flow at once.
+//! `POST /v1/timers/stream`: one timer a line in, one result a line out, while the body is still being sent.
 //!
-//! Two tasks a stream. The *reader* takes the body apart, looks at each line and queues it. The *writer*
-//! registers whatever is queued, up to one transaction, and answers in order. A lone line is therefore
-//! answered as soon as it is committed; while a group commits, the next one is read and checked.
+//! A stream has two tasks. The *reader* splits the body into lines, checks each line and queues it. The *writer*
+//! registers the queued lines, up to one transaction of them, and sends their results in order. So a single line is
+//! answered as soon as it is committed; while one group commits, the next one is read and checked.
 //!
-//! Everything is bounded: the queue by a group and by bytes, the answers by two groups. Who does not read his
-//! results is not read from. The writer is no part of the connection's own task: a client that stands still
+//! Everything is bounded: the queue by a group and by bytes, the results by two groups. A client that does not read
+//! its results is not read from. The writer does not run in the connection's own task: a client that stops reading
 //! must never hold up a transaction that has begun.
 //!
-//! The answer ends after the last line's result, or earlier: the node stops, the client is silent too long or
-//! breaks off. What has a result was decided; a line without one may be sent again.
+//! The answer ends after the result of the last line, or earlier: the node stops, the client is silent too long, or
+//! its body breaks off. A line with a result is decided; a line without one may be sent again.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -22,11 +22,13 @@ use axum::response::IntoResponse;
 use futures::StreamExt;
 use futures::stream::Peekable;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio_util::bytes::BytesMut;
+use tokio_util::codec::{Decoder, LinesCodec, LinesCodecError};
 
-use super::many::{Item, ItemAnswer, register_group};
-use super::{Answered, MAX_BODY, context};
+use super::many::{CheckedItem, ItemResult, register_group};
+use super::{ApiResult, MAX_BODY, context};
 use crate::api::problem::{FieldError, Problem};
-use crate::api::request::RawTimer;
+use crate::api::request::{RawTimer, Refused};
 use crate::api::{ApiState, Caller};
 use crate::cold::MAX_REGISTER_BATCH;
 use crate::service::Service;
@@ -36,36 +38,36 @@ const NDJSON: &str = "application/x-ndjson";
 /// How long a client may be silent, or leave its results unread, before its stream ends.
 const IDLE: Duration = Duration::from_secs(300);
 
-/// Bytes of lines that are read and not yet answered, for each stream.
+/// The most bytes of lines that one stream has read and not yet answered.
 const MAX_WAITING: usize = 4 * 1024 * 1024;
 
-/// How long a client that waits for `100 Continue` is waited for in turn. It gets it at once.
+/// How long the answer waits for the first bytes of a client that asked for `100 Continue`.
 const CONTINUE: Duration = Duration::from_secs(1);
 
-type Parts = Peekable<BodyDataStream>;
+type Chunks = Peekable<BodyDataStream>;
 
 /// Register any number, one timer a line; results come back while the body is still being sent.
 #[utoipa::path(post, path = "/v1/timers/stream", tag = "timers",
     request_body(content = RawTimer, content_type = "application/x-ndjson",
-        description = "One timer a line, each as in PUT with its `id`, or without one; at most 128 KiB a line, any \
+        description = "One timer a line, each as in a batch; at most 128 KiB a line, any \
             number of lines. Read the results while you send. Five minutes of silence end the stream."),
-    responses((status = 200, body = ItemAnswer, content_type = "application/x-ndjson",
+    responses((status = 200, body = ItemResult, content_type = "application/x-ndjson",
             description = "One result a line, in the order of the lines, each as soon as it is committed. If the \
                 answer ends early (the node stops), lines without a result were not acknowledged: send them again"),
-        (status = 415, body = Problem, description = "The body is announced as something else")))]
+        (status = 415, body = Problem, description = "not_ndjson: the content type is another one")))]
 pub async fn stream(
     State(state): State<Arc<ApiState>>,
     axum::Extension(caller): axum::Extension<Caller>,
     request: Request,
-) -> Answered {
+) -> ApiResult {
     state.service()?;
     expect_ndjson(request.headers())?;
     let (answers, answered) = mpsc::channel::<Bytes>(1);
-    let asks = request.headers().contains_key(header::EXPECT);
+    let expects_continue = request.headers().contains_key(header::EXPECT);
     let mut body = request.into_body().into_data_stream().peekable();
-    if asks {
-        // The 100 goes out when the body is asked for, and never after the answer's head: a client may take
-        // that for a refusal of its body.
+    if expects_continue {
+        // The 100 is sent when the body is first polled. It must precede the answer's head: a client may take a
+        // head that comes first for a refusal of its body.
         let _ = tokio::time::timeout(CONTINUE, Pin::new(&mut body).peek()).await;
     }
     tokio::spawn(run(state, caller, body, answers));
@@ -92,33 +94,33 @@ fn expect_ndjson(headers: &HeaderMap) -> Result<(), Problem> {
     Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "not_ndjson", detail))
 }
 
-/// A line that was looked at, and its share of the stream's memory.
-struct Waiting {
-    item: Item,
-    room: OwnedSemaphorePermit,
+/// A checked line, and its share of the stream's memory.
+struct QueuedLine {
+    item: CheckedItem,
+    memory: OwnedSemaphorePermit,
 }
 
 /// Reads and answers one stream until either side ends it.
-async fn run(state: Arc<ApiState>, caller: Caller, body: Parts, answers: mpsc::Sender<Bytes>) {
-    let (queue, waiting) = mpsc::channel(MAX_REGISTER_BATCH);
-    let room = Arc::new(Semaphore::new(MAX_WAITING));
-    let reader = Reader { state: Arc::clone(&state), caller, room, queue, paid: true };
+async fn run(state: Arc<ApiState>, caller: Caller, body: Chunks, answers: mpsc::Sender<Bytes>) {
+    let (queue, queued) = mpsc::channel(MAX_REGISTER_BATCH);
+    let memory = Arc::new(Semaphore::new(MAX_WAITING));
+    let reader = Reader { state: Arc::clone(&state), caller, memory, queue, charged: true };
     let reading = tokio::spawn(reader.run(body));
     if let Ok(service) = state.service() {
-        write(&state, service, waiting, answers).await;
+        write(&state, service, queued, answers).await;
     }
-    // The rest of the body lingers when it is dropped, which therefore comes after the last result.
+    // The reader returns the rest of the body. It is dropped here, after the last result, and drained then.
     if let Err(why) = reading.await {
-        tracing::error!(%why, "the reader of a stream broke down");
+        tracing::error!(%why, "the reader of a stream failed");
     }
 }
 
-/// Registers and answers group after group. Returns when the lines end, the client is gone, or the doors close;
-/// what is queued then is not registered.
+/// Registers and answers group after group, until the lines end, the client is gone or the node stops. Lines that are
+/// still queued then are not registered.
 async fn write(
     state: &ApiState,
     service: &Service,
-    mut waiting: mpsc::Receiver<Waiting>,
+    mut queued: mpsc::Receiver<QueuedLine>,
     answers: mpsc::Sender<Bytes>,
 ) {
     let mut group = Vec::new();
@@ -126,81 +128,85 @@ async fn write(
         let taken = tokio::select! {
             biased;
             () = state.closing.cancelled() => return,
-            taken = waiting.recv_many(&mut group, MAX_REGISTER_BATCH) => taken,
+            taken = queued.recv_many(&mut group, MAX_REGISTER_BATCH) => taken,
         };
         if taken == 0 {
             return;
         }
-        let (items, rooms): (Vec<_>, Vec<_>) = group.drain(..).map(|one| (one.item, one.room)).unzip();
+        let (items, memory): (Vec<_>, Vec<_>) =
+            group.drain(..).map(|line: QueuedLine| (line.item, line.memory)).unzip();
         let mut lines = Vec::new();
-        for answer in register_group(service, items).await {
-            serde_json::to_writer(&mut lines, &answer).expect("texts and numbers can be written as JSON");
+        for result in register_group(service, items).await {
+            serde_json::to_writer(&mut lines, &result).expect("texts and numbers can be written as JSON");
             lines.push(b'\n');
         }
-        drop(rooms);
+        drop(memory);
         if !matches!(tokio::time::timeout(IDLE, answers.send(lines.into())).await, Ok(Ok(()))) {
             return;
         }
     }
 }
 
-/// The one who reads a body.
+/// Reads the body of a stream.
 struct Reader {
     state: Arc<ApiState>,
     caller: Caller,
-    room: Arc<Semaphore>,
-    queue: mpsc::Sender<Waiting>,
-    /// The next line is paid for: the call itself was charged, and is worth one.
-    paid: bool,
+    memory: Arc<Semaphore>,
+    queue: mpsc::Sender<QueuedLine>,
+    /// The next line is charged already: the charge for the call counts for its first line.
+    charged: bool,
 }
 
-/// The other side has ended: nobody takes what is read.
-struct Ended;
+/// The writer has ended and takes no more lines.
+struct WriterEnded;
 
 impl Reader {
-    /// Reads until the body ends, breaks off, or nobody takes it any more; returns what of it is left unread.
-    async fn run(mut self, mut body: Parts) -> Option<Parts> {
-        let mut lines = Lines::default();
+    /// Reads until the body ends or breaks off, or the writer has ended; returns the rest of the body, if any.
+    async fn run(mut self, mut body: Chunks) -> Option<Chunks> {
+        let mut lines = Lines::new();
         loop {
             let arrived = tokio::select! {
                 () = self.queue.closed() => return Some(body),
                 arrived = tokio::time::timeout(IDLE, body.next()) => arrived,
             };
             match arrived {
-                Ok(Some(Ok(mut part))) => {
-                    while let Some(line) = lines.next(&mut part) {
-                        if self.hand_over(line).await.is_err() {
+                Ok(Some(Ok(chunk))) => {
+                    lines.append(&chunk);
+                    while let Some(line) = lines.next() {
+                        if self.queue_line(line).await.is_err() {
                             return Some(body);
                         }
                     }
                 }
                 Ok(None) => break,
-                // Silent or broken off: half a line is none.
+                // The client is silent or broke off: an incomplete line does not count.
                 Ok(Some(Err(_))) | Err(_) => return None,
             }
         }
-        // Nothing is left to read, whether this one is still taken or not.
-        if let Some(line) = lines.end() {
-            let _ = self.hand_over(line).await;
+        while let Some(line) = lines.last() {
+            if self.queue_line(line).await.is_err() {
+                break;
+            }
         }
         None
     }
 
-    /// Looks at one line and queues it, when there is room for it.
-    async fn hand_over(&mut self, line: Line) -> Result<(), Ended> {
+    /// Checks one line and queues it, as soon as the stream's memory has room for it.
+    async fn queue_line(&mut self, line: Line) -> Result<(), WriterEnded> {
         let share = u32::try_from(line.text().len()).unwrap_or(u32::MAX);
-        let room = Arc::clone(&self.room).acquire_many_owned(share).await.map_err(|_| Ended)?;
-        let item = self.look_at(&line).unwrap_or_else(|problem| Item::refused(line.text(), problem));
-        self.queue.send(Waiting { item, room }).await.map_err(|_| Ended)
+        let memory = Arc::clone(&self.memory).acquire_many_owned(share).await.map_err(|_| WriterEnded)?;
+        let item = self.check(&line).unwrap_or_else(|problem| CheckedItem::refused(line.text(), problem));
+        self.queue.send(QueuedLine { item, memory }).await.map_err(|_| WriterEnded)
     }
 
-    fn look_at(&mut self, line: &Line) -> Result<Item, Problem> {
+    fn check(&mut self, line: &Line) -> Result<CheckedItem, Problem> {
         let service = self.state.service()?;
-        if !std::mem::take(&mut self.paid) {
+        if !std::mem::take(&mut self.charged) {
             self.state.auth.charge(&self.caller, 1)?;
         }
         match line {
-            Line::Text(text) => Ok(Item::read(text, &context(&self.state, service))),
+            Line::Text(text) => Ok(CheckedItem::check(text.as_bytes(), &context(&self.state, service))),
+            Line::NotUtf8 => Err(Refused::NotJson("not JSON: the line is not UTF-8".into()).into()),
             Line::TooLong => {
                 let detail = format!("the line is over {MAX_BODY} bytes");
                 Err(Problem::invalid(vec![FieldError::new("", "too_large", detail)]))
@@ -212,61 +218,62 @@ impl Reader {
 /// A line that is not blank.
 #[derive(Debug, PartialEq, Eq)]
 enum Line {
-    Text(Vec<u8>),
-    /// Over [`MAX_BODY`]; it was thrown away.
+    Text(String),
+    NotUtf8,
+    /// Over [`MAX_BODY`]; its bytes were dropped.
     TooLong,
 }
 
 impl Line {
     fn text(&self) -> &[u8] {
         match self {
-            Self::Text(text) => text,
-            Self::TooLong => &[],
+            Self::Text(text) => text.as_bytes(),
+            Self::NotUtf8 | Self::TooLong => &[],
         }
     }
 }
 
-/// Takes a body apart into lines, wherever its parts are cut.
-#[derive(Default)]
+/// Splits a body into lines, wherever its chunks are cut.
 struct Lines {
-    begun: Vec<u8>,
-    too_long: bool,
+    codec: LinesCodec,
+    /// Bytes that are not split yet: at most one line and one chunk, if all lines are taken after each chunk.
+    arrived: BytesMut,
 }
 
 impl Lines {
-    /// The next line that `part` completes; `part` keeps what follows it. `None` when `part` is used up.
-    fn next(&mut self, part: &mut Bytes) -> Option<Line> {
-        while !part.is_empty() {
-            let end = part.iter().position(|byte| *byte == b'\n');
-            let piece = part.split_to(end.unwrap_or(part.len()));
-            // One more, for it may be the CR of the line's end.
-            self.too_long |= self.begun.len() + piece.len() > MAX_BODY + 1;
-            if self.too_long {
-                self.begun = Vec::new();
-            } else {
-                self.begun.extend_from_slice(&piece);
-            }
-            if end.is_some() {
-                let _ = part.split_to(1);
-                if let Some(line) = self.end() {
-                    return Some(line);
-                }
-            }
-        }
-        None
+    fn new() -> Self {
+        // One byte more than a line may have, for the CR of its end.
+        Self { codec: LinesCodec::new_with_max_length(MAX_BODY + 1), arrived: BytesMut::new() }
     }
 
-    /// What was begun, taken as a line; `None` if that is blank.
-    fn end(&mut self) -> Option<Line> {
-        let mut text = std::mem::take(&mut self.begun);
-        let too_long = std::mem::take(&mut self.too_long);
-        if text.last() == Some(&b'\r') {
-            text.pop();
+    fn append(&mut self, chunk: &[u8]) {
+        self.arrived.extend_from_slice(chunk);
+    }
+
+    /// The next complete line; `None` until more of the body arrives.
+    fn next(&mut self) -> Option<Line> {
+        self.split(LinesCodec::decode)
+    }
+
+    /// After the end of the body: the next line, the last of which may lack its newline.
+    fn last(&mut self) -> Option<Line> {
+        self.split(LinesCodec::decode_eof)
+    }
+
+    fn split(
+        &mut self,
+        decode: fn(&mut LinesCodec, &mut BytesMut) -> Result<Option<String>, LinesCodecError>,
+    ) -> Option<Line> {
+        loop {
+            return Some(match decode(&mut self.codec, &mut self.arrived) {
+                Ok(None) => return None,
+                Ok(Some(text)) if text.len() > MAX_BODY => Line::TooLong,
+                Ok(Some(text)) if text.trim_ascii().is_empty() => continue,
+                Ok(Some(text)) => Line::Text(text),
+                Err(LinesCodecError::MaxLineLengthExceeded) => Line::TooLong,
+                Err(LinesCodecError::Io(_)) => Line::NotUtf8,
+            });
         }
-        if too_long || text.len() > MAX_BODY {
-            return Some(Line::TooLong);
-        }
-        (!text.trim_ascii().is_empty()).then_some(Line::Text(text))
     }
 }
 
@@ -274,24 +281,26 @@ impl Lines {
 mod tests {
     use super::*;
 
-    /// The lines of a body that arrives in parts of `size` bytes.
+    /// The lines of a body that arrives in chunks of `size` bytes.
     fn lines(body: &[u8], size: usize) -> Vec<Line> {
-        let mut lines = Lines::default();
+        let mut lines = Lines::new();
         let mut found = Vec::new();
-        for part in body.chunks(size) {
-            let mut part = Bytes::copy_from_slice(part);
-            while let Some(line) = lines.next(&mut part) {
+        for chunk in body.chunks(size) {
+            lines.append(chunk);
+            while let Some(line) = lines.next() {
                 found.push(line);
             }
-            assert!(lines.begun.len() <= MAX_BODY + 1, "no line takes more memory than that");
+            assert!(lines.arrived.len() <= MAX_BODY + 1, "no line takes more memory than that");
         }
-        found.extend(lines.end());
+        while let Some(line) = lines.last() {
+            found.push(line);
+        }
         found
     }
 
     #[test]
     fn lines_are_the_same_wherever_the_body_is_cut() {
-        let text = |text: &str| Line::Text(text.as_bytes().to_vec());
+        let text = |text: &str| Line::Text(text.to_owned());
         for (body, expected) in [
             ("", vec![]),
             ("\n\r\n  \t\n", vec![]),
@@ -300,9 +309,10 @@ mod tests {
             ("a\r\n\nb c\r\n", vec![text("a"), text("b c")]),
             ("a\n\n\nb\n \r\nc", vec![text("a"), text("b"), text("c")]),
             ("a\rb\n c \n", vec![text("a\rb"), text(" c ")]),
+            ("a\nü\n", vec![text("a"), text("ü")]),
         ] {
             for size in 1..=body.len().max(1) {
-                assert_eq!(lines(body.as_bytes(), size), expected, "{body:?} in parts of {size}");
+                assert_eq!(lines(body.as_bytes(), size), expected, "{body:?} in chunks of {size}");
             }
         }
     }
@@ -314,10 +324,21 @@ mod tests {
                 let long = "x".repeat(length);
                 let body = format!("a{end}{long}{end}b{end}{long}");
                 for size in [1000, MAX_BODY - 1, MAX_BODY, MAX_BODY + 1, body.len()] {
-                    let long = || if fits { Line::Text(long.clone().into_bytes()) } else { Line::TooLong };
-                    let expected = [Line::Text(b"a".to_vec()), long(), Line::Text(b"b".to_vec()), long()];
-                    assert_eq!(lines(body.as_bytes(), size), expected, "{length} in parts of {size}");
+                    let long = || if fits { Line::Text(long.clone()) } else { Line::TooLong };
+                    let expected = [Line::Text("a".into()), long(), Line::Text("b".into()), long()];
+                    assert_eq!(lines(body.as_bytes(), size), expected, "{length} in chunks of {size}");
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn a_line_that_is_not_utf8_costs_nobody_but_itself() {
+        for end in ["\n", ""] {
+            let body = [b"a\n\xff\xfe\nb\n\xff", end.as_bytes()].concat();
+            for size in 1..=body.len() {
+                let expected = [Line::Text("a".into()), Line::NotUtf8, Line::Text("b".into()), Line::NotUtf8];
+                assert_eq!(lines(&body, size), expected, "in chunks of {size}");
             }
         }
     }

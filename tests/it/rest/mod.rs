@@ -1,8 +1,10 @@
 //! The REST door as a caller meets it: the real binary, real databases, a real receiver.
 
+mod answers;
 mod cancel;
 mod change;
 mod deliver;
+mod document;
 mod errors;
 mod fields;
 mod list;

@@ -161,6 +161,8 @@ async fn the_openapi_document_is_sound_and_tells_what_is_there() {
         }
     }
     for call in [
+        "GET /v1/timers/{id}/explain",
+        "GET /v1/wheels",
         "PUT /v1/timers/{id}",
         "GET /v1/timers/{id}",
         "PATCH /v1/timers/{id}",
@@ -182,7 +184,7 @@ async fn the_openapi_document_is_sound_and_tells_what_is_there() {
     }
 }
 
-/// Every call but the health checks may take a key, and may end in an error.
+/// Every call but the health checks may take a key, and may be refused without one.
 #[tokio::test]
 async fn the_openapi_document_knows_keys_and_errors() {
     let node = Node::builder().start_ready().await;
@@ -194,7 +196,7 @@ async fn the_openapi_document_knows_keys_and_errors() {
         for (method, operation) in methods.as_object().expect("methods") {
             let v1 = path.starts_with("/v1/");
             assert_eq!(operation["security"] == json!([]), !v1, "{method} {path}");
-            assert_eq!(operation["responses"]["default"].is_object(), v1, "{method} {path}");
+            assert_eq!(operation["responses"]["401"].is_object(), v1, "{method} {path}");
         }
     }
 }
@@ -204,13 +206,14 @@ async fn the_openapi_document_promises_nothing_unsupported() {
     let node = Node::builder().start_ready().await;
     let (_, document) = node.api().get("/openapi.json").await;
     let text = document.to_string();
-    for name in ["spread", "merge", "dispatch", "priority", "queue", "destination"] {
+    for name in ["spread", "merge", "dispatch", "queue", "destination"] {
         assert!(!text.contains(name), "{name} stands in the document");
     }
     let schemas = &document["components"]["schemas"];
     let timer = &schemas["Timer"];
     assert_eq!(timer["additionalProperties"], false, "unknown fields are refused");
     assert_eq!(timer["required"], json!(["target"]), "all else may be left out");
+    assert_eq!(schemas["Priority"]["enum"], json!(["normal"]), "the only one");
     for (schema, field) in [("Timer", "data"), ("Patch", "data"), ("TimerView", "data")] {
         let data = &schemas[schema]["properties"][field];
         assert!(data.is_object() && data["type"].is_null(), "{schema}.{field} is any JSON: {data}");
@@ -226,17 +229,18 @@ async fn the_openapi_document_promises_nothing_unsupported() {
 async fn the_page_needs_nothing_from_outside() {
     let node = Node::builder().start_ready().await;
     let api = node.api();
-    let moved = api.send(Method::GET, "/docs", &[], None).await;
-    let home = match moved.header("location") {
-        Some(location) => location.to_owned(),
-        None => "/docs".to_owned(),
-    };
-    assert!(home.starts_with("/docs"), "{home}");
-    let page = api.send(Method::GET, &home, &[], None).await;
-    assert_eq!(page.status, 200);
-    assert!(page.header("content-type").is_some_and(|kind| kind.starts_with("text/html")));
+    for (path, base) in [("/docs", true), ("/docs/", false)] {
+        let page = api.send(Method::GET, path, &[], None).await;
+        assert_eq!(page.status, 200, "{path} answers itself");
+        assert!(page.header("content-type").is_some_and(|kind| kind.starts_with("text/html")));
+        let html = page.body.as_str().expect("text");
+        assert!(html.contains("<html"));
+        // The files are named relative to `/docs/`.
+        assert_eq!(html.contains("<head><base href=\"docs/\">"), base, "{path}: {html}");
+    }
+    assert_eq!(api.get("/docs/none.js").await.0, 404);
+    let page = api.send(Method::GET, "/docs/", &[], None).await;
     let html = page.body.as_str().expect("text");
-    assert!(html.contains("<html"));
     let mut assets = 0;
     for part in html.split(['"', '\'']) {
         assert!(!part.contains("://") && !part.starts_with("//"), "the page asks for {part}");

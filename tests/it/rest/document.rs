@@ -1,0 +1,350 @@
+//! The OpenAPI document against the service: every answer has a status, a content type, headers and a body that the
+//! document knows for its call, and every status that the document knows is given.
+
+use std::collections::BTreeSet;
+
+use reqwest::Method;
+use serde_json::{Value, json};
+
+use super::{LONG, NOWHERE, later, now, quick, with};
+use crate::support::{Answer, Api, Node, Receiver, in_state, to};
+
+const KEY: &str = "document-key-0123456789";
+
+/// The document as a server gives it, with all objects closed: a field that it does not know is an error here.
+pub struct Document {
+    json: Value,
+    /// Calls and the statuses they have given.
+    seen: BTreeSet<String>,
+}
+
+impl Document {
+    pub async fn of(api: &Api) -> Self {
+        let (status, mut json) = api.get("/openapi.json").await;
+        assert_eq!(status, 200, "{json}");
+        for schema in json["components"]["schemas"].as_object_mut().expect("schemas").values_mut() {
+            if schema["properties"].is_object() && schema["additionalProperties"].is_null() {
+                schema["additionalProperties"] = json!(false);
+            }
+        }
+        Self { json, seen: BTreeSet::new() }
+    }
+
+    /// What is wrong with `value` by the schema at `pointer`.
+    fn faults(&self, pointer: &str, value: &Value) -> Vec<String> {
+        let mut schema = self.json.clone();
+        schema["$ref"] = json!(format!("#{pointer}"));
+        let validator = jsonschema::options()
+            .with_draft(jsonschema::Draft::Draft202012)
+            .should_validate_formats(true)
+            .build(&schema)
+            .expect("the document holds sound schemas");
+        validator.iter_errors(value).map(|fault| format!("{}: {fault}", fault.instance_path())).collect()
+    }
+
+    /// Whether the document allows this body of a `PUT`.
+    pub fn allows_put(&self, timer: &Value) -> bool {
+        self.faults("/components/schemas/Timer", timer).is_empty()
+    }
+
+    /// Whether the document allows this body of a `PATCH`.
+    pub fn allows_patch(&self, change: &Value) -> bool {
+        self.faults("/components/schemas/Patch", change).is_empty()
+    }
+
+    /// Every call: method and path with its parameter.
+    fn calls(&self) -> Vec<(Method, String)> {
+        let paths = self.json["paths"].as_object().expect("paths");
+        let methods = |path: &Value| path.as_object().expect("methods").keys().cloned().collect::<Vec<_>>();
+        let calls = paths.iter().flat_map(|(path, of)| {
+            methods(of)
+                .into_iter()
+                .map(|method| (method.to_uppercase().parse().expect("a method"), path.clone()))
+        });
+        calls.collect()
+    }
+
+    fn takes_json(&self, method: &Method, path: &str) -> bool {
+        self.operation(method, path)["requestBody"]["content"]["application/json"].is_object()
+    }
+
+    fn operation(&self, method: &Method, path: &str) -> &Value {
+        &self.json["paths"][path][method.as_str().to_lowercase()]
+    }
+
+    /// Demands that the answer is one that the document knows for this call.
+    fn check(&mut self, method: &Method, path: &str, answer: &Answer) {
+        let called = format!("{method} {path} {}", answer.status);
+        let response = &self.operation(method, path)["responses"][answer.status.to_string()];
+        assert!(response.is_object(), "{called} is not in the document: {}", answer.body);
+        for name in response["headers"].as_object().expect("headers").keys() {
+            assert!(answer.header(name).is_some(), "{called} has no {name}: {:?}", answer.headers);
+        }
+        let kind = answer.header("content-type").unwrap_or_default().split(';').next().unwrap_or_default();
+        assert!(response["content"][kind].is_object(), "{called}: {kind:?} is not in the document");
+        let at = format!(
+            "/paths/{}/{}/responses/{}/content/{}/schema",
+            escaped(path),
+            method.as_str().to_lowercase(),
+            answer.status,
+            escaped(kind)
+        );
+        let lines: Vec<Value> = match (kind, &answer.body) {
+            ("application/x-ndjson", Value::String(text)) => {
+                text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
+            }
+            (_, body) => vec![body.clone()],
+        };
+        for value in lines {
+            let faults = self.faults(&at, &value);
+            assert!(faults.is_empty(), "{called}: {faults:#?} in {value:#}");
+        }
+        self.seen.insert(called);
+    }
+
+    /// Every status of every call that the document knows.
+    fn known(&self) -> BTreeSet<String> {
+        let calls = self.calls();
+        let statuses = |method: &Method, path: &str| {
+            let responses = self.operation(method, path)["responses"].as_object().expect("responses");
+            responses.keys().map(|status| format!("{method} {path} {status}")).collect::<Vec<_>>()
+        };
+        calls.iter().flat_map(|(method, path)| statuses(method, path)).collect()
+    }
+}
+
+/// As a part of a JSON pointer.
+fn escaped(text: &str) -> String {
+    text.replace('~', "~0").replace('/', "~1").replace('{', "%7B").replace('}', "%7D")
+}
+
+/// Calls, and checks each answer against the document.
+struct Checked<'a> {
+    document: &'a mut Document,
+    api: Api,
+}
+
+impl Checked<'_> {
+    async fn call(&mut self, method: Method, path: &str, id: &str, body: Option<&Value>) -> Answer {
+        let bytes = body.map(|body| body.to_string());
+        self.call_with(method, path, id, &[], bytes.as_deref()).await
+    }
+
+    async fn call_with(
+        &mut self,
+        method: Method,
+        path: &str,
+        id: &str,
+        headers: &[(&str, &str)],
+        body: Option<&str>,
+    ) -> Answer {
+        let url = path.replace("{id}", id);
+        let answer = self.api.send_bytes(method.clone(), &url, headers, body.unwrap_or_default()).await;
+        self.document.check(&method, path.split('?').next().unwrap_or_default(), &answer);
+        answer
+    }
+
+    /// Makes each of these calls with a body that it takes; all give this status.
+    async fn all_give(
+        &mut self,
+        status: u16,
+        calls: &[(Method, String)],
+        id: &str,
+        headers: &[(&str, &str)],
+    ) {
+        for (method, path) in calls {
+            let (kind, body) = body_for(method, path);
+            let headers = [&[("content-type", kind)], headers].concat();
+            let answer = self.call_with(method.clone(), path, id, &headers, body.as_deref()).await;
+            assert_eq!(answer.status, status, "{method} {path}: {}", answer.body);
+        }
+    }
+}
+
+/// A body that is right for a call, and its content type.
+fn body_for(method: &Method, path: &str) -> (&'static str, Option<String>) {
+    let body = match (method.as_str(), path.rsplit('/').next()) {
+        ("POST", Some("fire")) => None,
+        ("POST", Some("batch")) => Some(json!({"timers": [later()]})),
+        ("POST", Some("stream")) => return ("application/x-ndjson", Some(format!("{}\n", later()))),
+        ("POST" | "PUT", _) => Some(later()),
+        ("PATCH", _) => Some(json!({"delay": "PT1H"})),
+        _ => None,
+    };
+    ("application/json", body.map(|body| body.to_string()))
+}
+
+const TIMER: &str = "/v1/timers/{id}";
+
+#[tokio::test]
+async fn every_answer_is_in_the_document_and_every_status_of_the_document_is_given() {
+    let node = Node::builder().start_ready().await;
+    let mut document = Document::of(&node.api()).await;
+    let known = document.known();
+    let calls = document.calls();
+    let under_v1: Vec<_> = calls.iter().filter(|(_, path)| path.starts_with("/v1/")).cloned().collect();
+    let health: Vec<_> = calls.iter().filter(|(_, path)| !path.starts_with("/v1/")).cloned().collect();
+    let on_a_timer: Vec<_> = calls.iter().filter(|(_, path)| path.contains("{id}")).cloned().collect();
+    let with_json: Vec<_> = calls.iter().filter(|(m, path)| document.takes_json(m, path)).cloned().collect();
+    let writes: Vec<_> = under_v1.iter().filter(|(method, _)| method != Method::GET).cloned().collect();
+    assert!(under_v1.len() >= 13 && health.len() == 4 && on_a_timer.len() == 7 && with_json.len() == 4);
+
+    let mut checked = Checked { document: &mut document, api: node.api() };
+    checked.all_give(200, &health, "", &[]).await;
+    one_timer_in_each_state(&mut checked).await;
+    many_timers(&mut checked).await;
+    for path in ["/v1/ledger", "/v1/nodes", "/v1/wheels"] {
+        assert_eq!(checked.call(Method::GET, path, "", None).await.status, 200);
+    }
+    checked.all_give(403, &under_v1, "t", &[("origin", "https://evil.example")]).await;
+    checked.all_give(400, &on_a_timer, "%FF", &[]).await;
+    checked.all_give(422, &on_a_timer, "a%20b", &[]).await;
+    let not_put: Vec<_> = on_a_timer.iter().filter(|(method, _)| method != Method::PUT).cloned().collect();
+    checked.all_give(404, &not_put, "none", &[]).await;
+    let too_large = " ".repeat(16 * 1024 * 1024 + 1);
+    for (method, path) in &with_json {
+        for (body, status) in [("{", 400), ("[]", 422), (too_large.as_str(), 413)] {
+            let answer = checked.call_with(method.clone(), path, "t", &[], Some(body)).await;
+            assert_eq!(answer.status, status, "{method} {path}");
+        }
+    }
+
+    let keyed = Node::builder()
+        .env("MAINSPRING__SERVER__API_KEYS", KEY)
+        .env("MAINSPRING__SERVER__RATE_PER_SECOND", "1")
+        .start_ready()
+        .await;
+    checked.api = keyed.api();
+    checked.all_give(401, &under_v1, "t", &[]).await;
+    checked.api = keyed.api().with_key(KEY);
+    // Each is charged a call: once the quota of a second is spent, the next one is refused.
+    for call in &writes {
+        let (kind, body) = body_for(&call.0, &call.1);
+        while checked
+            .call_with(call.0.clone(), &call.1, "t", &[("content-type", kind)], body.as_deref())
+            .await
+            .status
+            != 429
+        {}
+    }
+
+    // Nobody listens there: the node never reaches its store.
+    let starting = Node::builder().cold("postgres://nobody@127.0.0.1:9/none").start();
+    checked.api = starting.api();
+    let livez = format!("{}/livez", starting.base());
+    let client = crate::support::http_client(LONG);
+    crate::support::eventually("it listens", LONG, async || client.get(&livez).send().await).await;
+    checked.all_give(503, &under_v1, "t", &[]).await;
+    let waiting: Vec<_> =
+        health.iter().filter(|(_, path)| path.ends_with("yz") || path.ends_with("pz")).cloned().collect();
+    checked.all_give(503, &waiting, "", &[]).await;
+
+    let never: BTreeSet<_> = known.difference(&document.seen).cloned().collect();
+    // A body that takes 30 s.
+    let slow = with_json.iter().map(|(method, path)| format!("{method} {path} 408"));
+    assert_eq!(never, slow.collect(), "in the document, and never given");
+}
+
+/// Timers of every state, with all fields and with none.
+async fn one_timer_in_each_state(checked: &mut Checked<'_>) {
+    let receiver = Receiver::start().await;
+    let full = json!({"fire_at": "2030-01-01T09:00:00+08:00", "owner": "user:1", "data": {"n": 1.50},
+        "target": {"webhook": {"url": NOWHERE, "secret": "whsec_c2VjcmV0", "headers": {"X-Tenant": "shop"}}},
+        "labels": {"app": "shop"}, "priority": "normal", "precision": "minute",
+        "late": {"grace": "P1D", "then": "expire"}, "retry": {"attempts": 3, "first": "PT1S", "cap": "PT1M"}});
+    let expired = json!({"fire_at": "2020-01-01T00:00:00Z", "target": to(NOWHERE),
+        "late": {"grace": "PT1M", "then": "expire"}});
+    let local = json!({"local": "2030-01-01T09:00", "zone": "Etc/GMT+1", "target": to(NOWHERE)});
+    let dead = with(now(receiver.url("/status/500")), "retry", quick(2));
+    let retrying = with(now(receiver.url("/status/500")), "retry", json!({"attempts": 2, "first": "PT1H"}));
+    for (id, timer) in [
+        ("full", full),
+        ("local", local),
+        ("scheduled", later()),
+        ("cancelled", later()),
+        ("delivered", now(receiver.url("/ok"))),
+        ("dead", dead),
+        ("expired", expired),
+        ("retrying", retrying),
+        ("refused", with(now(NOWHERE), "retry", quick(1))),
+        ("hanging", now(receiver.url("/hang"))),
+    ] {
+        assert!(checked.document.allows_put(&timer), "{timer}");
+        let put =
+            async |checked: &mut Checked<'_>| checked.call(Method::PUT, TIMER, id, Some(&timer)).await.status;
+        assert_eq!((put(checked).await, put(checked).await), (201, 200), "{id}");
+    }
+    let other = with(later(), "data", json!(1));
+    assert_eq!(checked.call(Method::PUT, TIMER, "scheduled", Some(&other)).await.status, 409);
+    assert_eq!(checked.call(Method::DELETE, TIMER, "cancelled", None).await.status, 200);
+    for state in ["scheduled", "cancelled", "delivered", "dead", "expired", "retrying"] {
+        in_state(&checked.api, state, state).await;
+    }
+    in_state(&checked.api, "refused", "dead").await;
+    receiver.wait_until(|all| all.iter().any(|one| one.timer == "hanging"), LONG).await;
+    assert_eq!(checked.call(Method::DELETE, TIMER, "hanging", None).await.status, 409);
+    let hanging = checked.call(Method::GET, TIMER, "hanging", None).await;
+    assert_eq!(hanging.body["cancel_requested"], true, "{}", hanging.body);
+    for id in [
+        "full",
+        "local",
+        "scheduled",
+        "cancelled",
+        "delivered",
+        "dead",
+        "expired",
+        "retrying",
+        "refused",
+        "hanging",
+    ] {
+        for path in [TIMER, "/v1/timers/{id}/attempts", "/v1/timers/{id}/explain"] {
+            assert_eq!(checked.call(Method::GET, path, id, None).await.status, 200);
+        }
+    }
+    let change = json!({"fire_at": "2031-01-01T00:00:00Z", "data": null, "labels": {}, "priority": "normal"});
+    assert!(checked.document.allows_patch(&change));
+    let change = change.to_string();
+    for (id, tag, status) in [("full", "*", 200), ("full", "\"1\"", 412), ("delivered", "*", 409)] {
+        let answer = checked.call_with(Method::PATCH, TIMER, id, &[("if-match", tag)], Some(&change)).await;
+        assert_eq!(answer.status, status, "{}", answer.body);
+    }
+    for (id, status) in [("full", 202), ("cancelled", 409)] {
+        assert_eq!(checked.call(Method::POST, "/v1/timers/{id}/fire", id, None).await.status, status);
+    }
+}
+
+/// Registered by POST, in a batch and in a stream, with refused ones among them; and listed.
+async fn many_timers(checked: &mut Checked<'_>) {
+    let post = "/v1/timers";
+    for status in [201, 200] {
+        let body = later().to_string();
+        let key = [("idempotency-key", "k")];
+        assert_eq!(checked.call_with(Method::POST, post, "", &key, Some(&body)).await.status, status);
+    }
+    let items = [
+        with(later(), "id", json!("many")),
+        with(later(), "id", json!("many")),
+        json!({"id": "many", "delay": "PT2H", "target": to(NOWHERE)}),
+        json!({"id": "bad", "delay": "soon", "labels": {"": 1}}),
+        json!(7),
+    ];
+    let batch = checked.call(Method::POST, "/v1/timers/batch", "", Some(&json!({"timers": items}))).await;
+    let statuses = |results: &[Value]| results.iter().map(|one| one["status"].clone()).collect::<Vec<_>>();
+    assert_eq!(statuses(batch.body["results"].as_array().expect("results")), [201, 200, 409, 422, 422]);
+    let lines: String = items.iter().map(|item| format!("{item}\n")).collect();
+    for (kind, status) in [("application/x-ndjson", 200), ("text/plain", 415)] {
+        let headers = [("content-type", kind)];
+        let answer = checked.call_with(Method::POST, "/v1/timers/stream", "", &headers, Some(&lines)).await;
+        assert_eq!(answer.status, status, "{}", answer.body);
+    }
+    let page = async |checked: &mut Checked<'_>, query: &str| {
+        checked.call(Method::GET, &format!("/v1/timers{query}"), "", None).await
+    };
+    let all = page(checked, "").await;
+    assert!(all.body["items"].as_array().is_some_and(|items| items.len() >= 12), "{}", all.body);
+    assert_eq!(all.body["next"], Value::Null);
+    let first = page(checked, "?limit=1").await;
+    let cursor = first.body["next"].as_str().expect("a next page");
+    assert_eq!(page(checked, &format!("?limit=1&cursor={cursor}")).await.status, 200);
+    assert_eq!(page(checked, "?limit=0").await.status, 422);
+}
