@@ -131,27 +131,26 @@ fn common_answers(method: &str, operation: &mut Value) {
 
 /// Gives an answer its description, the content type of problems, and its headers.
 fn complete_answer(status: &str, response: &mut Value) {
-    let code = status.parse::<StatusCode>().ok();
-    if response["description"] == "" {
+    if response["description"].as_str().is_none_or(str::is_empty) {
+        let code = status.parse::<StatusCode>().ok();
         response["description"] = json!(code.and_then(|code| code.canonical_reason()).unwrap_or("An answer"));
     }
     let schema = response["content"][JSON]["schema"]["$ref"].as_str().unwrap_or_default();
-    let (is_problem, is_timer) = (schema.ends_with("/Problem"), schema.ends_with("/TimerView"));
-    if response["content"].as_object().is_some_and(|kinds| kinds.is_empty()) {
-        response.as_object_mut().map(|response| response.remove("content"));
-    }
-    if is_problem && let Some(content) = response["content"].as_object_mut().and_then(|all| all.remove(JSON))
+    let (of_problem, of_timer) = (schema.ends_with("/Problem"), schema.ends_with("/TimerView"));
+    if of_problem && let Some(content) = response["content"].as_object_mut().and_then(|all| all.remove(JSON))
     {
         response["content"][PROBLEM] = content;
     }
+    let is_problem = response["content"][PROBLEM].is_object();
     let text = |description: &str| json!({"description": description, "schema": {"type": "string"}});
     let headers = &mut response["headers"];
     headers["x-request-id"] = text("The request's id: the caller's own, or one that the service made");
-    if is_timer {
+    if of_timer {
         headers["etag"] = text("Its version, for `If-Match`");
     }
-    if matches!(status, "429" | "503") {
-        headers["retry-after"] = json!({"description": "After how many seconds to repeat the call", "schema": {"type": "integer", "minimum": 1}});
+    if is_problem && matches!(status, "429" | "503") {
+        headers["retry-after"] = json!({"description": "After how many seconds to repeat the call",
+            "schema": {"type": "integer", "minimum": 1}});
     }
 }
 

@@ -66,11 +66,11 @@ async fn every_answer_shows_every_field_with_the_value_in_force(builder: NodeBui
 
     // Registered in a batch and in a stream, they are shown like any other.
     let item = |id: &str| json!({"id": id, "delay": "PT1H", "target": to(NOWHERE)});
-    assert_eq!(api.post("/v1/timers/batch", &json!({"timers": [item("batch")]})).await.0, 200);
+    assert_eq!(api.post("/v1/timers/batch", &json!({"timers": [item("of-batch")]})).await.0, 200);
     let lines = [("content-type", "application/x-ndjson")];
-    let stream = api.send(Method::POST, "/v1/timers/stream", &lines, Some(&item("stream"))).await;
+    let stream = api.send(Method::POST, "/v1/timers/stream", &lines, Some(&item("of-stream"))).await;
     assert_eq!((stream.status, &stream.body["status"]), (200, &json!(201)));
-    for id in ["batch", "stream"] {
+    for id in ["of-batch", "of-stream"] {
         all_show(&api, id, &defaults(id)).await;
     }
 
