@@ -1,10 +1,10 @@
-//! One attempt: from the wait for its due time and the last look at the lease to the report.
+//! One attempt: the wait for the due time, the last check of the lease, the sending, the report.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::Dispatcher;
-use super::lanes::{LaneKey, Left};
+use super::lanes::{AttemptEnd, LaneKey};
 use super::record::Report;
 use crate::clock::Monotonic;
 use crate::cold::{AttemptRecord, TimerRow};
@@ -15,11 +15,11 @@ use crate::model::timer::{AttemptResult, Next, Token};
 use crate::planted::Defect;
 use crate::sink::{Claim, Delivery, Outcome};
 
-/// How long what was claimed waits for its lane to have a place.
-const AT_GATE: Duration = Duration::from_secs(2);
+/// The longest that a claimed timer waits for a permit of its lane.
+const PERMIT_WAIT: Duration = Duration::from_secs(2);
 
 impl Dispatcher {
-    /// One attempt, from the wait for its due time and the last look at the lease to the report.
+    /// Makes one attempt for a claimed row, or gives the claim back.
     pub(super) async fn attempt(self: Arc<Self>, mut row: TimerRow, pointer: Pointer, epoch: Epoch) {
         let key = LaneKey::of(&pointer);
         let token = Token { generation: row.life.generation, attempt: row.life.attempt };
@@ -28,11 +28,11 @@ impl Dispatcher {
             due_at = pointer.wake_at;
         }
         self.wait_for(due_at).await;
-        let entered = self.enter(key).await;
-        if !entered || self.abandon.is_cancelled() || !self.ownership.valid(row.shard, epoch) {
-            match entered {
-                true => self.leave(key, Left::Unused),
-                false => self.with(|lanes| lanes.gave_up(key)),
+        let has_permit = self.acquire(key).await;
+        if !has_permit || self.abandon.is_cancelled() || !self.ownership.valid(row.shard, epoch) {
+            match has_permit {
+                true => self.ended(key, AttemptEnd::NotSent),
+                false => self.with(|lanes| lanes.free_claim(key)),
             }
             self.work.notify_one();
             self.report(Report::Unsent(row.uid, token, epoch)).await;
@@ -52,12 +52,12 @@ impl Dispatcher {
                 Some("the node was stopped before the answer came".into()),
             ),
         };
-        self.leave(
+        self.ended(
             key,
             match outcome.result {
-                AttemptResult::Ok | AttemptResult::Failed => Left::Answered,
-                AttemptResult::Timeout | AttemptResult::Unknown => Left::Silent,
-                AttemptResult::Refused => Left::Unused,
+                AttemptResult::Ok | AttemptResult::Failed => AttemptEnd::Answered,
+                AttemptResult::Timeout | AttemptResult::Unknown => AttemptEnd::NoAnswer,
+                AttemptResult::Refused => AttemptEnd::NotSent,
             },
         );
         self.metrics.attempt_seconds.observe(began.elapsed().as_secs_f64());
@@ -78,23 +78,22 @@ impl Dispatcher {
         self.report(Report::Attempted(row.uid, next, record)).await;
     }
 
-    /// Waits for a place among those that may be sent at once; tells whether it got one. Nobody waits long:
-    /// what was claimed and finds no place is given back.
-    async fn enter(&self, key: LaneKey) -> bool {
-        let Some(mut told) = self.with(|lanes| lanes.enter(key)) else { return true };
+    /// Waits for a permit to send; returns whether it got one. The wait is short: a claim without a permit is given
+    /// back.
+    async fn acquire(&self, key: LaneKey) -> bool {
+        let Some(mut granted) = self.with(|lanes| lanes.acquire(key)) else { return true };
         tokio::select! {
-            place = &mut told => return place.is_ok(),
-            () = self.store.clock().sleep(AT_GATE) => {}
+            permit = &mut granted => return permit.is_ok(),
+            () = self.store.clock().sleep(PERMIT_WAIT) => {}
             () = self.stop.cancelled() => {}
         }
-        // A place may have been given at this very moment.
-        told.close();
-        told.try_recv().is_ok()
+        // A permit may have been given at this very moment.
+        granted.close();
+        granted.try_recv().is_ok()
     }
 
-    /// Waits until it is due by the store's clock; a stop waits with it, for it is a matter of `wheel.lead`.
-    /// The clock is looked at again after every sleep: a sleep may end early, and the bound of the store's
-    /// clock may fall.
+    /// Waits for the due time by the store's clock. A stop waits too: it is at most `wheel.lead`. The clock is read
+    /// again after every sleep: a sleep may end early, and the lower bound of the store's clock may fall.
     async fn wait_for(&self, due_at: UnixMs) {
         loop {
             let wait = self.store.clock().until(due_at);
@@ -108,13 +107,13 @@ impl Dispatcher {
         }
     }
 
-    fn leave(&self, key: LaneKey, how: Left) {
-        self.with(|lanes| lanes.left(key, how, Monotonic::now().as_ms()));
+    fn ended(&self, key: LaneKey, end: AttemptEnd) {
+        self.with(|lanes| lanes.attempt_ended(key, end, Monotonic::now().as_ms()));
         self.work.notify_one();
     }
 }
 
-/// What a claimed row says to its receiver; takes the payload out of the row.
+/// The delivery of a claimed row. Takes the payload out of the row.
 fn delivery(row: &mut TimerRow) -> Delivery {
     Delivery {
         id: row.delivery_id(),
@@ -128,7 +127,7 @@ fn delivery(row: &mut TimerRow) -> Delivery {
     }
 }
 
-/// What follows if the attempt was not taken.
+/// What follows unless the attempt succeeded.
 fn next_after(row: &TimerRow, outcome: &Outcome, now: UnixMs) -> Next {
     let retry = row.policies.retry.unwrap_or_default();
     let attempt = u32::try_from(row.life.attempt).unwrap_or(1);
@@ -137,13 +136,13 @@ fn next_after(row: &TimerRow, outcome: &Outcome, now: UnixMs) -> Next {
     }
     Next::Retry(now.plus(match outcome.retry_after {
         Some(wait) => wait,
-        None => retry.wait_after(attempt, dice(row, attempt)),
+        None => retry.wait_after(attempt, jitter(row, attempt)),
     }))
 }
 
-/// A number in 0–1 that differs between timers and attempts. Spreading needs no secrecy, and a number that
-/// follows from the timer keeps a replayed run the same.
-fn dice(row: &TimerRow, attempt: u32) -> f64 {
+/// A number from 0 to 1 that differs between timers and attempts. Jitter needs no secrecy, and a number that follows
+/// from the timer keeps a replayed run of the simulation the same (`dice` is the name that the hash has always had).
+fn jitter(row: &TimerRow, attempt: u32) -> f64 {
     let hash = crate::model::id::digest16(&[b"dice", row.uid.0.as_bytes(), &attempt.to_be_bytes()]);
     f64::from(u16::from_be_bytes([hash[0], hash[1]])) / f64::from(u16::MAX)
 }

@@ -1,12 +1,13 @@
 //! From due to sent to recorded: lanes, claim, attempt, result.
 //!
-//! Three duties, each with a loop of its own. *Claim* takes pointers that have room to be sent, claims them
-//! in one statement and starts their attempts. *Attempts* run each as a task. *Record* writes results in
-//! batches. A claim comes a moment (`wheel.lead`) before the due time, and its attempt waits for the due
-//! millisecond: that is what keeps lateness small and never lets an attempt start early.
-//! A claim that came back without its row is dropped; a claim whose answer was lost is given back
-//! if it turns out to have happened, for nothing was sent. From the moment it is taken until its outcome is
-//! recorded a timer is *in hand*: this node neither claims it again nor gives its attempt up.
+//! Three duties, each with a loop of its own. *Claim* takes pointers from lanes that have room, claims them in one
+//! statement and starts their attempts. *Attempts* run each as a task. *Record* writes results in batches. A claim
+//! comes a moment (`wheel.lead`) before the due time, and its attempt waits for the due millisecond: that keeps
+//! lateness small and no attempt starts early.
+//!
+//! A pointer whose claim returns no row is dropped. A claim whose answer was lost is given back if it turns out to have
+//! happened, because nothing was sent. From the moment it is taken until its outcome is recorded a timer is *in hand*:
+//! this node does not claim it again, and the sweep does not end its claim.
 
 mod attempt;
 mod lanes;
@@ -36,7 +37,7 @@ use crate::ownership::{Ownership, PARTING_REACH};
 use crate::sink::Sink;
 use crate::writer::Writer;
 
-/// How long past its time what is found counts as left behind by an outage.
+/// A timer that is found so long after its due time counts as overdue from an outage.
 pub const OVERDUE: Duration = Duration::from_secs(5);
 
 /// Sends what is due.
@@ -46,15 +47,15 @@ pub struct Dispatcher {
     metrics: Metrics,
     sink: Arc<dyn Sink>,
     lanes: Arc<Mutex<Lanes>>,
-    /// Somebody waits, or a place became free.
+    /// A pointer was queued, or there is room in a lane.
     work: Arc<Notify>,
-    /// A lane that the sweep has passed over has room.
-    room: Notify,
-    /// How often that had happened when it was last told.
-    eased: AtomicU64,
+    /// A lane that the sweep skipped has no backlog any more.
+    backlog_cleared: Notify,
+    /// How often that had happened at the last notification.
+    backlogs_cleared: AtomicU64,
     reports: mpsc::Sender<Report>,
     attempts: TaskTracker,
-    /// Nothing more is claimed, and nobody waits for a place.
+    /// Nothing more is claimed, and no attempt waits for a permit.
     stop: CancellationToken,
     /// Attempts under way are given up.
     abandon: CancellationToken,
@@ -64,8 +65,8 @@ pub struct Dispatcher {
 }
 
 impl Dispatcher {
-    /// A dispatcher over this store, and the recorder to run beside it; that ends after a drain, or when the last
-    /// handle is gone.
+    /// A dispatcher over this store, and the recorder to run beside it. The recorder ends after a drain, or when the last
+    /// handle is dropped.
     pub fn new(
         config: &Config,
         store: ColdStore,
@@ -91,8 +92,8 @@ impl Dispatcher {
             sink,
             lanes,
             work,
-            room: Notify::new(),
-            eased: AtomicU64::new(0),
+            backlog_cleared: Notify::new(),
+            backlogs_cleared: AtomicU64::new(0),
             reports,
             attempts: TaskTracker::new(),
             stop: CancellationToken::new(),
@@ -106,42 +107,43 @@ impl Dispatcher {
         (this, recorder.run())
     }
 
-    /// Offers what is due; tells for each what became of it.
+    /// Offers the pointers of due timers; returns for each what became of it.
     pub fn offer(&self, due: &[Pointer]) -> Vec<Offer> {
         let now = Monotonic::now().as_ms();
         let offers = self.with(|lanes| due.iter().map(|due| lanes.offer(*due, now)).collect::<Vec<_>>());
-        if offers.contains(&Offer::Held) {
+        if offers.contains(&Offer::Queued) {
             self.work.notify_one();
         }
         self.gauge();
         offers
     }
 
-    /// What the sweep need not look for; [`Dispatcher::has_room`] tells when there is less of it.
-    pub fn crowded(&self) -> Crowded {
-        let mut crowded = Crowded::default();
+    /// The lanes with a backlog, which the sweep skips; [`Dispatcher::backlog_cleared`] completes when one of them has
+    /// none any more.
+    pub fn backlogged(&self) -> Crowded {
+        let mut backlogged = Crowded::default();
         self.with(|lanes| {
-            for key in lanes.crowded() {
+            for key in lanes.backlogged() {
                 match key.class {
-                    Class::First | Class::CatchUp => crowded.first.push(key.lane),
-                    Class::Retry => crowded.retry.push(key.lane),
+                    Class::First | Class::CatchUp => backlogged.first.push(key.lane),
+                    Class::Retry => backlogged.retry.push(key.lane),
                 }
             }
         });
-        crowded
+        backlogged
     }
 
-    /// How many pointers wait in lanes that are not crowded.
-    pub fn uncrowded(&self) -> usize {
-        self.with(|lanes| lanes.uncrowded())
+    /// How many pointers are queued in lanes without a backlog.
+    pub fn queued_without_backlog(&self) -> usize {
+        self.with(|lanes| lanes.queued_without_backlog())
     }
 
-    /// How many pointers wait.
-    pub fn held(&self) -> usize {
-        self.with(|lanes| lanes.held())
+    /// How many pointers are queued.
+    pub fn queued(&self) -> usize {
+        self.with(|lanes| lanes.queued())
     }
 
-    /// Whether this node has the timer in hand: taken, and its outcome not recorded yet.
+    /// Whether this node has the timer in hand: it was taken, and its outcome is not recorded yet.
     pub fn has_in_hand(&self, uid: &Uid) -> bool {
         self.with(|lanes| lanes.has_in_hand(uid))
     }
@@ -151,18 +153,18 @@ impl Dispatcher {
         &self.ownership
     }
 
-    /// How often a lane that was crowded has had room again.
-    pub fn eased(&self) -> u64 {
-        self.with(|lanes| lanes.eased())
+    /// How often a lane has ceased to have a backlog.
+    pub fn backlogs_cleared(&self) -> u64 {
+        self.with(|lanes| lanes.backlogs_cleared())
     }
 
-    /// Completes when a lane that was crowded has room again.
-    pub async fn has_room(&self) {
-        self.room.notified().await;
+    /// Completes when a lane has ceased to have a backlog.
+    pub async fn backlog_cleared(&self) {
+        self.backlog_cleared.notified().await;
     }
 
-    /// Claims and sends until stopped. Two may run side by side: while the one waits for its claim to be
-    /// flushed, the other makes the next.
+    /// Claims and sends until stopped. Two may run side by side: while one waits for the flush of its claim, the other
+    /// makes the next.
     pub async fn run(self: Arc<Self>) {
         loop {
             tokio::select! {
@@ -174,7 +176,7 @@ impl Dispatcher {
                     Ok(0) => break,
                     Ok(_) => {}
                     Err(_) => {
-                        // Logged where it happened; the sweep finds the rows again when the store is back.
+                        // Logged where it happened. The sweep finds the rows again when the store is back.
                         self.store.clock().sleep(Duration::from_millis(200)).await;
                         self.work.notify_one();
                         break;
@@ -184,9 +186,9 @@ impl Dispatcher {
         }
     }
 
-    /// Claims one batch of what has room and starts its attempts. Returns how many pointers it took.
+    /// Claims one batch and starts its attempts. Returns how many pointers it took from the lanes.
     pub async fn run_once(self: &Arc<Self>) -> Result<usize, Error> {
-        // Counts as an attempt under way, so that a stop sees either this claim's attempts or no claim.
+        // Counts as an attempt under way: a stop sees either the attempts of this claim or no claim.
         let _under_way = self.attempts.token();
         if self.stop.is_cancelled() {
             return Ok(0);
@@ -194,22 +196,22 @@ impl Dispatcher {
         let taken = self.with(|lanes| lanes.take(MAX_CLAIM_BATCH));
         let count = taken.len();
         if count > 0 {
-            // There may be more than one claim's worth.
+            // There may be more pointers than fit into one claim.
             self.work.notify_one();
         }
         let mut owned: Vec<(Pointer, Epoch)> = Vec::with_capacity(count);
         for pointer in taken {
             match self.ownership.begin(pointer.shard) {
                 Some(epoch) => owned.push((pointer, epoch)),
-                None => self.with(|lanes| lanes.dropped(&pointer, Monotonic::now().as_ms())),
+                None => self.with(|lanes| lanes.claim_dropped(&pointer, Monotonic::now().as_ms())),
             }
         }
         if !owned.is_empty() {
             self.claim(owned).await?;
         }
-        let eased = self.eased();
-        if self.eased.swap(eased, Ordering::Relaxed) != eased {
-            self.room.notify_one();
+        let cleared = self.backlogs_cleared();
+        if self.backlogs_cleared.swap(cleared, Ordering::Relaxed) != cleared {
+            self.backlog_cleared.notify_one();
         }
         self.gauge();
         Ok(count)
@@ -225,9 +227,9 @@ impl Dispatcher {
                 self.metrics.store_errors.inc();
                 tracing::warn!(%why, batch = owned.len(), "claim failed");
                 for (pointer, epoch) in &owned {
-                    self.with(|lanes| lanes.gave_up(LaneKey::of(pointer)));
+                    self.with(|lanes| lanes.free_claim(LaneKey::of(pointer)));
                     let token = Token { generation: pointer.generation, attempt: pointer.attempt + 1 };
-                    // It may have happened all the same; then it is given back.
+                    // The claim may have happened all the same; then it is given back.
                     self.report(Report::Unsent(pointer.uid, token, *epoch)).await;
                 }
                 return Err(why);
@@ -236,8 +238,8 @@ impl Dispatcher {
         let mut rows: HashMap<_, _> = claimed.rows.into_iter().map(|row| (row.uid, row)).collect();
         for (pointer, epoch) in owned {
             if claimed.unreadable.contains(&pointer.uid) {
-                // Stays in hand: claimed again and again it would hold up the others.
-                self.with(|lanes| lanes.gave_up(LaneKey::of(&pointer)));
+                // It stays in hand: claimed again and again, it would hold up the others.
+                self.with(|lanes| lanes.free_claim(LaneKey::of(&pointer)));
                 continue;
             }
             match rows.remove(&pointer.uid) {
@@ -253,7 +255,7 @@ impl Dispatcher {
                 }
                 None => {
                     self.metrics.claims_dropped.inc();
-                    self.with(|lanes| lanes.dropped(&pointer, Monotonic::now().as_ms()));
+                    self.with(|lanes| lanes.claim_dropped(&pointer, Monotonic::now().as_ms()));
                 }
             }
         }
@@ -261,20 +263,19 @@ impl Dispatcher {
     }
 
     async fn report(&self, report: Report) {
-        // Fails only when the recorder is gone, at the end of a stop; the claim then runs out by itself.
+        // Fails only when the recorder has ended, at the end of a stop; then the claim expires.
         let _ = self.reports.send(report).await;
     }
 
-    /// Stops: no further claim. What is claimed goes out when it is due, unless it waits for a place; what is
-    /// under way gets `grace` to end, then is given up as unknown. Returns when every attempt has been
-    /// reported.
+    /// Stops: nothing more is claimed. A claimed timer is sent when it is due, unless it waits for a permit. Attempts
+    /// under way get `grace` to end; then their result is unknown. Returns when every attempt is reported.
     pub async fn drain(&self, grace: Duration) {
         self.stop.cancel();
         self.with(Lanes::clear);
         self.attempts.close();
         if tokio::time::timeout(grace, self.attempts.wait()).await.is_err() {
             self.abandon.cancel();
-            // Bounded: with the store away their reports may find no room.
+            // Bounded: while the store is away the channel of reports may be full.
             let _ = tokio::time::timeout(Duration::from_secs(2), self.attempts.wait()).await;
         }
         self.all_reported.cancel();
@@ -282,8 +283,8 @@ impl Dispatcher {
     }
 
     fn gauge(&self) {
-        let (held, in_flight) = self.with(|lanes| (lanes.held(), lanes.in_flight()));
-        self.metrics.held.set(held as i64);
+        let (queued, in_flight) = self.with(|lanes| (lanes.queued(), lanes.in_flight()));
+        self.metrics.held.set(queued as i64);
         self.metrics.in_flight.set(in_flight as i64);
     }
 

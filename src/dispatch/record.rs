@@ -1,7 +1,7 @@
-//! Results into the cold store, in batches, until they are in.
+//! Results are written to the cold store, in batches, and tried again until they are written.
 //!
-//! While the store is away the results wait here and the attempts behind them in the channel, so memory
-//! stays bounded by the node's concurrency; nothing new is claimed meanwhile, for a claim needs the store.
+//! While the store is away, results wait here and further ones in the channel. Memory stays bounded by the node's
+//! concurrency: nothing new is claimed meanwhile, because a claim needs the store.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,15 +18,15 @@ use crate::model::id::{Epoch, Uid};
 use crate::model::timer::{AttemptResult, Next, Token};
 use crate::writer::Writer;
 
-/// How long a stop waits for a store that is away before it leaves results behind.
+/// How often a stop tries again while the store is away, before it ends without recording the results.
 const STOP_PATIENCE: u32 = 10;
 
-/// What became of a claim.
+/// The outcome of a claim.
 #[derive(Debug)]
 pub(super) enum Report {
-    /// An attempt was made: what follows if it was not taken, and its record.
+    /// An attempt was made: what follows unless it succeeded, and its record.
     Attempted(Uid, Next, AttemptRecord),
-    /// Claimed, or perhaps claimed, and surely not sent.
+    /// The timer is claimed, or may be, and surely nothing was sent.
     Unsent(Uid, Token, Epoch),
 }
 
@@ -37,8 +37,8 @@ impl Report {
         }
     }
 
-    /// The record of an attempt that was taken.
-    fn taken(&self) -> Option<(Uid, AttemptRecord)> {
+    /// The record of an attempt that succeeded.
+    fn succeeded(&self) -> Option<(Uid, AttemptRecord)> {
         match self {
             Self::Attempted(uid, _, record) if record.result == AttemptResult::Ok => {
                 Some((*uid, record.clone()))
@@ -59,14 +59,14 @@ impl Report {
     }
 }
 
-/// Writes results down, batch by batch.
+/// Writes results, batch by batch.
 pub(super) struct Recorder {
     pub writer: Writer,
     pub metrics: Metrics,
     pub clock: StoreClock,
-    /// A timer whose result is recorded is no longer in hand.
+    /// A timer whose outcome is recorded is no longer in hand.
     pub lanes: Arc<Mutex<Lanes>>,
-    /// Told when that makes room.
+    /// Notified when that queues a pointer.
     pub work: Arc<Notify>,
     pub inbox: mpsc::Receiver<Report>,
     /// Nothing more will be reported.
@@ -74,14 +74,14 @@ pub(super) struct Recorder {
 }
 
 impl Recorder {
-    /// Records until everything has been reported that ever will be, or the last dispatcher handle is gone.
+    /// Records until `all_reported`, or until the last handle of the dispatcher is dropped.
     pub async fn run(mut self) {
         let mut reports = Vec::new();
         loop {
             reports.clear();
             tokio::select! {
                 biased;
-                came = self.inbox.recv_many(&mut reports, MAX_APPLY_BATCH) => if came == 0 {
+                received = self.inbox.recv_many(&mut reports, MAX_APPLY_BATCH) => if received == 0 {
                     return;
                 },
                 () = self.all_reported.cancelled() => return,
@@ -96,8 +96,8 @@ impl Recorder {
         }
     }
 
-    /// Writes a batch down, again and again while the store is away. A batch in which something can never be
-    /// written is halved until that stands alone.
+    /// Writes a batch, and tries again while the store is away. A batch with a result that can never be written is
+    /// halved until that result stands alone.
     async fn record_all(&self, reports: &[Report]) {
         let mut failures = 0;
         let mut batches = vec![reports];
@@ -106,33 +106,33 @@ impl Recorder {
             self.metrics.store_errors.inc();
             if !why.is_passing() || why.is_data() {
                 match batch {
-                    [_] => tracing::error!(%why, "a result cannot be recorded; its claim runs out"),
+                    [_] => tracing::error!(%why, "a result cannot be recorded; its claim expires"),
                     _ => batches.extend(<[_; 2]>::from(batch.split_at(batch.len() / 2))),
                 }
                 continue;
             }
             failures += 1;
             if failures == 1 {
-                tracing::warn!(%why, results = batch.len(), "results not recorded yet; trying on");
+                tracing::warn!(%why, results = batch.len(), "results cannot be recorded yet; trying again");
             }
             batches.push(batch);
             let stopping = self.inbox.is_closed() || self.all_reported.is_cancelled();
             if stopping && failures > STOP_PATIENCE {
                 let results: usize = batches.iter().map(|batch| batch.len()).sum();
-                tracing::error!(results, "stopping without recording results; their claims run out");
+                tracing::error!(results, "stopping without recording results; their claims expire");
                 return;
             }
             self.clock.sleep(Duration::from_millis(u64::from(failures.min(10)) * 100)).await;
         }
     }
 
-    /// Writes a batch down once. Doing it twice changes nothing the second time: until it is recorded, nobody else
-    /// on this node claims the timer, and on another node a claim has another epoch.
+    /// Writes a batch. The same batch again changes nothing: until its outcome is recorded the timer is not claimed again
+    /// on this node, and on another node a claim has another epoch.
     async fn record(&self, reports: &[Report]) -> Result<(), Error> {
-        let taken: Vec<(Uid, AttemptRecord)> = reports.iter().filter_map(Report::taken).collect();
+        let succeeded: Vec<(Uid, AttemptRecord)> = reports.iter().filter_map(Report::succeeded).collect();
         let mut ended = HashSet::new();
-        if !taken.is_empty() {
-            ended.extend(self.writer.finish_delivered(&taken).await?);
+        if !succeeded.is_empty() {
+            ended.extend(self.writer.finish_delivered(&succeeded).await?);
         }
         let is_open =
             |report: &&Report| matches!(report, Report::Unsent(..)) || !ended.contains(&report.uid());

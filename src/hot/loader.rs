@@ -138,7 +138,10 @@ impl Loader {
     pub async fn scan(&self) -> Result<Duration, Error> {
         let Promoter { store, positions, .. } = &*self.promoter;
         let ranges = positions.ranges();
-        if ranges.is_empty() || !self.promoter.last_mile.has_room() || self.dispatcher.uncrowded() > BACKLOG {
+        if ranges.is_empty()
+            || !self.promoter.last_mile.has_room()
+            || self.dispatcher.queued_without_backlog() > BACKLOG
+        {
             return Ok(TICK);
         }
         let began = Monotonic::now();

@@ -1,4 +1,4 @@
-//! From where the sweep looks in each shard.
+//! From which `wake_at` on the sweep reads each shard.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -6,50 +6,51 @@ use std::time::Duration;
 use crate::clock::Monotonic;
 use crate::cold::{Due, Probe};
 
-/// A row's `wake_at` lies at or after the store's time at the start of the statement that wrote it; such a
-/// transaction is over, or given up, well within this. A retry may lie before: its result is written when the
-/// store is back. Then the look from the bottom finds it.
+/// A row's `wake_at` is at or after the store's time at the start of the statement that wrote it, and such a
+/// transaction has committed or failed well within this time. The `wake_at` of a retry may be earlier, because its
+/// result is written when the store is back; the query from the bottom finds it.
 const SETTLED_MS: i64 = 60_000;
 
-/// What woke within this is looked at first, and by itself: what falls due now does not wait for a look at all
-/// that lies below. A floor that has risen lies within it until the next look.
+/// Rows that woke within this time are queried first and by themselves, so that a timer that falls due now does not wait
+/// for a query of all deeper rows. A floor that has risen is within it until the next query.
 const RECENT_MS: i64 = 2 * SETTLED_MS;
 
-/// How often every shard is looked through from the bottom.
+/// How often every shard is read from the bottom.
 pub(super) const FULL_DEPTH: Duration = Duration::from_secs(60);
 
-/// The lowest `wake_at`, by shard, below which nothing is due that was not seen and handed on.
+/// By shard: every due row whose `wake_at` is below the floor was seen and handled.
 #[derive(Debug, Default)]
 pub(super) struct Floors {
     by_shard: HashMap<i32, i64>,
     full_at: Option<Monotonic>,
-    /// The store's time at the last look. When its clock is set back, new rows lie below the old floors.
-    looked_at: i64,
+    /// The store's time at the last query. When its clock is set back, new rows are below the old floors.
+    queried_at: i64,
 }
 
 impl Floors {
-    /// A look begins, at this time of the store, at these shards.
+    /// A query of these shards begins, at this time of the store.
     pub fn begin(&mut self, now: i64, shards: &[i32]) {
-        let set_back = now < self.looked_at - SETTLED_MS / 2;
-        self.looked_at = now;
+        let set_back = now < self.queried_at - SETTLED_MS / 2;
+        self.queried_at = now;
         if set_back || self.full_at.is_none_or(|at| at.elapsed() >= FULL_DEPTH) {
             self.by_shard.clear();
             self.full_at = Some(Monotonic::now());
         }
-        // A shard that was lost and came back is looked through from the bottom.
+        // A shard that was lost and is owned again is read from the bottom.
         self.by_shard.retain(|shard, _| shards.contains(shard));
     }
 
-    /// From where to look.
+    /// From which `wake_at` on to read this shard.
     pub fn of(&self, shard: i32) -> i64 {
         self.by_shard.get(&shard).copied().unwrap_or(i64::MIN)
     }
 
-    /// All that is due in these shards was seen. Everything below what was found, and settled, need not be
-    /// looked at again.
+    /// All due rows of these shards were seen. Rows below the earliest of them need not be read again, once no open
+    /// transaction can add one there.
     pub fn rise(&mut self, probes: &[Probe], rows: &[Due], now: i64) {
         for probe in probes {
-            // What lies below a higher one was left: to a replay, which may be over by now, or to another look.
+            // Rows below a probe's higher floor were not read: they are a replay's, which may be over by now, or another
+            // query's.
             if probe.floor == self.of(probe.shard) {
                 self.by_shard.insert(probe.shard, now - SETTLED_MS);
             }
@@ -61,8 +62,8 @@ impl Floors {
     }
 }
 
-/// Parts these into what woke of late, of all shards, and what lies deeper, of those where something may.
-pub(super) fn part(probes: Vec<Probe>, now: i64) -> (Vec<Probe>, Vec<Probe>) {
+/// Splits probes into those for recent rows, of all shards, and those for deep rows, of the shards that may have some.
+pub(super) fn split_recent(probes: Vec<Probe>, now: i64) -> (Vec<Probe>, Vec<Probe>) {
     let recent = now - RECENT_MS;
     let deep = probes.iter().filter(|probe| probe.floor < recent).copied().collect();
     let above = |probe: Probe| Probe { floor: probe.floor.max(recent), ..probe };

@@ -1,17 +1,17 @@
-//! The guarantee: whatever is past its `wake_at` and in nobody's hands is found here, at every tick.
+//! The guarantee: every timer that is past its `wake_at` and in nobody's hands is found here, at every tick.
 //!
-//! One index probe per owned shard, from a lower bound that follows what was seen; once a minute from the
-//! very bottom. While a shard's wheel turns, only what is a second overdue is looked at, and in a healthy run
-//! there is none; without its wheel everything fires from here. Found rows are offered to the dispatcher;
-//! claims that ran out become retries; what is later than its grace expires; rows that a slow receiver's full
-//! lane cannot hold are put off. Receivers for which much waits already are passed over until it has gone.
+//! One index probe per owned shard, from a floor that follows what was seen; once a minute from the very bottom. While
+//! a shard's wheel turns, only rows that are a second overdue are read, and in a healthy run there are none; without
+//! its wheel every timer of the shard fires from here. Found rows are offered to the dispatcher. Expired claims become
+//! retries. Timers later than their grace expire. Rows that the full lane of a slow receiver cannot queue are
+//! postponed. Lanes with a backlog are skipped until it is gone.
 //!
-//! What they have waiting in SQL is read past, and may be millions of rows. So what woke within the last two
-//! minutes is looked at by itself, and what lies deeper in as many statements as it takes, with looks at what
-//! is recent in between.
+//! The rows of skipped lanes are read past in SQL, and may be millions. So rows that woke within the last two minutes
+//! are queried by themselves. Deeper rows are queried in as many statements as it takes, with queries for recent
+//! rows in between.
 
+mod batch_size;
 mod floors;
-mod stride;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -28,31 +28,31 @@ use crate::model::timer::{State, Token};
 use crate::ownership::Ownership;
 use crate::positions::Positions;
 use crate::writer::Writer;
+use batch_size::BatchSize;
 use floors::{FULL_DEPTH, Floors};
-use stride::Stride;
 
 /// How often the sweep looks while the wheels turn.
 const TICK: Duration = Duration::from_secs(1);
 
-/// How often it looks while everything fires from here.
-const ALONE: Duration = Duration::from_millis(250);
+/// How often it looks while timers fire from SQL.
+const WITHOUT_WHEELS: Duration = Duration::from_millis(250);
 
-/// How much longer than a sweep took it waits at least: what is held waits in the rows that it reads.
-const REST: u32 = 10;
+/// The pause after a sweep, as a multiple of the time that it took: it reads the queued rows too, each time.
+const PAUSE_FACTOR: u32 = 10;
 
-/// The longest it rests, even after a look that the store held up: everything may have to fire from here.
-const LONGEST_REST: Duration = Duration::from_secs(1);
+/// The longest such pause, even after a sweep that the store held up: every timer may have to fire from here.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// Rows looked at in one probe beyond those that are held already.
-const PROBE: usize = 2048;
+/// Rows read in one query beyond those that are queued already.
+const PAGE: usize = 2048;
 
 /// How long before a replay began, in milliseconds, claims may have been made due by the take-over.
 const BEFORE_REPLAY_MS: i64 = 2000;
 
-/// How long, in milliseconds, a timer of an unknown kind is not looked at again.
+/// For how long, in milliseconds, a timer of an unknown kind is postponed.
 const UNKNOWN_KIND_MS: i64 = 10_000;
 
-/// Finds what is due.
+/// Finds timers that are due.
 pub struct Sweep {
     store: ColdStore,
     ownership: Arc<Ownership>,
@@ -60,38 +60,55 @@ pub struct Sweep {
     positions: Arc<Positions>,
     writer: Writer,
     metrics: Metrics,
-    depth: Mutex<Depth>,
+    progress: Mutex<Progress>,
 }
 
-/// How deep to look, and in how many statements.
+/// How far down everything was seen, and how many shards one statement takes.
 #[derive(Default)]
-struct Depth {
+struct Progress {
     floors: Floors,
-    recent: Stride,
-    deep: Stride,
-    /// The last look at all that lies deep, if that was not too much for one look.
-    deepest: Option<DeepLook>,
-    /// When a round of looks last saw all there was to see: what woke of late, and what lies deep if that was due.
+    recent: BatchSize,
+    deep: BatchSize,
+    /// The last query for deep rows that saw all of them.
+    last_deep: Option<DeepQuery>,
+    /// When a pass last saw everything: the recent rows, and the deep ones if these were due to be queried.
     complete_at: Option<Monotonic>,
 }
 
-/// A look at what lies deep.
-struct DeepLook {
+impl Progress {
+    const fn batch_size(&mut self, rows: Rows) -> &mut BatchSize {
+        match rows {
+            Rows::Recent => &mut self.recent,
+            Rows::Deep => &mut self.deep,
+        }
+    }
+}
+
+/// Which rows a query is for: each sort has a batch size of its own.
+#[derive(Clone, Copy)]
+enum Rows {
+    /// Those that woke within the last two minutes.
+    Recent,
+    /// All others.
+    Deep,
+}
+
+/// A query for deep rows.
+struct DeepQuery {
     /// When the next is due at the latest.
-    next: Monotonic,
-    /// How often a lane had eased before: what was passed over may have room since.
-    eased: u64,
+    next_at: Monotonic,
+    /// How many backlogs had been cleared before it: a lane that was skipped may have room since.
+    backlogs_cleared: u64,
+    /// Its shards, in order.
     shards: Vec<i32>,
 }
 
-/// Which of its strides a look takes.
-type Pace = fn(&mut Depth) -> &mut Stride;
-
-/// What a round of looks came to.
+/// What one pass over all shards has done.
 #[derive(Default)]
-struct Round {
-    handed_on: usize,
-    /// A look was full: there is more.
+struct Pass {
+    /// Rows that were queued, ended or postponed.
+    handled: usize,
+    /// A page was full: there is more.
     more: bool,
 }
 
@@ -105,176 +122,144 @@ impl Sweep {
         writer: Writer,
         metrics: Metrics,
     ) -> Self {
-        Self { store, ownership, dispatcher, positions, writer, metrics, depth: Mutex::default() }
+        Self { store, ownership, dispatcher, positions, writer, metrics, progress: Mutex::default() }
     }
 
-    /// Sweeps until stopped; tells when everything was looked at once.
-    pub async fn run(self, stop: CancellationToken, looked: impl FnOnce()) {
-        let mut failing = false;
-        let mut looked = Some(looked);
-        while !stop.is_cancelled() {
-            let began = Monotonic::now();
-            match self.run_once().await {
-                Ok(_) => {
-                    // Without shards nothing was asked of the store, so nothing is known of it.
-                    if failing && !self.ownership.claimable().is_empty() {
-                        failing = false;
-                        tracing::info!("sweeping again");
-                    }
-                    if let Some(tell) = looked.take() {
-                        tell();
-                    }
-                }
-                Err(why) => {
-                    self.metrics.store_errors.inc();
-                    if !failing {
-                        tracing::warn!(%why, "sweep failed; trying on");
-                    }
-                    failing = true;
-                }
-            }
-            let now = self.store.clock().now();
-            let alone = |(shard, _): (i32, _)| self.positions.grace_ms(shard, now) == 0;
-            let alone = self.ownership.claimable().into_iter().any(alone);
-            let tick = if alone { ALONE } else { TICK };
-            let rest = if failing { Duration::ZERO } else { (began.elapsed() * REST).min(LONGEST_REST) };
-            tokio::select! {
-                () = stop.cancelled() => {}
-                () = tokio::time::sleep(tick.max(rest)) => {}
-                () = self.dispatcher.has_room(), if !failing => {}
-                () = self.ownership.recalled() => {}
-            }
-        }
+    /// Sweeps until stopped; calls `on_first` after the first sweep that succeeds.
+    pub async fn run(self, stop: CancellationToken, on_first: impl FnOnce()) {
+        SweepLoop { sweep: self, failing: false, on_first: Some(on_first) }.run(stop).await;
     }
 
-    /// Looks once through all owned shards, on and on while there is more and room for it; what crashed owners
-    /// had claimed first. Returns how many rows it handed on.
+    /// Ends the claims that crashed owners left, then queries all owned shards, pass after pass while there is more and
+    /// room for it. Returns how many rows it handled.
     pub async fn run_once(&self) -> Result<usize, Error> {
         let recalled = self.ownership.take_recalled().into_iter();
         let recalled = recalled.map(|(uid, token)| Change { uid, event: ChangeEvent::ClaimExpired(token) });
         self.end(recalled.collect()).await?;
-        let mut handed_on = 0;
+        let mut handled = 0;
         loop {
-            let mut round = Round::default();
+            let mut pass = Pass::default();
+            // The recent probes are of all shards, in order.
             let (recent, deep) = self.probes();
             if recent.is_empty() {
-                return Ok(handed_on);
+                return Ok(handled);
             }
-            self.look_through(|depth| &mut depth.recent, recent.clone(), &mut round).await?;
-            // All shards, in order.
+            self.query_all(Rows::Recent, recent.clone(), &mut pass).await?;
             if self.is_deep_due(&recent) {
-                self.look_deep(deep, &recent, &mut round).await?;
+                self.query_deep(deep, &recent, &mut pass).await?;
             }
-            if !round.more {
-                self.depth().complete_at = Some(Monotonic::now());
+            if !pass.more {
+                self.progress().complete_at = Some(Monotonic::now());
             }
-            handed_on += round.handed_on;
-            if !round.more || round.handed_on == 0 || self.may_wait() {
-                return Ok(handed_on);
+            handled += pass.handled;
+            if !pass.more || pass.handled == 0 || self.may_pause() {
+                return Ok(handled);
             }
         }
     }
 
-    /// Whether there may be something deep down that was not seen. A look that took long is not repeated at
-    /// once; what was handed on in vain since waits so long, if it is older than what is looked at each time.
+    /// Whether there may be deep rows that were not seen. A query that took long is not repeated at once. A row that was
+    /// offered since and not queued waits for as long, if it is no longer recent.
     fn is_deep_due(&self, shards: &[Probe]) -> bool {
-        let eased = self.dispatcher.eased();
-        self.depth().deepest.as_ref().is_none_or(|last| {
+        let cleared = self.dispatcher.backlogs_cleared();
+        self.progress().last_deep.as_ref().is_none_or(|last| {
             let is_new = |probe: &Probe| last.shards.binary_search(&probe.shard).is_err();
-            last.eased != eased || Monotonic::now() >= last.next || shards.iter().any(is_new)
+            last.backlogs_cleared != cleared || Monotonic::now() >= last.next_at || shards.iter().any(is_new)
         })
     }
 
-    /// Looks at what lies deep, part by part; what falls due meanwhile does not wait for the end.
-    async fn look_deep(&self, mut deep: Vec<Probe>, all: &[Probe], round: &mut Round) -> Result<(), Error> {
-        let (began, eased) = (Monotonic::now(), self.dispatcher.eased());
-        let pace: Pace = |depth| &mut depth.deep;
-        self.depth().deep.turn(&mut deep);
+    /// Queries deep rows, a batch of shards at a time; recent rows do not wait for the end.
+    async fn query_deep(&self, mut deep: Vec<Probe>, all: &[Probe], pass: &mut Pass) -> Result<(), Error> {
+        let (began, backlogs_cleared) = (Monotonic::now(), self.dispatcher.backlogs_cleared());
+        self.progress().deep.rotate(&mut deep);
         let mut recent_at = began;
         while !deep.is_empty() {
-            let left = self.look(pace, &deep, round).await?.len();
-            deep.drain(..deep.len() - left);
-            if left > 0 && recent_at.elapsed() >= ALONE {
+            let remaining = self.query(Rows::Deep, &deep, pass).await?.len();
+            deep.drain(..deep.len() - remaining);
+            if remaining > 0 && recent_at.elapsed() >= WITHOUT_WHEELS {
                 let (recent, _) = self.probes();
-                // What another node has got meanwhile is its own.
+                // Shards that another node owns meanwhile are its own to sweep.
                 deep.retain(|probe| recent.iter().any(|one| one.shard == probe.shard));
-                self.look_through(|depth| &mut depth.recent, recent, round).await?;
+                self.query_all(Rows::Recent, recent, pass).await?;
                 recent_at = Monotonic::now();
             }
         }
         let shards = all.iter().map(|probe| probe.shard).collect();
-        let next = Monotonic::now().plus((began.elapsed() * REST).min(FULL_DEPTH));
-        self.depth().deepest = (!round.more).then_some(DeepLook { next, eased, shards });
+        let next_at = Monotonic::now().plus((began.elapsed() * PAUSE_FACTOR).min(FULL_DEPTH));
+        self.progress().last_deep = (!pass.more).then_some(DeepQuery { next_at, backlogs_cleared, shards });
         Ok(())
     }
 
-    async fn look_through(&self, pace: Pace, mut probes: Vec<Probe>, round: &mut Round) -> Result<(), Error> {
-        pace(&mut self.depth()).turn(&mut probes);
-        let mut left = &probes[..];
-        while !left.is_empty() {
-            left = self.look(pace, left, round).await?;
+    async fn query_all(&self, rows: Rows, mut probes: Vec<Probe>, pass: &mut Pass) -> Result<(), Error> {
+        self.progress().batch_size(rows).rotate(&mut probes);
+        let mut remaining = &probes[..];
+        while !remaining.is_empty() {
+            remaining = self.query(rows, remaining, pass).await?;
         }
         Ok(())
     }
 
-    /// Looks at as many of these as one statement takes, and hands on what it finds. Returns the others.
-    async fn look<'a>(
+    /// Queries as many of these shards as one statement takes, and handles the rows found. Returns the other shards.
+    async fn query<'a>(
         &self,
-        pace: Pace,
+        rows: Rows,
         probes: &'a [Probe],
-        round: &mut Round,
+        pass: &mut Pass,
     ) -> Result<&'a [Probe], Error> {
-        let (probes, left) = pace(&mut self.depth()).part(probes);
-        let crowded = self.dispatcher.crowded();
-        // What waits in the lanes is found here too.
-        let held = self.dispatcher.uncrowded();
-        let limit = held + PROBE;
-        // All that is held may be of one shard, whose rows would then hide those behind them.
-        let per_shard = held + (4 * PROBE / probes.len()).max(256);
+        let (probes, remaining) = self.progress().batch_size(rows).split(probes);
+        let backlogged = self.dispatcher.backlogged();
+        // Rows that are queued are found here too.
+        let queued = self.dispatcher.queued_without_backlog();
+        let limit = queued + PAGE;
+        // All that is queued may be of one shard, whose rows would then hide those behind them.
+        let per_shard = queued + (4 * PAGE / probes.len()).max(256);
         let began = Monotonic::now();
-        let found = self.store.due(probes, &crowded, limit, per_shard).await;
-        let found = found.inspect_err(|_| pace(&mut self.depth()).failed(probes, left))?;
-        pace(&mut self.depth()).took(probes.len(), began.elapsed());
+        let found = self.store.due(probes, &backlogged, limit, per_shard).await;
+        let found = found.inspect_err(|_| self.progress().batch_size(rows).failed(probes, remaining))?;
+        self.progress().batch_size(rows).took(probes.len(), began.elapsed());
         let now = found.store_now.unwrap_or_else(|| self.store.clock().now());
         let mut of_shard: HashMap<i32, usize> = HashMap::new();
         found.rows.iter().for_each(|due| *of_shard.entry(due.pointer.shard).or_default() += 1);
         let all = found.rows.len() < limit && of_shard.values().all(|rows| *rows < per_shard);
-        if all && crowded.is_empty() {
-            self.depth().floors.rise(probes, &found.rows, now.get());
+        if all && backlogged.is_empty() {
+            self.progress().floors.rise(probes, &found.rows, now.get());
         }
-        round.more |= !all;
-        round.handed_on += self.hand_on(found.rows).await?;
-        Ok(left)
+        pass.more |= !all;
+        pass.handled += self.handle(found.rows).await?;
+        Ok(remaining)
     }
 
-    async fn hand_on(&self, rows: Vec<Due>) -> Result<usize, Error> {
+    /// Offers, ends or postpones these rows; returns how many of them are not in hand and not queued already.
+    async fn handle(&self, rows: Vec<Due>) -> Result<usize, Error> {
         let (rows, unknown): (Vec<Due>, Vec<Due>) = rows.into_iter().partition(|due| due.is_known_kind);
-        let mut put_off: Vec<(Pointer, i64)> = self.leave_to_others(&unknown);
-        let (fresh, ending): (Vec<Due>, Vec<Due>) =
+        let mut postponed: Vec<(Pointer, i64)> = self.postpone_unknown(&unknown);
+        let (sending, ending): (Vec<Due>, Vec<Due>) =
             rows.into_iter().partition(|due| due.state != State::Delivering && !due.too_late);
         let ended = self.end(ending.iter().map(ending_change).collect()).await?;
-        let mut held = 0;
+        let mut queued = 0;
         let now = self.store.clock().now();
-        let late = |pointer: &Pointer| now.since(pointer.wake_at) > OVERDUE;
-        let fresh: Vec<Pointer> =
-            fresh.into_iter().map(|due| Pointer { overdue: late(&due.pointer), ..due.pointer }).collect();
-        for (pointer, offer) in fresh.iter().zip(self.dispatcher.offer(&fresh)) {
+        let is_overdue = |pointer: &Pointer| now.since(pointer.wake_at) > OVERDUE;
+        let sending: Vec<Pointer> = sending
+            .into_iter()
+            .map(|due| Pointer { overdue: is_overdue(&due.pointer), ..due.pointer })
+            .collect();
+        for (pointer, offer) in sending.iter().zip(self.dispatcher.offer(&sending)) {
             match offer {
-                Offer::Held => held += 1,
-                Offer::Later(ms) => put_off.push((*pointer, ms)),
-                Offer::Known | Offer::Left => {}
+                Offer::Queued => queued += 1,
+                Offer::Postpone(ms) => postponed.push((*pointer, ms)),
+                Offer::Duplicate | Offer::Dropped => {}
             }
         }
-        for chunk in put_off.chunks(1000) {
+        for chunk in postponed.chunks(1000) {
             self.store.postpone(chunk).await?;
             self.metrics.postponed.inc_by(chunk.len() as u64);
         }
-        Ok(usize::try_from(held).unwrap_or(0) + ended + put_off.len())
+        Ok(queued + ended + postponed.len())
     }
 
-    /// Timers whose target's kind only newer nodes know: told, and not looked at again for a while, so that they
-    /// do not stand before others.
-    fn leave_to_others(&self, unknown: &[Due]) -> Vec<(Pointer, i64)> {
+    /// Timers whose target is of a kind that only newer nodes know are logged and postponed, so that they do not stand
+    /// before others.
+    fn postpone_unknown(&self, unknown: &[Due]) -> Vec<(Pointer, i64)> {
         if !unknown.is_empty() {
             tracing::warn!(
                 timers = unknown.len(),
@@ -285,9 +270,9 @@ impl Sweep {
         unknown.iter().map(|due| (due.pointer, UNKNOWN_KIND_MS)).collect()
     }
 
-    /// Ends these; tells how many of them were not in hand.
+    /// Applies these changes to timers that are not in hand; returns how many these are.
     async fn end(&self, mut changes: Vec<Change>) -> Result<usize, Error> {
-        // The result may be known here and only not recorded yet.
+        // The result of a timer in hand may be known and only not recorded yet.
         changes.retain(|change| !self.dispatcher.has_in_hand(&change.uid));
         for chunk in changes.chunks(MAX_APPLY_BATCH) {
             let applied: Result<Vec<_>, Error> = self.writer.apply(chunk).await.into_iter().collect();
@@ -296,37 +281,94 @@ impl Sweep {
         Ok(changes.len())
     }
 
-    /// Where to look: at what woke of late, and at what lies deeper.
+    /// The probes for recent rows, of every owned shard in order, and those for deep rows.
     fn probes(&self) -> (Vec<Probe>, Vec<Probe>) {
         let now = self.store.clock().now();
         let shards: Vec<i32> = self.ownership.claimable().into_iter().map(|(shard, _)| shard).collect();
-        let mut depth = self.depth();
-        depth.floors.begin(now.get(), &shards);
+        let mut progress = self.progress();
+        progress.floors.begin(now.get(), &shards);
         let probe = |shard| Probe {
             shard,
-            floor: self.floor(shard, &depth.floors),
+            floor: self.floor(shard, &progress.floors),
             grace_ms: self.positions.grace_ms(shard, now),
         };
-        floors::part(shards.into_iter().map(probe).collect(), now.get())
+        floors::split_recent(shards.into_iter().map(probe).collect(), now.get())
     }
 
-    /// From where to look: what a replay is reading, in order and at its rate, is left to it, but for what
-    /// woke just before it began (claims of a dead owner, made due by the take-over).
+    /// From where to read a shard. Rows that a replay is reading, in order and at its rate, are not read here, except
+    /// those that woke just before it began (claims of a dead owner, made due by the take-over).
     fn floor(&self, shard: i32, floors: &Floors) -> i64 {
         let floor = floors.of(shard);
         let replaying = self.positions.replaying_since(shard);
         replaying.map_or(floor, |since| floor.max(since.get() - BEFORE_REPLAY_MS))
     }
 
-    fn depth(&self) -> MutexGuard<'_, Depth> {
-        self.depth.lock().unwrap_or_else(PoisonError::into_inner)
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether those for which enough was brought now may have their turn: to look past all that is due for them
-    /// takes long when it is much, and every tick is often enough for the others.
-    fn may_wait(&self) -> bool {
-        let complete_at = self.depth().complete_at;
-        !self.dispatcher.crowded().is_empty() && complete_at.is_some_and(|at| at.elapsed() < ALONE)
+    /// Whether the next pass may wait for the next tick: some lanes have a backlog, and everything was seen a moment ago.
+    /// To read past the rows of a large backlog takes long, and once a tick is often enough for the other lanes.
+    fn may_pause(&self) -> bool {
+        let complete_at = self.progress().complete_at;
+        !self.dispatcher.backlogged().is_empty()
+            && complete_at.is_some_and(|at| at.elapsed() < WITHOUT_WHEELS)
+    }
+
+    /// How long to wait after a sweep that took so long.
+    fn pause_after(&self, took: Duration) -> Duration {
+        let now = self.store.clock().now();
+        let fires_here = |(shard, _): (i32, _)| self.positions.grace_ms(shard, now) == 0;
+        let fires_here = self.ownership.claimable().into_iter().any(fires_here);
+        let tick = if fires_here { WITHOUT_WHEELS } else { TICK };
+        tick.max((took * PAUSE_FACTOR).min(LONGEST_PAUSE))
+    }
+}
+
+/// The sweep as a loop.
+struct SweepLoop<F> {
+    sweep: Sweep,
+    /// The last sweep failed.
+    failing: bool,
+    /// To be called after the first sweep that succeeds.
+    on_first: Option<F>,
+}
+
+impl<F: FnOnce()> SweepLoop<F> {
+    async fn run(mut self, stop: CancellationToken) {
+        while !stop.is_cancelled() {
+            let began = Monotonic::now();
+            match self.sweep.run_once().await {
+                Ok(_) => self.succeeded(),
+                Err(why) => self.failed(&why),
+            }
+            // A store that is away is tried again soon, however long the failure took.
+            let took = if self.failing { Duration::ZERO } else { began.elapsed() };
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = tokio::time::sleep(self.sweep.pause_after(took)) => {}
+                () = self.sweep.dispatcher.backlog_cleared(), if !self.failing => {}
+                () = self.sweep.ownership.recalled() => {}
+            }
+        }
+    }
+
+    fn succeeded(&mut self) {
+        // Without shards the store was not asked, so nothing is known of it.
+        if self.failing && !self.sweep.ownership.claimable().is_empty() {
+            self.failing = false;
+            tracing::info!("the sweep works again");
+        }
+        if let Some(on_first) = self.on_first.take() {
+            on_first();
+        }
+    }
+
+    fn failed(&mut self, why: &Error) {
+        self.sweep.metrics.store_errors.inc();
+        if !std::mem::replace(&mut self.failing, true) {
+            tracing::warn!(%why, "the sweep failed; trying again");
+        }
     }
 }
 

@@ -1,3 +1,4 @@
+use super::lane::{MIN_CAPACITY, MIN_LIMIT};
 use super::*;
 use crate::model::id::Generation;
 use crate::model::pointer::Via;
@@ -26,52 +27,52 @@ fn swept(n: u128, lane: i64) -> Pointer {
 fn a_full_lane_leaves_room_for_the_others() {
     let mut lanes = Lanes::new(100, 20);
     for n in 0..50 {
-        assert_eq!(lanes.offer(pointer(n, 1, 0), 0), Offer::Held);
+        assert_eq!(lanes.offer(pointer(n, 1, 0), 0), Offer::Queued);
     }
-    assert_eq!(lanes.take(100).len(), 3 * START, "a new lane starts small");
+    assert_eq!(lanes.take(100).len(), 3 * INITIAL_LIMIT, "a new lane starts small");
     lanes.offer(pointer(100, 2, 0), 0);
     assert_eq!(lanes.take(100), [pointer(100, 2, 0)]);
     assert!(lanes.take(100).is_empty());
 }
 
 #[test]
-fn a_lane_grows_with_answers_and_shrinks_with_silence() {
+fn the_limit_of_a_lane_rises_with_answers_and_falls_without() {
     let mut lanes = Lanes::new(1000, 20);
     for n in 0..500 {
         lanes.offer(pointer(n, 1, 0), 0);
     }
     let key = LaneKey { lane: 1, class: Class::First };
     for _ in lanes.take(1000) {
-        assert!(lanes.enter(key).is_none());
-        lanes.left(key, Left::Answered, 0);
+        assert!(lanes.acquire(key).is_none());
+        lanes.attempt_ended(key, AttemptEnd::Answered, 0);
     }
-    assert_eq!(lanes.take(1000).len(), 60, "twice as many again as may be sent at once");
+    assert_eq!(lanes.take(1000).len(), 60, "three times as many as may be sent at once");
     for _ in 0..60 {
-        let _ = lanes.enter(key);
-        lanes.left(key, Left::Silent, 0);
+        let _ = lanes.acquire(key);
+        lanes.attempt_ended(key, AttemptEnd::NoAnswer, 0);
     }
-    assert_eq!(lanes.take(1000).len(), FLOOR);
+    assert_eq!(lanes.take(1000).len(), MIN_LIMIT);
 }
 
 #[test]
-fn no_more_pass_the_gate_than_may_be_sent_at_once() {
+fn no_more_permits_are_given_than_may_be_sent_at_once() {
     let mut lanes = Lanes::new(1000, 2);
     for n in 0..6 {
         lanes.offer(pointer(n, 1, 0), 0);
     }
     let key = LaneKey { lane: 1, class: Class::First };
     assert_eq!(lanes.take(100).len(), 6);
-    assert!(lanes.enter(key).is_none() && lanes.enter(key).is_none());
-    lanes.gave_up(key);
-    lanes.gave_up(key);
-    let (gone, mut waits) = (lanes.enter(key).unwrap(), lanes.enter(key).unwrap());
-    drop(gone);
-    lanes.gave_up(key);
-    assert!(waits.try_recv().is_err(), "nobody has left");
-    lanes.left(key, Left::Answered, 0);
-    assert!(waits.try_recv().is_ok(), "who went away takes no place");
-    lanes.left(key, Left::Answered, 0);
-    lanes.left(key, Left::Answered, 0);
+    assert!(lanes.acquire(key).is_none() && lanes.acquire(key).is_none());
+    lanes.free_claim(key);
+    lanes.free_claim(key);
+    let (given_up, mut waiting) = (lanes.acquire(key).unwrap(), lanes.acquire(key).unwrap());
+    drop(given_up);
+    lanes.free_claim(key);
+    assert!(waiting.try_recv().is_err(), "no permit is free");
+    lanes.attempt_ended(key, AttemptEnd::Answered, 0);
+    assert!(waiting.try_recv().is_ok(), "an attempt that no longer waits gets no permit");
+    lanes.attempt_ended(key, AttemptEnd::Answered, 0);
+    lanes.attempt_ended(key, AttemptEnd::Answered, 0);
     assert_eq!(lanes.in_flight(), 0);
 }
 
@@ -88,7 +89,7 @@ fn retries_never_take_more_than_a_quarter() {
 }
 
 #[test]
-fn what_an_outage_left_overdue_takes_at_most_half() {
+fn overdue_timers_of_an_outage_take_at_most_half() {
     let mut lanes = Lanes::new(8, 8);
     for n in 0..20 {
         lanes.offer(Pointer { overdue: true, ..pointer(n, 1, 0) }, 0);
@@ -97,46 +98,46 @@ fn what_an_outage_left_overdue_takes_at_most_half() {
     for n in 100..120 {
         lanes.offer(pointer(n, 1, 0), 0);
     }
-    assert_eq!(lanes.take(100).len(), 4, "what falls due now has the other half");
+    assert_eq!(lanes.take(100).len(), 4, "timers that fall due now have the other half");
 }
 
 #[test]
-fn a_pointer_is_in_one_hand_until_it_is_recorded() {
+fn a_timer_is_in_hand_until_its_outcome_is_recorded() {
     let mut lanes = Lanes::new(10, 10);
-    assert_eq!(lanes.offer(pointer(1, 1, 0), 0), Offer::Held);
-    assert_eq!(lanes.offer(pointer(1, 1, 0), 0), Offer::Known);
+    assert_eq!(lanes.offer(pointer(1, 1, 0), 0), Offer::Queued);
+    assert_eq!(lanes.offer(pointer(1, 1, 0), 0), Offer::Duplicate);
     let taken = lanes.take(10);
-    assert_eq!(lanes.offer(pointer(1, 1, 0), 0), Offer::Known, "it is being claimed");
-    lanes.dropped(&taken[0], 0);
-    assert_eq!((lanes.held(), lanes.in_flight()), (0, 0));
-    assert_eq!(lanes.offer(pointer(1, 1, 0), 0), Offer::Held);
+    assert_eq!(lanes.offer(pointer(1, 1, 0), 0), Offer::Duplicate, "it is being claimed");
+    lanes.claim_dropped(&taken[0], 0);
+    assert_eq!((lanes.queued(), lanes.in_flight()), (0, 0));
+    assert_eq!(lanes.offer(pointer(1, 1, 0), 0), Offer::Queued);
     let taken = lanes.take(10);
-    assert_eq!((lanes.held(), lanes.in_flight()), (0, 1));
-    assert!(lanes.enter(LaneKey::of(&taken[0])).is_none());
-    lanes.left(LaneKey::of(&taken[0]), Left::Answered, 0);
+    assert_eq!((lanes.queued(), lanes.in_flight()), (0, 1));
+    assert!(lanes.acquire(LaneKey::of(&taken[0])).is_none());
+    lanes.attempt_ended(LaneKey::of(&taken[0]), AttemptEnd::Answered, 0);
     assert_eq!(lanes.in_flight(), 0);
-    assert_eq!(lanes.offer(pointer(1, 1, 1), 0), Offer::Known, "its result is not recorded yet");
-    assert!(lanes.recorded(&taken[0].uid, 0), "it waits now");
+    assert_eq!(lanes.offer(pointer(1, 1, 1), 0), Offer::Duplicate, "its result is not recorded yet");
+    assert!(lanes.recorded(&taken[0].uid, 0), "it is queued now");
     assert_eq!(lanes.take(10), [pointer(1, 1, 1)]);
 }
 
 #[test]
-fn what_comes_of_a_timer_in_hand_is_offered_when_the_hand_is_free() {
+fn a_pointer_that_comes_while_its_timer_is_in_hand_is_offered_afterwards() {
     let moved = Pointer { generation: Generation(2), ..pointer(1, 1, 0) };
     let swept = Pointer { via: Via::Sweep, ..moved };
     let mut lanes = Lanes::new(10, 10);
     // The claim of the old generation is under way when the new one comes, due at once.
     lanes.offer(pointer(1, 1, 0), 0);
     let taken = lanes.take(10);
-    assert_eq!(lanes.offer(moved, 0), Offer::Known);
-    assert_eq!(lanes.offer(swept, 0), Offer::Known, "the sweep comes again by itself");
-    assert_eq!(lanes.offer(pointer(1, 1, 0), 0), Offer::Known, "an older one is worth nothing");
+    assert_eq!(lanes.offer(moved, 0), Offer::Duplicate);
+    assert_eq!(lanes.offer(swept, 0), Offer::Duplicate, "the sweep offers it again");
+    assert_eq!(lanes.offer(pointer(1, 1, 0), 0), Offer::Duplicate, "an older one is of no use");
     assert!(lanes.take(10).is_empty());
-    lanes.dropped(&taken[0], 0);
+    lanes.claim_dropped(&taken[0], 0);
     assert_eq!(lanes.take(10), [moved]);
     // Its attempt is given back, or fails and is to be made again at once, before the record is known here.
     let again = Pointer { attempt: 1, ..moved };
-    assert_eq!(lanes.offer(again, 0), Offer::Known);
+    assert_eq!(lanes.offer(again, 0), Offer::Duplicate);
     assert!(lanes.recorded(&moved.uid, 0));
     assert_eq!(lanes.take(10), [again]);
     assert!(!lanes.recorded(&moved.uid, 0), "nothing came meanwhile");
@@ -144,17 +145,17 @@ fn what_comes_of_a_timer_in_hand_is_offered_when_the_hand_is_free() {
 }
 
 #[test]
-fn a_newer_generation_replaces_a_waiting_pointer() {
+fn a_newer_generation_replaces_a_queued_pointer() {
     let mut lanes = Lanes::new(10, 10);
     lanes.offer(pointer(1, 1, 1), 0);
     let newer = Pointer { generation: Generation(2), ..pointer(1, 1, 0) };
-    assert_eq!(lanes.offer(newer, 0), Offer::Held);
-    assert_eq!(lanes.offer(pointer(1, 1, 1), 0), Offer::Known, "an older one does not replace it");
+    assert_eq!(lanes.offer(newer, 0), Offer::Queued);
+    assert_eq!(lanes.offer(pointer(1, 1, 1), 0), Offer::Duplicate, "an older one does not replace it");
     assert_eq!(lanes.take(10), [newer]);
-    assert_eq!((lanes.held(), lanes.in_flight()), (0, 1));
+    assert_eq!((lanes.queued(), lanes.in_flight()), (0, 1));
 }
 
-/// A receiver that answers so many attempts in each of so many seconds, with more waiting all the time.
+/// A receiver that answers so many attempts in each of so many seconds, with a queue all the time.
 fn paced(lanes: &mut Lanes, lane: i64, per_second: usize, seconds: i64) {
     let key = LaneKey { lane, class: Class::First };
     let mut n = 0;
@@ -164,37 +165,37 @@ fn paced(lanes: &mut Lanes, lane: i64, per_second: usize, seconds: i64) {
             lanes.offer(swept((lane as u128) << 64 | n, lane), second * 1000);
         }
         for taken in lanes.take(per_second) {
-            let _ = lanes.enter(key);
-            lanes.left(key, Left::Answered, second * 1000 + 999);
+            let _ = lanes.acquire(key);
+            lanes.attempt_ended(key, AttemptEnd::Answered, second * 1000 + 999);
             lanes.recorded(&taken.uid, second * 1000 + 999);
         }
     }
 }
 
 #[test]
-fn a_lane_holds_half_a_minutes_work_of_its_receiver() {
+fn a_lane_queues_half_a_minutes_work_of_its_receiver() {
     let mut lanes = Lanes::new(1000, 100);
     paced(&mut lanes, 1, 10, 60);
     for n in 0..20 {
         lanes.offer(pointer(n << 96, 1, 0), 60_000);
     }
-    let held = lanes.held();
-    assert!((250..350).contains(&held), "ten a second: {held}");
-    let mut puts_off = || match lanes.offer(swept(u128::MAX, 1), 60_000) {
-        Offer::Later(ms) => ms,
+    let queued = lanes.queued();
+    assert!((250..350).contains(&queued), "ten a second: {queued}");
+    let mut postponed_ms = || match lanes.offer(swept(u128::MAX, 1), 60_000) {
+        Offer::Postpone(ms) => ms,
         other => panic!("{other:?}"),
     };
-    let first = puts_off();
-    let later = (0..100).map(|_| puts_off()).last().unwrap_or_default();
-    assert!(first >= 25_000, "those that wait here come before it: {first}");
-    assert!((9000..11_000).contains(&(later - first)), "and a hundred that were put off: {first}, {later}");
-    assert_eq!(lanes.offer(pointer(u128::MAX, 2, 0), 60_000), Offer::Held, "another receiver's");
+    let first = postponed_ms();
+    let later = (0..100).map(|_| postponed_ms()).last().unwrap_or_default();
+    assert!(first >= 25_000, "the queued ones come before it: {first}");
+    assert!((9000..11_000).contains(&(later - first)), "and a hundred that were postponed: {first}, {later}");
+    assert_eq!(lanes.offer(pointer(u128::MAX, 2, 0), 60_000), Offer::Queued, "another receiver's");
 }
 
 #[test]
-fn a_short_stall_puts_nothing_off_for_long() {
+fn a_short_stall_postpones_nothing_for_long() {
     let mut lanes = Lanes::new(1000, 100);
-    // Nobody is taken and nothing answers; looked at every second.
+    // Nothing is taken and nothing answers; the sweep looks every second.
     let mut offers = Vec::new();
     for second in 0..20 {
         for n in 0..100_000 {
@@ -202,7 +203,7 @@ fn a_short_stall_puts_nothing_off_for_long() {
         }
     }
     let longest =
-        offers.iter().filter_map(|offer| if let Offer::Later(ms) = offer { Some(*ms) } else { None });
+        offers.iter().filter_map(|offer| if let Offer::Postpone(ms) = offer { Some(*ms) } else { None });
     assert_eq!(longest.max(), Some(19_000), "as long as there has been a queue");
 }
 
@@ -210,26 +211,26 @@ fn a_short_stall_puts_nothing_off_for_long() {
 fn a_pause_does_not_make_a_quick_receiver_a_slow_one() {
     let mut lanes = Lanes::new(10_000, 1000);
     paced(&mut lanes, 1, 300, 120);
-    let held = lanes.held();
-    assert!((8500..9500).contains(&held), "half a minute's work: {held}");
-    // Ten seconds without an answer, and what was sent is given up.
+    let queued = lanes.queued();
+    assert!((8500..9500).contains(&queued), "half a minute's work: {queued}");
+    // Ten seconds without an answer; then the attempts under way time out.
     let key = LaneKey { lane: 1, class: Class::First };
     for _ in lanes.take(10) {
-        let _ = lanes.enter(key);
-        lanes.left(key, Left::Silent, 130_000);
+        let _ = lanes.acquire(key);
+        lanes.attempt_ended(key, AttemptEnd::NoAnswer, 130_000);
     }
-    assert!(lanes.held() > held * 3 / 4, "of {held} wait {}", lanes.held());
-    assert_eq!(lanes.crowded().collect::<Vec<_>>(), [key], "so much waits that nothing more is looked for");
-    let put_off = (0..held as u128).filter_map(|n| match lanes.offer(swept(n << 96, 1), 130_000) {
-        Offer::Later(ms) => Some(ms),
+    assert!(lanes.queued() > queued * 3 / 4, "{} of {queued} are queued still", lanes.queued());
+    assert_eq!(lanes.backlogged().collect::<Vec<_>>(), [key], "the sweep skips the lane");
+    let postponed = (0..queued as u128).filter_map(|n| match lanes.offer(swept(n << 96, 1), 130_000) {
+        Offer::Postpone(ms) => Some(ms),
         _ => None,
     });
-    let longest = put_off.max().unwrap_or_default();
-    assert!((30_000..75_000).contains(&longest), "until they can have their turn: {longest}");
+    let longest = postponed.max().unwrap_or_default();
+    assert!((30_000..75_000).contains(&longest), "until they can be sent: {longest}");
 }
 
 #[test]
-fn what_was_left_to_the_sweep_comes_before_what_falls_due_now() {
+fn dropped_pointers_come_before_those_that_fall_due_now() {
     let mut lanes = Lanes::new(1000, 100);
     paced(&mut lanes, 1, 100, 20);
     let mut n = 1_u128 << 96;
@@ -237,83 +238,91 @@ fn what_was_left_to_the_sweep_comes_before_what_falls_due_now() {
         n += 1;
         n
     };
-    while lanes.offer(pointer(next(), 1, 0), 20_000) == Offer::Held {}
-    assert_eq!(lanes.offer(pointer(next(), 1, 0), 20_000), Offer::Left, "the lane is full");
+    while lanes.offer(pointer(next(), 1, 0), 20_000) == Offer::Queued {}
+    assert_eq!(lanes.offer(pointer(next(), 1, 0), 20_000), Offer::Dropped, "the lane is full");
     let key = LaneKey { lane: 1, class: Class::First };
     let serve = |lanes: &mut Lanes, until: usize| {
-        while lanes.held() > until {
-            for taken in lanes.take((lanes.held() - until).min(64)) {
-                let _ = lanes.enter(key);
-                lanes.left(key, Left::Answered, 20_000);
+        while lanes.queued() > until {
+            for taken in lanes.take((lanes.queued() - until).min(64)) {
+                let _ = lanes.acquire(key);
+                lanes.attempt_ended(key, AttemptEnd::Answered, 20_000);
                 lanes.recorded(&taken.uid, 20_000);
             }
         }
     };
-    serve(&mut lanes, CROWDED);
-    assert_eq!(lanes.offer(pointer(next(), 1, 0), 20_000), Offer::Left, "there is room, for older ones");
-    assert_eq!(lanes.offer(pointer(next(), 2, 0), 20_000), Offer::Held, "another receiver's");
-    while lanes.offer(swept(next(), 1), 20_000) == Offer::Held && lanes.held() < CROWDED + 10 {}
-    assert_eq!(lanes.offer(pointer(next(), 1, 0), 20_000), Offer::Held, "all of them have come");
-    // And what was left may have been cancelled.
-    while lanes.offer(pointer(next(), 1, 0), 20_000) == Offer::Held {}
-    assert_eq!(lanes.take(20).len(), 20, "under way, so that the lane is not forgotten");
+    serve(&mut lanes, BACKLOG_MAX);
+    assert_eq!(lanes.offer(pointer(next(), 1, 0), 20_000), Offer::Dropped, "the room is for older ones");
+    assert_eq!(lanes.offer(pointer(next(), 2, 0), 20_000), Offer::Queued, "another receiver's");
+    while lanes.offer(swept(next(), 1), 20_000) == Offer::Queued && lanes.queued() < BACKLOG_MAX + 10 {}
+    assert_eq!(
+        lanes.offer(pointer(next(), 1, 0), 20_000),
+        Offer::Queued,
+        "the sweep has brought all of them"
+    );
+    // The timers that were dropped may have been cancelled.
+    while lanes.offer(pointer(next(), 1, 0), 20_000) == Offer::Queued {}
+    assert_eq!(lanes.take(20).len(), 20, "in flight, so that the lane is kept");
     serve(&mut lanes, 0);
-    for _ in 0..CROWDED {
-        assert_eq!(lanes.offer(pointer(next(), 1, 0), 20_000), Offer::Held);
+    for _ in 0..BACKLOG_MAX {
+        assert_eq!(lanes.offer(pointer(next(), 1, 0), 20_000), Offer::Queued);
     }
 }
 
 #[test]
-fn many_lanes_are_crowded_sooner() {
+fn many_lanes_have_a_backlog_sooner() {
     let mut lanes = Lanes::new(1000, 100);
     for n in 0..200 {
         for lane in 0..1000 {
             lanes.offer(pointer(n << 64 | lane, lane as i64, 0), 0);
         }
     }
-    assert_eq!(lanes.held(), 200_000);
-    assert!(lanes.uncrowded() < 2 * UNCROWDED, "read at every look: {}", lanes.uncrowded());
-    assert_eq!(lanes.crowded().count(), 1000);
+    assert_eq!(lanes.queued(), 200_000);
+    assert!(
+        lanes.queued_without_backlog() < 2 * QUEUED_WITHOUT_BACKLOG,
+        "read at every look: {}",
+        lanes.queued_without_backlog()
+    );
+    assert_eq!(lanes.backlogged().count(), 1000);
 }
 
 #[test]
 fn one_lane_leaves_room_for_others_and_two_for_a_third() {
     let mut lanes = Lanes::new(1000, 100);
     for lane in 1..4 {
-        for n in 0..ALL_HELD as u128 {
-            if lanes.offer(pointer(lane << 64 | n, lane as i64, 0), 0) != Offer::Held {
+        for n in 0..MAX_QUEUED as u128 {
+            if lanes.offer(pointer(lane << 64 | n, lane as i64, 0), 0) != Offer::Queued {
                 break;
             }
         }
-        assert_eq!(ALL_HELD - lanes.held(), ALL_HELD >> lane, "half of what was left");
+        assert_eq!(MAX_QUEUED - lanes.queued(), MAX_QUEUED >> lane, "half of what was left");
     }
 }
 
 #[test]
-fn a_crowded_lane_is_named_until_it_has_eased() {
+fn a_lane_has_a_backlog_until_a_quarter_is_left() {
     let mut lanes = Lanes::new(10_000, 10_000);
-    for n in 0..CROWDED as u128 {
-        assert_eq!(lanes.crowded().count(), 0);
+    for n in 0..BACKLOG_MAX as u128 {
+        assert_eq!(lanes.backlogged().count(), 0);
         lanes.offer(pointer(n, 1, 0), 0);
     }
     lanes.offer(pointer(0, 2, 0), 0);
     lanes.offer(pointer(u128::MAX, 2, 0), 0);
     let key = LaneKey { lane: 1, class: Class::First };
-    assert_eq!(lanes.crowded().collect::<Vec<_>>(), [key]);
-    assert_eq!(lanes.uncrowded(), 1);
-    while lanes.held() >= CROWDED / 4 {
-        assert_eq!(lanes.eased(), 0);
+    assert_eq!(lanes.backlogged().collect::<Vec<_>>(), [key]);
+    assert_eq!(lanes.queued_without_backlog(), 1);
+    while lanes.queued() >= BACKLOG_MAX / 4 {
+        assert_eq!(lanes.backlogs_cleared(), 0);
         for _ in lanes.take(64) {
-            let _ = lanes.enter(key);
-            lanes.left(key, Left::Answered, 0);
+            let _ = lanes.acquire(key);
+            lanes.attempt_ended(key, AttemptEnd::Answered, 0);
         }
     }
-    assert_eq!(lanes.eased(), 1);
-    assert_eq!((lanes.crowded().count(), lanes.uncrowded()), (0, lanes.held()));
+    assert_eq!(lanes.backlogs_cleared(), 1);
+    assert_eq!((lanes.backlogged().count(), lanes.queued_without_backlog()), (0, lanes.queued()));
 }
 
 #[test]
-fn what_waits_at_gates_takes_at_most_half() {
+fn attempts_that_wait_for_a_permit_take_at_most_half() {
     let mut lanes = Lanes::new(240, 16);
     for lane in 0..20 {
         for n in 0..100 {
@@ -323,8 +332,8 @@ fn what_waits_at_gates_takes_at_most_half() {
     let taken = lanes.take(1000);
     let of = |lane| taken.iter().filter(|pointer| pointer.lane == lane).count();
     assert_eq!(taken.len(), 240);
-    assert!((0..15).all(|lane| of(lane) > 0), "each of many receivers gets a turn");
-    // Nothing comes back, and yet another receiver finds a place.
+    assert!((0..15).all(|lane| of(lane) > 0), "each of many receivers gets its turn");
+    // No attempt ends, and yet there is room for another receiver.
     let mut lanes = Lanes::new(240, 16);
     for lane in 0..6 {
         for n in 0..100 {
@@ -337,7 +346,7 @@ fn what_waits_at_gates_takes_at_most_half() {
 }
 
 #[test]
-fn silent_receivers_leave_room_for_others() {
+fn receivers_that_never_answer_leave_room_for_others() {
     let mut lanes = Lanes::new(1000, 100);
     for lane in 0..200 {
         for n in 0..100 {
@@ -345,14 +354,14 @@ fn silent_receivers_leave_room_for_others() {
         }
         let key = LaneKey { lane: lane as i64, class: Class::First };
         for _ in lanes.take(1000) {
-            let _ = lanes.enter(key);
-            lanes.left(key, Left::Silent, 60_000);
+            let _ = lanes.acquire(key);
+            lanes.attempt_ended(key, AttemptEnd::NoAnswer, 60_000);
         }
     }
-    let before = lanes.held();
+    let before = lanes.queued();
     for n in 0..100 {
         lanes.offer(pointer(1_000_000 + n, 77, 0), 60_000);
     }
-    assert!(lanes.held() - before <= SLOW_HELD, "a lane that was silent holds few");
-    assert!(before <= 200 * SLOW_HELD, "and so do all of them together: {before}");
+    assert!(lanes.queued() - before <= MIN_CAPACITY, "a lane whose receiver does not answer queues few");
+    assert!(before <= 200 * MIN_CAPACITY, "and so do all of them together: {before}");
 }

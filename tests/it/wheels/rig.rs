@@ -318,7 +318,7 @@ impl Rig {
 
     /// How many pointers wait to be claimed.
     pub fn held(&self) -> usize {
-        self.dispatcher.held()
+        self.dispatcher.queued()
     }
 
     pub async fn row(&self, shard: i32) -> ShardRow {

@@ -1,0 +1,193 @@
+//! One lane: the queue, the permits and the limits of one receiver in one class of attempts.
+
+use std::collections::VecDeque;
+
+use tokio::sync::oneshot;
+
+use super::pace::Pace;
+use crate::model::pointer::Pointer;
+
+/// The limit of a new lane: attempts that may be sent at once to a receiver of which nothing is known.
+pub(super) const INITIAL_LIMIT: usize = 16;
+
+/// The lowest limit: attempts that may be sent at once to a receiver that never answers.
+pub(super) const MIN_LIMIT: usize = 4;
+
+/// Length of a full queue, in seconds of the receiver's work.
+const QUEUE_S: f64 = 30.0;
+
+/// Pointers that a queue may hold however slow the receiver is.
+pub(super) const MIN_CAPACITY: usize = 64;
+
+/// The longest time for which a row is postponed, in milliseconds.
+const POSTPONE_MAX_MS: f64 = 300_000.0;
+
+/// The pointers that wait in a lane, unclaimed, first in first out.
+///
+/// The order in which a lane hands out its pointers is decided here alone: a priority will be a queue of its own
+/// inside this type.
+#[derive(Debug, Default)]
+pub(super) struct LaneQueue {
+    pointers: VecDeque<Pointer>,
+}
+
+impl LaneQueue {
+    /// Adds a pointer behind all others.
+    pub fn push(&mut self, pointer: Pointer) {
+        self.pointers.push_back(pointer);
+    }
+
+    /// Takes the next `count` pointers, at most as many as there are.
+    pub fn take(&mut self, count: usize) -> impl Iterator<Item = Pointer> {
+        self.pointers.drain(..count.min(self.pointers.len()))
+    }
+
+    /// Takes the pointer whose turn is last.
+    pub fn take_last(&mut self) -> Option<Pointer> {
+        self.pointers.pop_back()
+    }
+
+    /// How many pointers wait.
+    pub fn len(&self) -> usize {
+        self.pointers.len()
+    }
+
+    /// Whether no pointer waits.
+    pub fn is_empty(&self) -> bool {
+        self.pointers.is_empty()
+    }
+
+    /// Drops all pointers.
+    pub fn clear(&mut self) {
+        self.pointers.clear();
+    }
+}
+
+/// A receiver's lane, for one class of attempts.
+#[derive(Debug)]
+pub(super) struct Lane {
+    pub queue: LaneQueue,
+    /// Claimed pointers: they wait for the due millisecond or for a permit, or are being sent.
+    pub in_flight: usize,
+    /// Permits given out: attempts that are being sent.
+    sending: usize,
+    /// Attempts that are due and wait for a permit, in order.
+    permit_waiters: VecDeque<oneshot::Sender<()>>,
+    /// Permits in all: how many attempts may be sent at once.
+    pub limit: usize,
+    pub pace: Pace,
+    /// When the queue was last empty as a pointer came.
+    last_empty_at_ms: i64,
+    /// Pointers that were dropped and that the sweep has not brought yet, about.
+    dropped: usize,
+    /// Rows that were postponed and come before the next one, as of `postponed_at_ms`.
+    postponed: f64,
+    postponed_at_ms: i64,
+}
+
+impl Lane {
+    pub fn new(limit: usize, now_ms: i64) -> Self {
+        Self {
+            queue: LaneQueue::default(),
+            in_flight: 0,
+            sending: 0,
+            permit_waiters: VecDeque::new(),
+            limit,
+            pace: Pace::new(now_ms),
+            last_empty_at_ms: now_ms,
+            dropped: 0,
+            postponed: 0.0,
+            postponed_at_ms: now_ms,
+        }
+    }
+
+    /// How many pointers may be in flight. While the receiver answers these are three times as many as there are
+    /// permits, so that the next attempts are claimed by the time a permit is free; `initial` is the limit of a
+    /// new lane.
+    pub fn max_in_flight(&self, initial: usize) -> usize {
+        if self.limit < initial { self.limit } else { 3 * self.limit }
+    }
+
+    /// How many pointers may wait.
+    pub fn capacity(&self) -> usize {
+        ((self.pace.per_second() * QUEUE_S) as usize).max(MIN_CAPACITY)
+    }
+
+    /// Counts a pointer that the queue did not take and that the sweep will bring again.
+    pub fn count_dropped(&mut self) {
+        self.dropped += 1;
+    }
+
+    /// Whether the sweep has still to bring pointers that were dropped: these are older than what falls due now.
+    pub fn is_owed_by_sweep(&self) -> bool {
+        self.dropped > 0
+    }
+
+    /// Queues a pointer; `swept` if the sweep has brought it.
+    pub fn push(&mut self, pointer: Pointer, swept: bool, now_ms: i64) {
+        self.dropped = self.dropped.saturating_sub(usize::from(swept));
+        if self.queue.is_empty() {
+            // Some of the timers that were dropped may have been cancelled, so the count may never come to 0.
+            self.dropped = 0;
+            self.last_empty_at_ms = now_ms;
+        }
+        self.queue.push(pointer);
+    }
+
+    /// For how many milliseconds to postpone a row for which the queue is full: until the pointers that wait here
+    /// and the rows that were postponed before it are sent. Never for longer than there has been a queue, so that a
+    /// short stall does not postpone rows for long.
+    pub fn postpone_ms(&mut self, now_ms: i64) -> i64 {
+        let passed_s = (now_ms - self.postponed_at_ms) as f64 / 1000.0;
+        let pace = self.pace.per_second();
+        let before = (self.postponed - passed_s * pace).clamp(0.0, POSTPONE_MAX_MS / 1000.0 * pace);
+        (self.postponed, self.postponed_at_ms) = (before + 1.0, now_ms);
+        let drain_ms = (self.queue.len() as f64 + before) / (pace + 0.1) * 1000.0;
+        let queue_ms = (now_ms - self.last_empty_at_ms) as f64;
+        drain_ms.min(queue_ms).clamp(1000.0, POSTPONE_MAX_MS) as i64
+    }
+
+    /// Gives a permit to send at once (`None`), or a receiver that completes when there is one.
+    pub fn acquire(&mut self) -> Option<oneshot::Receiver<()>> {
+        if self.sending < self.limit {
+            self.sending += 1;
+            return None;
+        }
+        let (permit, granted) = oneshot::channel();
+        self.permit_waiters.push_back(permit);
+        Some(granted)
+    }
+
+    /// Takes a permit back.
+    pub fn release(&mut self) {
+        self.sending = self.sending.saturating_sub(1);
+    }
+
+    /// Gives free permits to the attempts that wait for one.
+    pub fn grant(&mut self) {
+        while self.sending < self.limit {
+            let Some(permit) = self.permit_waiters.pop_front() else { break };
+            // An attempt that no longer waits gets no permit.
+            self.sending += usize::from(permit.send(()).is_ok());
+        }
+    }
+
+    /// The receiver answered: one permit more, `max` at most.
+    pub fn answered(&mut self, max: usize, now_ms: i64) {
+        self.limit = (self.limit + 1).min(max);
+        self.pace.answered();
+        self.pace.measure(self.queue.is_empty(), now_ms);
+    }
+
+    /// The receiver did not answer: half the permits, `max` at most. Returns the pointers for which the queue is
+    /// now too short.
+    pub fn not_answered(&mut self, max: usize, now_ms: i64) -> Vec<Pointer> {
+        self.limit = (self.limit / 2).max(MIN_LIMIT).min(max);
+        self.pace.measure(self.queue.is_empty(), now_ms);
+        let mut dropped = Vec::new();
+        while self.queue.len() > self.capacity() {
+            dropped.extend(self.queue.take_last());
+        }
+        dropped
+    }
+}
