@@ -1,9 +1,9 @@
-//! The last mile: pointers whose slot was taken, in order of their due milliseconds.
+//! The last mile: the pointers of taken slots, in order of their due milliseconds.
 //!
-//! Nothing here is durable and nothing has to be: a pointer that is lost here is found by the sweep. A
-//! pointer is let go `lead` before it is due, a few milliseconds' worth at a time, so that claims come in
-//! batches; the attempt itself waits for the due millisecond ([`crate::dispatch`]). Those of a shard that is
-//! about to be handed over are let go earlier ([`LastMile::part`]).
+//! Nothing here is durable and nothing has to be: the sweep finds the timer of a pointer that is lost here. A pointer is
+//! handed out `lead` before it is due, together with those of a few milliseconds, so that claims come in batches; the
+//! attempt itself waits for the due millisecond ([`crate::dispatch`]). Pointers of a shard that is about to be handed
+//! over are handed out earlier ([`LastMile::hand_out_ceding`]).
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -21,16 +21,16 @@ use crate::model::pointer::Pointer;
 use crate::model::time::UnixMs;
 use crate::ownership::PARTING_REACH;
 
-/// Pointers that the last mile holds before the ticker waits with further slots.
-const HELD: usize = 500_000;
+/// With so many pointers the last mile is full, and the ticker takes no further slot.
+const MAX_HELD: usize = 500_000;
 
-/// How long pointers gather between two hand-outs.
+/// How long pointers are gathered between two hand-outs.
 const GATHER: Duration = Duration::from_millis(5);
 
-/// The longest sleep: a clock that is set forward is noticed this late.
-const LONGEST: Duration = Duration::from_secs(1);
+/// The longest sleep. A clock that is set forward is noticed after this time at the latest.
+const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
-/// The most pointers handed out before others may have the lanes.
+/// The most pointers offered at once: the lanes are locked meanwhile.
 const BATCH: usize = 1000;
 
 #[derive(Debug)]
@@ -60,10 +60,10 @@ impl Ord for Entry {
     }
 }
 
-/// Holds what is due within moments, and hands it to the dispatcher in time.
+/// Holds the pointers of timers that are due within moments, and hands them to the dispatcher in time.
 pub struct LastMile {
     heap: Mutex<BinaryHeap<Reverse<Entry>>>,
-    /// Something came that is due earlier than all before.
+    /// A pointer came that is due earlier than all others.
     earlier: Notify,
     dispatcher: Arc<Dispatcher>,
     clock: StoreClock,
@@ -83,7 +83,7 @@ impl LastMile {
         Arc::new(Self { heap, earlier: Notify::new(), dispatcher, clock, lead, metrics })
     }
 
-    /// Takes pointers over.
+    /// Adds pointers.
     pub fn push(&self, pointers: &[Pointer]) {
         if pointers.is_empty() {
             return;
@@ -100,9 +100,9 @@ impl LastMile {
         }
     }
 
-    /// Whether there is room for another slot.
+    /// Whether there is room for another slot of pointers.
     pub fn has_room(&self) -> bool {
-        self.held() < HELD
+        self.held() < MAX_HELD
     }
 
     /// How many pointers it holds.
@@ -115,19 +115,20 @@ impl LastMile {
         loop {
             let next = self.run_once(self.clock.now());
             self.metrics.last_mile.set(i64::try_from(self.held()).unwrap_or(i64::MAX));
-            let wait = next
-                .map_or(LONGEST, |at| self.clock.until(at).saturating_sub(self.lead).clamp(GATHER, LONGEST));
+            let wait = next.map_or(LONGEST_SLEEP, |at| {
+                self.clock.until(at).saturating_sub(self.lead).clamp(GATHER, LONGEST_SLEEP)
+            });
             tokio::select! {
                 () = stop.cancelled() => return,
                 () = tokio::time::sleep(wait) => {}
-                () = self.dispatcher.ownership().parting() => self.part(self.clock.now()),
-                // Even what is due at once lets others gather for a moment.
+                () = self.dispatcher.ownership().parting() => self.hand_out_ceding(self.clock.now()),
+                // Even a pointer that is due at once waits a moment for others.
                 () = self.earlier.notified() => tokio::time::sleep(GATHER.min(wait) / 2).await,
             }
         }
     }
 
-    /// Takes out what is due by `until`, earliest first and at most so many; tells when the next is due.
+    /// Takes out up to `most` pointers that are due by `until`, earliest first. Also returns when the next one is due.
     pub fn take_due(&self, until: UnixMs, most: usize) -> (Vec<Pointer>, Option<UnixMs>) {
         self.with(|heap| {
             let mut due = Vec::new();
@@ -138,8 +139,9 @@ impl LastMile {
         })
     }
 
-    /// Hands out what is due by `now` and the lead, and tells when the next is due. What finds its lane full is
-    /// left to the sweep: kept here it would stand before what is due for others.
+    /// Hands out the pointers that are due by `now` and the lead; returns when the next one is due. A pointer whose lane
+    /// is full is dropped, and the sweep finds its timer: kept here, it would stand before pointers for other
+    /// receivers.
     pub fn run_once(&self, now: UnixMs) -> Option<UnixMs> {
         let until = now.plus(self.lead);
         loop {
@@ -147,27 +149,27 @@ impl LastMile {
             if due.is_empty() {
                 return next;
             }
-            // Slots that nobody took for a while: what falls due now does not wait behind what lay in them.
-            due.iter_mut().for_each(|one| one.overdue |= now.since(one.wake_at) > OVERDUE);
+            // Pointers of slots that were taken late: timers that fall due now do not wait behind them.
+            due.iter_mut().for_each(|pointer| pointer.overdue |= now.since(pointer.wake_at) > OVERDUE);
             self.dispatcher.offer(&due);
         }
     }
 
-    /// Hands out what is due soon in shards that are about to be handed over. What finds no room is dropped: the
-    /// next owner reads it from SQL.
-    pub fn part(&self, now: UnixMs) {
+    /// Hands out the pointers that are due soon in shards that are about to be handed over. A pointer whose lane is full is
+    /// dropped: the next owner reads its timer from SQL.
+    pub fn hand_out_ceding(&self, now: UnixMs) {
         let until = now.plus(PARTING_REACH);
         let ownership = self.dispatcher.ownership();
-        let goes = |entry: &Entry| entry.wake_at <= until && ownership.is_parting(entry.pointer.shard);
-        let mut parting: Vec<Entry> = self.with(|heap| {
-            let (parting, rest): (Vec<_>, Vec<_>) =
-                std::mem::take(heap).into_iter().partition(|Reverse(entry)| goes(entry));
-            *heap = rest.into();
-            parting.into_iter().map(|Reverse(entry)| entry).collect()
+        let is_ceding = |entry: &Entry| entry.wake_at <= until && ownership.is_parting(entry.pointer.shard);
+        let mut ceding: Vec<Entry> = self.with(|heap| {
+            let (ceding, others): (Vec<_>, Vec<_>) =
+                std::mem::take(heap).into_iter().partition(|Reverse(entry)| is_ceding(entry));
+            *heap = others.into();
+            ceding.into_iter().map(|Reverse(entry)| entry).collect()
         });
-        parting.sort_unstable();
-        let parting: Vec<Pointer> = parting.into_iter().map(|entry| entry.pointer).collect();
-        self.dispatcher.offer(&parting);
+        ceding.sort_unstable();
+        let ceding: Vec<Pointer> = ceding.into_iter().map(|entry| entry.pointer).collect();
+        self.dispatcher.offer(&ceding);
     }
 
     fn with<T>(&self, run: impl FnOnce(&mut BinaryHeap<Reverse<Entry>>) -> T) -> T {

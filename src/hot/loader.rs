@@ -1,10 +1,10 @@
 //! Promotion from SQL: the cold store into the minute wheel, the minute wheel into the second wheel.
 //!
-//! Per shard the loader raises the watermark a step at a time, commits it, and only then scans the slice
-//! below it; what is written meanwhile is promoted by its writer ([`crate::hot::promoter`]). Shards that are new
-//! here, or whose wheel was lost, are looked at by [`crate::hot::replay`] first, which may order further ranges.
-//! Ranges are scanned in the order of waking, a page of each shard at a time, no faster than the settings
-//! allow. Minutes that begin within `wheel.near` are cascaded.
+//! Per shard the loader raises the watermark a step at a time, commits it, and only then scans the slice below it.
+//! Timers that are written meanwhile are promoted by their writers ([`crate::hot::promoter`]). Shards that are new on
+//! this node, or whose wheel was lost, are first replayed ([`crate::hot::replay`]), which may order further ranges.
+//! Ranges are scanned in order of `wake_at`, a page of each shard at a time, no faster than the settings allow. Minutes
+//! that begin within `wheel.near` are cascaded into seconds.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use super::promoter::Promoter;
-use super::{Error, Missing, replay, take_all, window_end};
+use super::{Error, Unreachable, replay, take_all, window_end};
 use crate::clock::Monotonic;
 use crate::cold::{ColdStore, Range, ScanPlace};
 use crate::dispatch::{Dispatcher, OVERDUE};
@@ -30,59 +30,38 @@ const PAGE: usize = 8192;
 /// How often it looks when there is nothing to do.
 const TICK: Duration = Duration::from_millis(200);
 
-/// How often it tries while the wheels or the store do not answer.
+/// How often it tries again while the wheels or the store do not answer.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// Pointers that may wait for room before a scan goes on; what waits in crowded lanes does not count, so that
-/// a few receivers do not hold it up.
-const BACKLOG: usize = 50_000;
+/// With so many queued pointers nothing is scanned. Lanes with a backlog do not count, so that a few receivers do not
+/// hold up the scan.
+const MAX_QUEUED: usize = 50_000;
 
-/// Promotes.
+/// Promotes from SQL.
 pub struct Loader {
-    /// Puts pointers where they belong.
+    /// Inserts pointers into the wheels and the last mile.
     pub promoter: Arc<Promoter>,
-    /// Tells how much waits to be sent.
+    /// Knows how many pointers are queued.
     pub dispatcher: Arc<Dispatcher>,
     /// Reach of the minute wheel.
     pub window: Duration,
-    /// Timers a second that it moves at most.
+    /// The most timers a second that it promotes.
     pub load_per_second: u32,
-    /// Overdue timers a second that it hands out at most.
+    /// The most overdue timers a second that it hands out.
     pub catch_up_per_second: u32,
 }
 
 impl Loader {
     /// Promotes until stopped.
     pub async fn run(self, stop: CancellationToken) {
-        let mut failing = false;
-        while !stop.is_cancelled() {
-            let wait = match self.run_once().await {
-                Ok(wait) => {
-                    failing = false;
-                    wait
-                }
-                Err(why) => {
-                    if !failing {
-                        tracing::warn!(%why, "timers cannot be promoted; the sweep fires them meanwhile");
-                    }
-                    failing = true;
-                    RETRY
-                }
-            };
-            tokio::select! {
-                () = stop.cancelled() => {}
-                // A shard that came has timers due by now; those of one that went are none of ours.
-                () = self.promoter.ownership.changed() => {}
-                () = tokio::time::sleep(wait) => {}
-            }
-        }
+        LoaderLoop { loader: self, failing: false }.run(stop).await;
     }
 
-    /// One round; tells how long to wait before the next.
+    /// One round; returns how long to wait before the next.
     pub async fn run_once(&self) -> Result<Duration, Error> {
         let Promoter { ownership, positions, .. } = &*self.promoter;
         positions.sync(&ownership.kept());
-        // What one server refuses does not keep the shards of the others from the next step.
+        // A step that one server refuses does not keep the shards of the others from the next step.
         let replayed = replay::run_once(&self.promoter, self.window).await;
         let raised = self.raise().await;
         let scanned = self.scan().await;
@@ -90,7 +69,7 @@ impl Loader {
         replayed.and(raised).and(cascaded).and(scanned)
     }
 
-    /// Commits the new watermark of shards whose window has moved on, then orders the slice to be scanned.
+    /// Commits a new watermark for shards whose window has moved on, then orders the scan of the slice below it.
     pub async fn raise(&self) -> Result<(), Error> {
         let Promoter { store, positions, .. } = &*self.promoter;
         let now = store.clock().now();
@@ -107,8 +86,8 @@ impl Loader {
         Ok(())
     }
 
-    /// The wrong order: what is committed after the scan, by somebody who reads the watermark before the
-    /// raise, is seen by nobody.
+    /// The wrong order: a timer that is committed after the scan, by a writer that reads the watermark before the raise,
+    /// is promoted by nobody.
     #[cfg(feature = "planted")]
     async fn scan_then_raise(
         &self,
@@ -124,113 +103,108 @@ impl Loader {
         let found = store.scan(&slices, PAGE).await?;
         let raised = store.raise_watermarks(due, target).await?;
         positions.raise_unscanned(&raised, target);
-        let placed = found.iter().zip(positions.place(&found));
-        let keep = placed.filter_map(|(pointer, (goes, _))| match goes {
-            Goes::Slot(slot) => Some((*pointer, Some(slot))),
-            Goes::LastMile => Some((*pointer, None)),
-            Goes::NoWheel | Goes::Foreign | Goes::Cold => None,
-        });
-        self.promoter.keep(keep.collect()).await;
+        self.promoter.insert(self.destinations(&found)).await;
         Ok(())
     }
 
-    /// Scans one page of every range; tells how long to wait so that the set rates are kept.
+    /// Where these pointers go: into a slot, or to the last mile (`None`). Without those whose shard was lost or given up
+    /// meanwhile: the next replay of the shard scans them again.
+    fn destinations(&self, pointers: &[Pointer]) -> Vec<(Pointer, Option<Slot>)> {
+        let placed = pointers.iter().zip(self.promoter.positions.place(pointers));
+        let destination = |(pointer, (goes, _)): (&Pointer, _)| match goes {
+            Goes::Slot(slot) => Some((*pointer, Some(slot))),
+            Goes::LastMile => Some((*pointer, None)),
+            Goes::NoWheel | Goes::Foreign | Goes::Cold => None,
+        };
+        placed.filter_map(destination).collect()
+    }
+
+    /// Scans one page of every range; returns how long to wait so that the rates are kept.
     pub async fn scan(&self) -> Result<Duration, Error> {
         let Promoter { store, positions, .. } = &*self.promoter;
         let ranges = positions.ranges();
-        if ranges.is_empty()
-            || !self.promoter.last_mile.has_room()
-            || self.dispatcher.queued_without_backlog() > BACKLOG
-        {
+        let queued = self.dispatcher.queued_without_backlog();
+        if ranges.is_empty() || !self.promoter.last_mile.has_room() || queued > MAX_QUEUED {
             return Ok(TICK);
         }
         let began = Monotonic::now();
-        // What is past due goes out as it is found, so its pages are as small as its rate asks for.
-        let past = ranges.iter().any(|range| range.after.wake_at < store.clock().now().get());
-        let page = if past { PAGE.min(self.catch_up_per_second as usize / 4) } else { PAGE };
-        let per_range = (page / ranges.len()).max(1);
+        // Overdue pointers are handed out as they are found, so their pages are as small as their rate asks for.
+        let is_past = ranges.iter().any(|range| range.after.wake_at < store.clock().now().get());
+        let page_size = if is_past { PAGE.min(self.catch_up_per_second as usize / 4) } else { PAGE };
+        let per_range = (page_size / ranges.len()).max(1);
         let mut found: HashMap<i32, Vec<Pointer>> = HashMap::new();
         for pointer in store.scan(&ranges, per_range).await? {
             found.entry(pointer.shard).or_default().push(pointer);
         }
         let now = store.clock().now();
-        let (mut all_overdue, mut all_loaded, mut pages) = (0, 0, Vec::new());
-        let mut keep: Vec<(Pointer, Option<Slot>)> = Vec::new();
+        let mut pages: Vec<Page> = Vec::new();
+        let mut insert: Vec<(Pointer, Option<Slot>)> = Vec::new();
         for range in ranges {
-            let mut page = found.remove(&range.shard).unwrap_or_default();
-            let next = (page.len() >= per_range).then(|| page.last().map(place_of)).flatten();
-            for pointer in page.iter_mut().filter(|pointer| pointer.wake_at < now) {
+            let mut pointers = found.remove(&range.shard).unwrap_or_default();
+            let next = (pointers.len() >= per_range).then(|| pointers.last().map(place_of)).flatten();
+            for pointer in pointers.iter_mut().filter(|pointer| pointer.wake_at < now) {
                 pointer.via = Via::Replay;
                 pointer.overdue = now.since(pointer.wake_at) > OVERDUE;
             }
-            let overdue = page.iter().filter(|pointer| pointer.via == Via::Replay).count() as u64;
-            let loaded = page.len() as u64 - overdue;
-            for (pointer, (goes, _)) in page.iter().zip(positions.place(&page)) {
-                match goes {
-                    Goes::Slot(slot) => keep.push((*pointer, Some(slot))),
-                    Goes::LastMile => keep.push((*pointer, None)),
-                    // Lost or given up meanwhile: whoever builds the wheel next scans again.
-                    Goes::NoWheel | Goes::Foreign | Goes::Cold => {}
-                }
-            }
-            all_overdue += overdue;
-            all_loaded += loaded;
-            pages.push((range, next, overdue, loaded));
+            let overdue = pointers.iter().filter(|pointer| pointer.via == Via::Replay).count() as u64;
+            let loaded = pointers.len() as u64 - overdue;
+            insert.extend(self.destinations(&pointers));
+            pages.push(Page { range, next, overdue, loaded });
         }
-        self.promoter.keep(keep).await;
-        // A page counts as scanned only now: what could not be kept has lost its shard the wheel.
+        self.promoter.insert(insert).await;
+        // A page counts as scanned only now. The shard of a pointer that could not be inserted has lost its wheel.
         let (mut loaded_until, mut done) = (Vec::new(), Vec::new());
-        for (range, next, overdue, loaded) in pages {
-            if let Some((until, replay)) = positions.scanned(&range, next, overdue, loaded) {
+        for Page { range, next, overdue, loaded } in &pages {
+            if let Some((until, replay)) = positions.scanned(range, *next, *overdue, *loaded) {
                 loaded_until.push((range.shard, until.get()));
                 done.extend(replay.map(|replay| (range.shard, replay)));
             }
         }
-        // Told first: that a replay is done holds even if the wheels do not take its end any more.
+        // Reported first: a replay is done even if the wheels no longer take its end.
         self.report(store, done).await;
         self.promoter.hot.set_loaded(&loaded_until).await?;
+        let overdue: u64 = pages.iter().map(|page| page.overdue).sum();
+        let loaded: u64 = pages.iter().map(|page| page.loaded).sum();
         let least = Duration::from_secs_f64(
-            all_overdue as f64 / f64::from(self.catch_up_per_second)
-                + all_loaded as f64 / f64::from(self.load_per_second),
+            overdue as f64 / f64::from(self.catch_up_per_second)
+                + loaded as f64 / f64::from(self.load_per_second),
         );
         Ok(least.saturating_sub(began.elapsed()))
     }
 
-    /// Takes minutes that have come near and puts their pointers into second slots.
+    /// Takes the minutes that begin within `wheel.near` and inserts their pointers into second slots.
     pub async fn cascade(&self) -> Result<(), Error> {
         let Promoter { store, positions, hot, .. } = &*self.promoter;
-        // What the ticker tells as well.
-        let mut missing = Missing::new();
+        // The ticker reports these.
+        let mut unreachable = Unreachable::new();
         loop {
             let mut takes = positions.takes(Level::Minute, store.clock().now().plus(self.promoter.near));
-            takes.retain(|take| !missing.contains_key(&take.shard));
+            takes.retain(|take| !unreachable.contains_key(&take.shard));
             if takes.is_empty() {
                 return Ok(());
             }
             let mut taken: Vec<Take> = Vec::new();
             let mut pointers: Vec<Pointer> = Vec::new();
-            let away = take_all(hot, positions, takes, |take, page| {
+            let failed = take_all(hot, positions, takes, |take, page| {
                 pointers.extend(page);
                 taken.extend(take.cloned());
             })
             .await?;
-            missing.extend(away);
-            let placed = positions.place(&pointers);
-            let keep = pointers.iter().zip(placed).filter_map(|(pointer, (goes, _))| match goes {
-                // The minute is taken, whatever its mark says here, which moves only below.
-                Goes::Slot(_) => Some((*pointer, Some(Level::Second.slot_of(pointer.wake_at)))),
-                Goes::LastMile => Some((*pointer, None)),
-                Goes::NoWheel | Goes::Foreign | Goes::Cold => None,
-            });
-            self.promoter.keep(keep.collect()).await;
-            // Only now: a round that fails before takes the same minutes again, which still hold theirs.
+            unreachable.extend(failed);
+            let mut insert = self.destinations(&pointers);
+            for (pointer, slot) in &mut insert {
+                // The minute is taken; its mark here moves only below.
+                *slot = slot.map(|_| Level::Second.slot_of(pointer.wake_at));
+            }
+            self.promoter.insert(insert).await;
+            // Only now: a round that fails before takes the same minutes again, which still hold their pointers.
             taken.iter().for_each(|take| positions.handed_over(take.shard, &take.incarnation, take.slot));
             let slots: Vec<(i32, Slot)> = taken.iter().map(|take| (take.shard, take.slot)).collect();
             hot.hand_over(&slots).await?;
         }
     }
 
-    /// Tells what replays found: a line for each cause, counters, and a note for `explain`.
+    /// Reports what replays found: a log line for each cause, counters, and a note for `explain`.
     async fn report(&self, store: &ColdStore, done: Vec<(i32, Replay)>) {
         let mut by_cause: BTreeMap<String, (usize, u64, u64)> = BTreeMap::new();
         let mut notes = Vec::new();
@@ -251,10 +225,56 @@ impl Loader {
         }
         for chunk in notes.chunks(1000) {
             if let Err(why) = store.note_replays(chunk).await {
-                tracing::warn!(%why, "what a replay found is not kept for `explain`");
+                tracing::warn!(%why, "the notes of a replay are not kept for `explain`");
             }
         }
     }
+}
+
+/// The loader as a loop.
+struct LoaderLoop {
+    loader: Loader,
+    /// The last round failed.
+    failing: bool,
+}
+
+impl LoaderLoop {
+    async fn run(mut self, stop: CancellationToken) {
+        while !stop.is_cancelled() {
+            let wait = match self.loader.run_once().await {
+                Ok(wait) => {
+                    self.failing = false;
+                    wait
+                }
+                Err(why) => self.failed(&why),
+            };
+            tokio::select! {
+                () = stop.cancelled() => {}
+                // A new shard has timers that are due by now; those of a lost shard are another node's.
+                () = self.loader.promoter.ownership.changed() => {}
+                () = tokio::time::sleep(wait) => {}
+            }
+        }
+    }
+
+    /// A round failed. Returns how long to wait for the next.
+    fn failed(&mut self, why: &Error) -> Duration {
+        if !std::mem::replace(&mut self.failing, true) {
+            tracing::warn!(%why, "timers cannot be promoted; the sweep fires them meanwhile");
+        }
+        RETRY
+    }
+}
+
+/// A page of a range that was scanned.
+struct Page {
+    range: Range,
+    /// Where the next page begins; `None` at the end of the range.
+    next: Option<ScanPlace>,
+    /// Timers past their due time.
+    overdue: u64,
+    /// All others.
+    loaded: u64,
 }
 
 fn place_of(pointer: &Pointer) -> ScanPlace {

@@ -3,10 +3,10 @@
 //! | part | what it does |
 //! |---|---|
 //! | [`loader`] | raises watermarks, scans slices of SQL into slots, cascades minutes into seconds |
-//! | [`promoter`] | promotes what writers tell of ([`crate::promotion`]) |
+//! | [`promoter`] | promotes timers that were just written ([`crate::promotion`]) |
 //! | [`replay`] | decides what to do with a shard that is new here, or whose wheel was lost |
 //! | [`ticker`] | takes each slot as its time comes |
-//! | [`last_mile`] | keeps what was taken in order of its milliseconds, and offers it to the dispatcher |
+//! | [`last_mile`] | holds taken pointers in order of their milliseconds, and offers them to the dispatcher |
 
 pub mod last_mile;
 pub mod loader;
@@ -24,32 +24,32 @@ use crate::model::time::UnixMs;
 use crate::positions::Positions;
 use crate::wheel::{self, Away, HotWheel, PAGE, Take, Taken};
 
-/// How long before it begins a slot is taken, in milliseconds.
+/// How long before its beginning a slot is taken, in milliseconds.
 pub const AHEAD_MS: i64 = 500;
 
-/// Shards whose wheels were out of reach while others turned, and why.
-pub type Missing = BTreeMap<i32, Away>;
+/// Shards whose wheels did not answer, while those of others did, and why.
+pub type Unreachable = BTreeMap<i32, Away>;
 
-/// Why a round came to nothing.
+/// Why a round failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The cold store.
+    /// In the cold store.
     #[error(transparent)]
     Cold(#[from] crate::cold::Error),
-    /// The wheels.
+    /// In the wheels.
     #[error(transparent)]
     Hot(#[from] wheel::Error),
 }
 
-/// Takes slots, page by page. `page` gets every page, and with the last page of a slot also its take. A wheel
-/// that is not the one it should be is lost. Tells which were out of reach.
+/// Takes slots, page by page. `on_page` gets every page, and with the last page of a slot also its take. A wheel that is
+/// not the one that was filled is lost. Returns the shards whose wheels did not answer.
 pub(crate) async fn take_all(
     hot: &Arc<dyn HotWheel>,
     positions: &Positions,
     mut takes: Vec<Take>,
-    mut page: impl FnMut(Option<&Take>, Vec<Pointer>),
-) -> Result<Missing, wheel::Error> {
-    let mut missing = Missing::new();
+    mut on_page: impl FnMut(Option<&Take>, Vec<Pointer>),
+) -> Result<Unreachable, wheel::Error> {
+    let mut unreachable = Unreachable::new();
     while !takes.is_empty() {
         let answers = hot.take(&takes).await?;
         let mut next = Vec::new();
@@ -57,38 +57,38 @@ pub(crate) async fn take_all(
             match taken {
                 Taken::Page { pointers, beat, more: false } => {
                     positions.beat(take.shard, &take.incarnation, beat);
-                    page(Some(&take), pointers);
+                    on_page(Some(&take), pointers);
                 }
                 Taken::Page { pointers, beat, more: true } => {
                     positions.beat(take.shard, &take.incarnation, beat);
                     take.skip += PAGE;
                     take.beat = beat;
-                    page(None, pointers);
+                    on_page(None, pointers);
                     next.push(take);
                 }
                 Taken::NotMine => positions.lose(&[take.shard], "another node took it over meanwhile"),
                 Taken::Lost(why) => positions.lose(&[take.shard], why),
-                Taken::Away(why) => drop(missing.insert(take.shard, why)),
+                Taken::Away(why) => drop(unreachable.insert(take.shard, why)),
             }
         }
         takes = next;
     }
-    Ok(missing)
+    Ok(unreachable)
 }
 
-/// A range of everything that waits in a shard before a moment.
+/// The range of all rows of a shard that wake before a moment.
 pub(crate) fn everything_before(shard: i32, until: UnixMs) -> Range {
     Range { shard, after: ScanPlace::before(i64::MIN), until: until.get() }
 }
 
-/// The moment up to which the loader promotes: the window's end, rounded up to its step.
+/// The moment up to which the loader promotes: the end of the window, rounded up to a step of the watermark.
 pub(crate) fn window_end(now: UnixMs, window: Duration) -> UnixMs {
     let step = step_ms(window);
     let end = now.plus(window).get();
     UnixMs::new((end.div_euclid(step) + 1) * step)
 }
 
-/// How much a watermark rises at a time: a minute, or a tenth of a short window.
+/// The step of the watermark, in milliseconds: a minute, or a tenth of a short window.
 fn step_ms(window: Duration) -> i64 {
     i64::try_from(window.as_millis() / 10).unwrap_or(i64::MAX).clamp(100, 60_000)
 }

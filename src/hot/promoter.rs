@@ -1,12 +1,12 @@
-//! Promotion by whoever writes a timer: what is due within the window already goes into the wheels at once.
+//! Promotion of timers that were just written: a timer due within the window is promoted at once, after its commit.
 //!
-//! The other half of the watermark's cure ([`crate::cold`], `window.rs`): a timer is committed first, and
-//! its shard's watermark is read *afterwards*. For this node's own shards the watermark in memory will do,
-//! which the loader raises before it scans, as long as the lease still holds when it is read; for others it
-//! is read from SQL, once a batch.
+//! The second half of the watermark's protocol ([`crate::cold`], `watermark.rs`): a timer is committed first, and the
+//! watermark of its shard is read *afterwards*. For this node's own shards the watermark in memory will do, which the
+//! loader raises before it scans, as long as the lease still holds when it is read. For other shards it is read from
+//! SQL, once a batch.
 //!
-//! Nobody waits for this: callers were answered at the commit. A pointer that the wheels do not take is tried
-//! again until it is due. One that does not fit is dropped; its timer is in SQL and the sweep finds it.
+//! No caller waits for this: callers were answered at the commit. A pointer that the wheels do not take is tried again
+//! until it is due. A pointer that finds no room in the queue is dropped; the sweep finds its timer in SQL.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -20,6 +20,7 @@ use crate::clock::Monotonic;
 use crate::cold::{ColdStore, Error, ShardRow};
 use crate::metrics::Metrics;
 use crate::model::pointer::Pointer;
+use crate::model::time::UnixMs;
 use crate::ownership::Ownership;
 use crate::positions::{Goes, Positions};
 use crate::promotion::QUEUE;
@@ -28,13 +29,13 @@ use crate::wheel::{APPEND, Append, Appended, HotWheel, Level, Slot};
 /// The most pointers promoted in one step.
 const BATCH: usize = 4000;
 
-/// How often it is tried again to reach another node's wheels.
-const AGAIN: Duration = Duration::from_millis(500);
+/// How long after a failure the failed pointers are tried again.
+const RETRY: Duration = Duration::from_millis(500);
 
-/// Why a wheel is lost: what should be in it is not.
+/// Why a wheel is lost: pointers that should be in it are not.
 const NOT_ADDED: &str = "pointers could not be added to it";
 
-/// Promotes what comes through the door.
+/// Promotes timers that were just written.
 pub struct Promoter {
     /// The cold store.
     pub store: ColdStore,
@@ -46,103 +47,70 @@ pub struct Promoter {
     pub positions: Arc<Positions>,
     /// Reach of the second wheel.
     pub near: Duration,
-    /// For what is due at once.
+    /// For pointers whose slot is taken already.
     pub last_mile: Arc<LastMile>,
     /// Counters.
     pub metrics: Metrics,
 }
 
 impl Promoter {
-    /// Promotes until the doors are closed, or until stopped and everything that came before is promoted. What
-    /// was left is tried again until it is due: this node may have been paused, or cut off from the stores
-    /// alone, so that nobody else knows what is missing. What the wheels have by then they have twice.
-    pub async fn run(self: Arc<Self>, mut inbox: mpsc::Receiver<Pointer>, stop: CancellationToken) {
-        let mut batch = Vec::with_capacity(BATCH);
-        let (mut again, mut tried_at) = (Vec::new(), Monotonic::now());
-        loop {
-            batch.clear();
-            tokio::select! {
-                biased;
-                came = inbox.recv_many(&mut batch, BATCH) => if came == 0 {
-                    return;
-                },
-                () = stop.cancelled() => return,
-                () = self.store.clock().sleep(AGAIN.saturating_sub(tried_at.elapsed())), if !again.is_empty() => {}
-            }
-            if tried_at.elapsed() >= AGAIN {
-                let (now, before) = (self.store.clock().now(), again.len());
-                again.retain(|pointer: &Pointer| pointer.wake_at > now);
-                self.metrics.unpromoted.inc_by((before - again.len()) as u64);
-                batch.extend(again.drain(..again.len().min(BATCH)));
-            }
-            let left = self.promote(&batch).await;
-            if !left.is_empty() {
-                tried_at = Monotonic::now();
-            }
-            let room = if self.hot.is_shared() { QUEUE - again.len() } else { 0 };
-            self.metrics.unpromoted.inc_by(left.len().saturating_sub(room) as u64);
-            again.extend(left.into_iter().take(room));
-        }
+    /// Promotes until every handle of the queue is dropped, or until stopped; then what was queued before is promoted.
+    ///
+    /// Failed pointers are tried again until they are due: this node may have been paused, or cut off from the stores
+    /// alone, so that no other node knows of them. Pointers that the wheels have by then are in them twice.
+    pub async fn run(self: Arc<Self>, inbox: mpsc::Receiver<Pointer>, stop: CancellationToken) {
+        let retries = Retries::new(if self.hot.is_shared() { QUEUE } else { 0 });
+        PromotionLoop { promoter: self, inbox, retries }.run(stop).await;
     }
 
-    /// Promotes a batch; returns what was left.
+    /// Promotes a batch; returns the pointers that failed.
     pub async fn promote(&self, pointers: &[Pointer]) -> Vec<Pointer> {
-        let (mut own, mut foreign, mut left) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut own, mut foreign, mut failed) = (Vec::new(), Vec::new(), Vec::new());
         for (pointer, (goes, epoch)) in pointers.iter().zip(self.positions.place(pointers)) {
-            // While it is this node's, judged after the place was looked up, nobody else has scanned.
-            let still = self.ownership.owns(pointer.shard, epoch);
+            // Checked after the watermark was read: as long as this node owns the shard, no other has scanned it.
+            let is_own = self.ownership.owns(pointer.shard, epoch);
             match goes {
-                Goes::LastMile if still => own.push((*pointer, None)),
-                Goes::Slot(slot) if still => own.push((*pointer, Some(slot))),
-                Goes::Cold if still => {}
-                // Found in SQL by this node when it builds the wheel; but another may have it by then.
-                Goes::NoWheel if still => left.push(*pointer),
+                Goes::LastMile if is_own => own.push((*pointer, None)),
+                Goes::Slot(slot) if is_own => own.push((*pointer, Some(slot))),
+                Goes::Cold if is_own => {}
+                // This node reads it from SQL when it builds the wheel; but another may own the shard by then.
+                Goes::NoWheel if is_own => failed.push(*pointer),
                 _ => foreign.push(*pointer),
             }
         }
-        left.extend(self.keep(own).await);
-        left.extend(self.pass_on(foreign).await);
-        left
+        failed.extend(self.insert(own).await);
+        failed.extend(self.promote_foreign(foreign).await);
+        failed
     }
 
-    /// Promotes timers of other nodes' shards, where they can be reached; returns those that were left.
-    async fn pass_on(&self, foreign: Vec<Pointer>) -> Vec<Pointer> {
-        match self.hot.is_shared() {
-            _ if foreign.is_empty() => foreign,
-            true => self.promote_foreign(&foreign).await.unwrap_or(foreign),
-            // Another node's wheels are out of reach; its sweep finds them.
-            false => foreign,
-        }
-    }
-
-    /// Puts pointers of own shards where they belong: into slots, or to the last mile when their slot is
-    /// taken. A shard whose append failed has lost its wheel. Returns what was left.
-    pub async fn keep(&self, pointers: Vec<(Pointer, Option<Slot>)>) -> Vec<Pointer> {
-        let mut near: Vec<Pointer> = Vec::new();
+    /// Inserts pointers of own shards into their slots, or into the last mile when their slot is taken (`None`). A shard
+    /// whose append failed has lost its wheel. Returns the pointers that failed.
+    pub async fn insert(&self, pointers: Vec<(Pointer, Option<Slot>)>) -> Vec<Pointer> {
+        let mut due_now: Vec<Pointer> = Vec::new();
         let mut slots: BTreeMap<(i32, Slot), Vec<Pointer>> = BTreeMap::new();
         for (pointer, slot) in pointers {
             match slot {
-                None => near.push(pointer),
+                None => due_now.push(pointer),
                 Some(slot) => slots.entry((pointer.shard, slot)).or_default().push(pointer),
             }
         }
-        self.last_mile.push(&near);
+        self.last_mile.push(&due_now);
         let appends = appends(slots);
         if appends.is_empty() {
             return Vec::new();
         }
         let shards: Vec<i32> = appends.iter().map(|append| append.shard).collect();
-        let (mut left, mut ceded) = (Vec::new(), Vec::new());
+        let (mut failed, mut ceded) = (Vec::new(), Vec::new());
         match self.hot.append(&appends).await {
             Ok(answers) => {
                 for (append, appended) in appends.iter().zip(answers) {
                     match appended {
                         Appended::Kept => self.metrics.promoted.inc_by(append.pointers.len() as u64),
-                        // A minute is cascaded just now: its seconds are open still, or their slot is taken.
+                        // The minute has just been cascaded: its seconds are still open, or taken too.
                         Appended::Taken if append.slot.level == Level::Minute => {
-                            left.extend(Box::pin(self.keep(in_seconds(&append.pointers))).await);
+                            failed.extend(Box::pin(self.insert(in_seconds(&append.pointers))).await);
                         }
-                        // It may be the next owner who has taken it.
+                        // The next owner may have taken it.
                         Appended::Taken if self.ownership.begin(append.shard).is_none() => {
                             ceded.extend_from_slice(&append.pointers);
                         }
@@ -150,11 +118,11 @@ impl Promoter {
                         Appended::Away(why) => {
                             tracing::debug!(%why, append.shard, "pointers not promoted");
                             self.positions.lose(&[append.shard], NOT_ADDED);
-                            left.extend_from_slice(&append.pointers);
+                            failed.extend_from_slice(&append.pointers);
                         }
                         Appended::NoWheel => {
                             self.positions.lose(&[append.shard], "it was emptied");
-                            left.extend_from_slice(&append.pointers);
+                            failed.extend_from_slice(&append.pointers);
                         }
                     }
                 }
@@ -162,16 +130,25 @@ impl Promoter {
             Err(why) => {
                 tracing::debug!(%why, "pointers not promoted");
                 self.positions.lose(&shards, NOT_ADDED);
-                left.extend(appends.into_iter().flat_map(|append| append.pointers));
+                failed.extend(appends.into_iter().flat_map(|append| append.pointers));
             }
         }
-        left.extend(self.pass_on(ceded).await);
-        left
+        failed.extend(self.promote_foreign(ceded).await);
+        failed
     }
 
-    /// Promotes timers of other nodes' shards: into the shared wheels, or to their owner's last mile. Returns
-    /// those that were left.
-    async fn promote_foreign(&self, pointers: &[Pointer]) -> Result<Vec<Pointer>, Error> {
+    /// Promotes timers of other nodes' shards, if the wheels are shared; returns the pointers that failed.
+    async fn promote_foreign(&self, foreign: Vec<Pointer>) -> Vec<Pointer> {
+        // Wheels in process are out of reach for other nodes; the sweep of the owner finds the timers.
+        if foreign.is_empty() || !self.hot.is_shared() {
+            return foreign;
+        }
+        self.append_foreign(&foreign).await.unwrap_or(foreign)
+    }
+
+    /// Appends pointers of other nodes' shards to the shared wheels, or sends them to the last mile of the owner when
+    /// their slot is taken. Returns the pointers that failed.
+    async fn append_foreign(&self, pointers: &[Pointer]) -> Result<Vec<Pointer>, Error> {
         let mut shards: Vec<i32> = pointers.iter().map(|pointer| pointer.shard).collect();
         shards.sort_unstable();
         shards.dedup();
@@ -185,15 +162,15 @@ impl Promoter {
                 (row.shard, row)
             })
             .collect();
-        let near =
+        let is_promoted =
             |pointer: &&Pointer| rows.get(&pointer.shard).is_some_and(|row| pointer.wake_at < row.watermark);
         let mut express: BTreeMap<&str, Vec<Pointer>> = BTreeMap::new();
-        let mut left = Vec::new();
-        // Only their owner knows which minutes are cascaded: what is refused as a minute is tried as a second.
+        let mut failed = Vec::new();
+        // Only the owner knows which minutes are cascaded: a pointer whose minute is taken is appended to its second.
         let cascaded = self.store.clock().now().plus(self.near);
         let mut open: Vec<(Pointer, Slot)> = pointers
             .iter()
-            .filter(near)
+            .filter(is_promoted)
             .map(|pointer| {
                 let minute = Level::Minute.slot_of(pointer.wake_at);
                 let second = Level::Second.slot_of(pointer.wake_at);
@@ -207,8 +184,8 @@ impl Promoter {
             }
             let appends = appends(slots);
             let Ok(answers) = self.hot.append(&appends).await else {
-                left.extend(appends.into_iter().flat_map(|append| append.pointers));
-                return Ok(left);
+                failed.extend(appends.into_iter().flat_map(|append| append.pointers));
+                return Ok(failed);
             };
             for (append, appended) in appends.into_iter().zip(answers) {
                 let owner = rows.get(&append.shard).and_then(|row| row.owner.as_deref());
@@ -221,16 +198,105 @@ impl Promoter {
                     (Appended::Taken, Some(owner)) => {
                         express.entry(owner).or_default().extend(append.pointers);
                     }
-                    _ => left.extend(append.pointers),
+                    _ => failed.extend(append.pointers),
                 }
             }
         }
         for (owner, pointers) in express {
             if !self.hot.send_express(owner, &pointers).await.unwrap_or(false) {
-                left.extend(pointers);
+                failed.extend(pointers);
             }
         }
-        Ok(left)
+        Ok(failed)
+    }
+}
+
+/// The promoter as a loop.
+struct PromotionLoop {
+    promoter: Arc<Promoter>,
+    inbox: mpsc::Receiver<Pointer>,
+    retries: Retries,
+}
+
+impl PromotionLoop {
+    async fn run(mut self, stop: CancellationToken) {
+        let clock = self.promoter.store.clock().clone();
+        let mut batch = Vec::with_capacity(BATCH);
+        loop {
+            batch.clear();
+            tokio::select! {
+                biased;
+                received = self.inbox.recv_many(&mut batch, BATCH) => if received == 0 {
+                    return;
+                },
+                () = stop.cancelled() => return,
+                () = clock.sleep(self.retries.wait()), if !self.retries.is_empty() => {}
+            }
+            self.add_retries(&mut batch, clock.now());
+            let failed = self.promoter.promote(&batch).await;
+            self.keep_failed(failed);
+        }
+    }
+
+    /// Adds pointers that failed before to the batch. Those that are due by now are dropped: the sweep finds them.
+    fn add_retries(&mut self, batch: &mut Vec<Pointer>, now: UnixMs) {
+        if self.retries.wait().is_zero() {
+            let dropped = self.retries.drop_due(now);
+            self.promoter.metrics.unpromoted.inc_by(dropped as u64);
+            batch.extend(self.retries.take(BATCH));
+        }
+    }
+
+    /// Keeps failed pointers for another try, as far as there is room.
+    fn keep_failed(&mut self, failed: Vec<Pointer>) {
+        let dropped = self.retries.add(failed);
+        self.promoter.metrics.unpromoted.inc_by(dropped as u64);
+    }
+}
+
+/// Pointers that failed and are tried again.
+struct Retries {
+    pointers: Vec<Pointer>,
+    capacity: usize,
+    /// When pointers last failed.
+    failed_at: Monotonic,
+}
+
+impl Retries {
+    fn new(capacity: usize) -> Self {
+        Self { pointers: Vec::new(), capacity, failed_at: Monotonic::now() }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.pointers.is_empty()
+    }
+
+    /// How long until the next try.
+    fn wait(&self) -> Duration {
+        RETRY.saturating_sub(self.failed_at.elapsed())
+    }
+
+    /// Drops the pointers that are due; returns how many.
+    fn drop_due(&mut self, now: UnixMs) -> usize {
+        let before = self.pointers.len();
+        self.pointers.retain(|pointer| pointer.wake_at > now);
+        before - self.pointers.len()
+    }
+
+    /// Takes up to `most` pointers, in the order in which they failed.
+    fn take(&mut self, most: usize) -> impl Iterator<Item = Pointer> {
+        self.pointers.drain(..most.min(self.pointers.len()))
+    }
+
+    /// Adds pointers that failed just now; returns how many are dropped because there is no room for them.
+    fn add(&mut self, failed: Vec<Pointer>) -> usize {
+        if !failed.is_empty() {
+            self.failed_at = Monotonic::now();
+        }
+        let room = self.capacity - self.pointers.len();
+        let dropped = failed.len().saturating_sub(room);
+        self.pointers.extend(failed.into_iter().take(room));
+        dropped
     }
 }
 
@@ -242,13 +308,13 @@ fn in_seconds(pointers: &[Pointer]) -> Vec<(Pointer, Option<Slot>)> {
 /// Appends of bounded size, in order of shard and slot.
 fn appends(slots: BTreeMap<(i32, Slot), Vec<Pointer>>) -> Vec<Append> {
     let chunks = |((shard, slot), pointers): ((i32, Slot), Vec<Pointer>)| {
-        let chunk = |part: &[Pointer]| Append { shard, slot, pointers: part.to_vec() };
-        pointers.chunks(APPEND).map(chunk).collect::<Vec<_>>()
+        let append = |chunk: &[Pointer]| Append { shard, slot, pointers: chunk.to_vec() };
+        pointers.chunks(APPEND).map(append).collect::<Vec<_>>()
     };
     slots.into_iter().flat_map(chunks).collect()
 }
 
-/// Brings what other nodes gave to this one's last mile, until stopped.
+/// Moves the pointers that other nodes sent to this one into the last mile, until stopped.
 pub async fn receive_express(
     hot: Arc<dyn HotWheel>,
     ownership: Arc<Ownership>,
@@ -256,16 +322,16 @@ pub async fn receive_express(
     stop: CancellationToken,
 ) {
     loop {
-        let came = tokio::select! {
+        let received = tokio::select! {
             () = stop.cancelled() => return,
-            came = hot.receive_express(&ownership.me().name) => came,
+            received = hot.receive_express(&ownership.me().name) => received,
         };
-        match came {
+        match received {
             Ok(pointers) => last_mile.push(&pointers),
-            // The ticker tells what is wrong with the wheels.
+            // The ticker logs what is wrong with the wheels.
             Err(_) => tokio::select! {
                 () = stop.cancelled() => return,
-                () = tokio::time::sleep(Duration::from_millis(500)) => {}
+                () = tokio::time::sleep(RETRY) => {}
             },
         }
     }

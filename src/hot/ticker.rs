@@ -1,8 +1,8 @@
 //! The ticker: takes each slot as its time comes and hands it to the last mile. It never delivers.
 //!
-//! A slot is taken half a second before it begins, so that a slow answer costs nothing. The next slot is
-//! always the one after the last that was taken, never derived from now: a ticker that was held up goes
-//! through every slot it missed, at once. The mark moves only after the hand-over.
+//! A slot is taken half a second before it begins, so that a slow answer costs nothing. The next slot is always the one
+//! after the last that was taken, never derived from now: a ticker that was held up takes every slot it missed, at
+//! once. The mark moves only after the slot was handed to the last mile.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,20 +11,20 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use super::last_mile::LastMile;
-use super::{AHEAD_MS, Missing, take_all};
+use super::{AHEAD_MS, Unreachable, take_all};
 use crate::clock::StoreClock;
 use crate::metrics::Metrics;
 use crate::model::time::UnixMs;
 use crate::positions::Positions;
 use crate::wheel::{Error, HotWheel, Level, Slot};
 
-/// How often it tries while the wheels do not answer.
+/// How often it tries again while wheels do not answer.
 const RETRY: Duration = Duration::from_millis(250);
 
-/// How often it looks for room in a last mile that is full.
-const FULL: Duration = Duration::from_millis(50);
+/// How often it looks for room while the last mile is full.
+const FULL_WAIT: Duration = Duration::from_millis(50);
 
-/// Lets the wheels turn.
+/// Takes the slots of this node's wheels.
 pub struct Ticker {
     hot: Arc<dyn HotWheel>,
     positions: Arc<Positions>,
@@ -47,63 +47,33 @@ impl Ticker {
 
     /// Ticks until stopped.
     pub async fn run(self, stop: CancellationToken) {
-        let mut servers = HashMap::new();
-        while !stop.is_cancelled() {
-            let outcome = match self.check_servers(&mut servers).await {
-                Ok(mut missing) => self.run_once(self.clock.now()).await.map(|more| {
-                    missing.extend(more);
-                    missing
-                }),
-                failed => failed,
-            };
-            self.metrics.cursor_lag.set(self.positions.behind(self.clock.now()).as_secs_f64());
-            let wait = match outcome {
-                Ok(missing) => match missing.first_key_value() {
-                    None => {
-                        self.note(&[], None);
-                        self.until_next_slot()
-                    }
-                    Some((_, why)) => {
-                        let why = Error::Part { shards: missing.len(), why: why.clone() };
-                        self.note(&missing.keys().copied().collect::<Vec<_>>(), Some(&why));
-                        RETRY
-                    }
-                },
-                Err(why) => {
-                    self.note(&self.positions.shards(), Some(&why));
-                    RETRY
-                }
-            };
-            tokio::select! {
-                () = stop.cancelled() => {}
-                () = tokio::time::sleep(wait) => {}
-            }
-        }
+        TickerLoop { ticker: self, servers: HashMap::new() }.run(stop).await;
     }
 
-    /// Another server, or the same one started again, may hold other contents, or older ones. Tells which
-    /// shards' servers do not answer.
-    pub async fn check_servers(&self, known: &mut HashMap<i32, String>) -> Result<Missing, Error> {
+    /// Compares the servers of all shards with the known ones. Another server, or the same one started again, may hold
+    /// other contents or older ones, so the wheels in it are lost. Returns the shards whose servers do not answer.
+    pub async fn check_servers(&self, known: &mut HashMap<i32, String>) -> Result<Unreachable, Error> {
         let shards = self.positions.shards();
-        let (mut changed, mut missing) = (Vec::new(), Missing::new());
+        let (mut changed, mut unreachable) = (Vec::new(), Unreachable::new());
         for (shard, server) in shards.iter().zip(self.hot.servers(&shards).await?) {
             match server {
                 Ok(server) if known.get(shard) == Some(&server) => {}
                 Ok(server) => changed.extend(known.insert(*shard, server).map(|_| *shard)),
-                Err(why) => drop(missing.insert(*shard, why)),
+                Err(why) => drop(unreachable.insert(*shard, why)),
             }
         }
         self.positions.lose(&changed, "Redis was restarted or replaced by another");
-        Ok(missing)
+        Ok(unreachable)
     }
 
-    fn note(&self, away: &[i32], why: Option<&Error>) {
-        self.metrics.hot_up.set(i64::from(away.is_empty()));
-        if self.positions.set_away(away.iter().copied().collect()) {
+    /// Notes which shards' wheels do not answer; logs when that changes between all, some and none.
+    fn set_unreachable(&self, shards: &[i32], why: Option<&Error>) {
+        self.metrics.hot_up.set(i64::from(shards.is_empty()));
+        if self.positions.set_away(shards.iter().copied().collect()) {
             match why {
                 None => tracing::info!("the wheels turn"),
                 Some(why @ Error::Part { .. }) => {
-                    tracing::warn!(%why, "part of the wheels does not answer; its timers fire from SQL, up to a second late");
+                    tracing::warn!(%why, "some wheels do not answer; their timers fire from SQL, up to a second late");
                 }
                 Some(why) => {
                     tracing::warn!(%why, "the wheels do not answer; timers fire from SQL, up to a second late");
@@ -118,23 +88,23 @@ impl Ticker {
         self.clock.until(next).clamp(Duration::from_millis(5), Duration::from_secs(1))
     }
 
-    /// Takes every slot that begins within the time ahead, oldest first, and hands it over. Tells which
-    /// shards' slots are out of reach; those of the others are taken.
-    pub async fn run_once(&self, now: UnixMs) -> Result<Missing, Error> {
-        let mut missing = Missing::new();
+    /// Takes every slot that begins within [`AHEAD_MS`], oldest first, and hands it to the last mile. Returns the shards
+    /// whose wheels do not answer; the slots of the others are taken.
+    pub async fn run_once(&self, now: UnixMs) -> Result<Unreachable, Error> {
+        let mut unreachable = Unreachable::new();
         let target = UnixMs::new(now.get() + AHEAD_MS);
         for level in [Level::Second, Level::WholeMinute] {
             loop {
                 let mut takes = self.positions.takes(level, target);
-                takes.retain(|take| !missing.contains_key(&take.shard));
+                takes.retain(|take| !unreachable.contains_key(&take.shard));
                 if takes.is_empty() {
                     break;
                 }
                 while !self.last_mile.has_room() {
-                    tokio::time::sleep(FULL).await;
+                    tokio::time::sleep(FULL_WAIT).await;
                 }
                 let mut done: Vec<(i32, Slot)> = Vec::new();
-                let away = take_all(&self.hot, &self.positions, takes, |take, page| {
+                let failed = take_all(&self.hot, &self.positions, takes, |take, page| {
                     self.last_mile.push(&page);
                     if let Some(take) = take {
                         self.positions.handed_over(take.shard, &take.incarnation, take.slot);
@@ -142,10 +112,59 @@ impl Ticker {
                     }
                 })
                 .await?;
-                missing.extend(away);
+                unreachable.extend(failed);
                 self.hot.hand_over(&done).await?;
             }
         }
-        Ok(missing)
+        Ok(unreachable)
+    }
+}
+
+/// The ticker as a loop.
+struct TickerLoop {
+    ticker: Ticker,
+    /// The server that each shard's wheels were last seen in.
+    servers: HashMap<i32, String>,
+}
+
+impl TickerLoop {
+    async fn run(mut self, stop: CancellationToken) {
+        while !stop.is_cancelled() {
+            let outcome = self.round().await;
+            let Ticker { metrics, positions, clock, .. } = &self.ticker;
+            metrics.cursor_lag.set(positions.behind(clock.now()).as_secs_f64());
+            let wait = match outcome {
+                Ok(unreachable) => self.answered(&unreachable),
+                Err(why) => self.failed(&why),
+            };
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = tokio::time::sleep(wait) => {}
+            }
+        }
+    }
+
+    async fn round(&mut self) -> Result<Unreachable, Error> {
+        let mut unreachable = self.ticker.check_servers(&mut self.servers).await?;
+        unreachable.extend(self.ticker.run_once(self.ticker.clock.now()).await?);
+        Ok(unreachable)
+    }
+
+    /// The wheels answered, except these. Returns how long to wait for the next round.
+    fn answered(&self, unreachable: &Unreachable) -> Duration {
+        let Some((_, why)) = unreachable.first_key_value() else {
+            self.ticker.set_unreachable(&[], None);
+            return self.ticker.until_next_slot();
+        };
+        let why = Error::Part { shards: unreachable.len(), why: why.clone() };
+        let shards: Vec<i32> = unreachable.keys().copied().collect();
+        self.ticker.set_unreachable(&shards, Some(&why));
+        RETRY
+    }
+
+    /// No wheel answered. Returns how long to wait for the next round.
+    fn failed(&self, why: &Error) -> Duration {
+        self.ticker.set_unreachable(&self.ticker.positions.shards(), Some(why));
+        RETRY
     }
 }
