@@ -1,4 +1,4 @@
-//! Wiring: what starts in which order, what watches over it, and how it stops.
+//! Wiring: which tasks start in which order, what happens when one fails, and how they stop.
 //!
 //! Start: listen → cold store (tried until it answers) → name and shards → wheels (replay, loader, ticker) →
 //! sweep → ready. Every task belongs to one of the [`Phases`]; [`stop`] ends these in order.
@@ -42,10 +42,10 @@ use shares::Shares;
 /// supervisors kill after 30 s.
 const LAST_ATTEMPTS: Duration = Duration::from_secs(25);
 
-/// How long a stop waits for its shards to be handed over before it goes on beside that.
+/// How long a stop waits for the hand-over of the shards before it begins the next phase meanwhile.
 const HAND_OVER: Duration = Duration::from_secs(2);
 
-/// How long the first sweep waits for the first replay: Redis may be away.
+/// The longest that the first sweep waits for the first replay: Redis may be away.
 const REPLAY_FIRST: Duration = Duration::from_secs(3);
 
 /// Runs the service until SIGTERM or SIGINT, or until it cannot go on.
@@ -91,27 +91,28 @@ pub async fn run(config: Config, clock: Arc<dyn Clock>, stop: CancellationToken)
         },
         () = stop.cancelled() => Ok(()),
     };
-    // Calls that still wait for a store that is away are cut off.
+    // Calls that still wait for a store that is away are aborted.
     phases.doors.end_within(DRAIN).await;
     let _ = tokio::time::timeout(DRAIN, store.close()).await;
     tracing::info!("stopped");
     ended
 }
 
-/// Waits until the cold store is reachable and fit. What does not mend itself is an error at once.
+/// Waits until the cold store answers and has the right schema. A failure that does not pass by itself is returned at
+/// once.
 async fn prepare(config: &Config, store: &ColdStore) -> anyhow::Result<()> {
     let shared = config.cold_kind()? == ColdKind::Postgres;
     let mut wait = Duration::from_millis(250);
-    let mut told = false;
+    let mut is_logged = false;
     loop {
         match store.prepare().await {
             Ok(()) => return Ok(()),
             Err(why) if shared && why.is_passing() => {
-                if told {
-                    tracing::debug!(%why, "still not");
+                if is_logged {
+                    tracing::debug!(%why, "the cold store does not answer yet");
                 } else {
-                    tracing::warn!("{why}; trying on, not ready until it answers");
-                    told = true;
+                    tracing::warn!("{why}; trying again, not ready until it answers");
+                    is_logged = true;
                 }
             }
             Err(why) => {
@@ -125,7 +126,7 @@ async fn prepare(config: &Config, store: &ColdStore) -> anyhow::Result<()> {
     }
 }
 
-/// Starts everything behind the API, runs until stopped or unable to go on, and stops it.
+/// Starts everything behind the API, runs until a stop is asked for or a task fails, and stops it.
 async fn work(
     node: &Arc<Node>,
     store: &ColdStore,
@@ -145,10 +146,12 @@ async fn work(
 
 /// Stops in this order:
 ///
-/// 1. Where other nodes share the store, shards are handed over while everything still runs: what falls due before
-///    another node has taken them is claimed already. With the store to itself a node gives its shards up last.
-/// 2. Nothing new comes in and nothing more is claimed. Calls and attempts under way get time to end.
-/// 3. Loops end. Results are recorded. What these and the last calls wrote is promoted, to whoever owns it now.
+/// 1. Where other nodes share the store, shards are handed over while everything still runs: timers that fall due before
+///    another node has taken them over are claimed already. A node that has the store to itself gives its shards up
+///    last.
+/// 2. No call is accepted and nothing more is claimed. Calls and attempts under way get time to end.
+/// 3. Loops end. Results are recorded. Timers that these and the last calls wrote are promoted, to the owner of their
+///    shard by then.
 async fn stop(phases: &Phases, dispatcher: Arc<Dispatcher>, shared: bool, grace: Duration) {
     if shared {
         phases.owning.end_within(HAND_OVER).await;
@@ -163,7 +166,7 @@ async fn stop(phases: &Phases, dispatcher: Arc<Dispatcher>, shared: bool, grace:
     phases.owning.end().await;
 }
 
-/// Starts every loop; returns what is to be drained at a stop.
+/// Starts every loop; returns the dispatcher, which a stop drains.
 async fn start(
     node: &Arc<Node>,
     store: &ColdStore,
@@ -186,7 +189,7 @@ async fn start(
         config.wheel.enabled.then(|| Arc::clone(&positions)),
         node.metrics.clone(),
     );
-    // What callers ask for does not hold up the node's own work.
+    // Callers' requests do not hold up the node's own work.
     let urgent = store.urgently();
     let writer = Writer::new(urgent.clone(), promotion.clone(), node.metrics.clone());
     let sinks = Sinks::new(config, store.clock().clone()).context("the HTTP client cannot be made")?;
@@ -256,7 +259,7 @@ async fn start(
     Ok(dispatcher)
 }
 
-/// Lets the wheels of this node's shards turn.
+/// Starts the loops of the wheels.
 fn start_wheels(
     config: &Config,
     promoter: Arc<Promoter>,
@@ -295,8 +298,8 @@ fn start_wheels(
     loops.spawn("loader", loader.run(stop.clone()));
 }
 
-/// Sweeps, once the replay of this node's shards has had its chance to find what is overdue.
-async fn start_sweep(node: Arc<Node>, sweep: Sweep, halt: CancellationToken) {
+/// Sweeps after the first replay, which finds overdue timers in order, or after [`REPLAY_FIRST`].
+async fn start_sweep(node: Arc<Node>, sweep: Sweep, stop: CancellationToken) {
     let began = Monotonic::now();
     let is_replayed = || {
         let service = node.service().filter(|service| service.ownership.has_entered());
@@ -305,7 +308,7 @@ async fn start_sweep(node: Arc<Node>, sweep: Sweep, halt: CancellationToken) {
         })
     };
     while !is_replayed() {
-        if halt.is_cancelled() {
+        if stop.is_cancelled() {
             return;
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -314,5 +317,5 @@ async fn start_sweep(node: Arc<Node>, sweep: Sweep, halt: CancellationToken) {
         node.set_recovered();
         tracing::info!("ready");
     };
-    sweep.run(halt, recovered).await;
+    sweep.run(stop, recovered).await;
 }

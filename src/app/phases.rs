@@ -1,5 +1,4 @@
-//! The tasks of a node by the phase of a stop in which they end. The order in which a stop goes through the phases
-//! stands in [`super::stop`] alone.
+//! The tasks of a node, by the phase of a stop in which they end. The order of the phases is in [`super::stop`] alone.
 
 use std::time::Duration;
 
@@ -20,22 +19,22 @@ pub(super) struct Phase {
 
 /// All phases, in the order in which they end.
 pub(super) struct Phases {
-    /// Connections and calls.
+    /// Connections and calls of the API.
     pub doors: Phase,
     /// Loader, ticker, last mile, sweep, dispatch, housekeeping.
     pub loops: Phase,
-    /// Results into the store.
+    /// The recorder of results.
     pub recording: Phase,
-    /// What was written meanwhile into the wheels.
+    /// The promotion of timers that were just written.
     pub promoting: Phase,
-    /// Leases. Where other nodes share the store, shards are handed over before everything else.
+    /// The loop of leases. Where other nodes share the store, it ends first.
     pub owning: Phase,
-    /// Callers' writes. Their workers end by themselves when nobody is left who could ask them.
+    /// The workers of callers' writes. They end by themselves when the last call has ended.
     pub intake: Phase,
 }
 
 impl Phases {
-    /// No task runs yet. What is received first is why a task ended that should not have.
+    /// No task runs yet. The first error received is why a task failed.
     pub fn new() -> (Self, mpsc::Receiver<anyhow::Error>) {
         let (failed, failure) = mpsc::channel(4);
         let phase =
@@ -61,8 +60,8 @@ impl Phase {
         });
     }
 
-    /// Runs a task. One that fails or panics takes the process with it: a timer service that is half alive is worse
-    /// than one that is restarted.
+    /// Runs a task. When it fails or panics the process ends: a timer service that runs in part is worse than one that is
+    /// restarted.
     pub fn spawn_fallible(
         &self,
         name: &'static str,
@@ -74,28 +73,28 @@ impl Phase {
             let why = match running.await {
                 Ok(Ok(())) => return tracing::debug!("the {name} loop ended"),
                 Ok(Err(why)) => why,
-                Err(why) => anyhow::anyhow!("the {name} loop broke down: {why}"),
+                Err(why) => anyhow::anyhow!("the {name} loop panicked: {why}"),
             };
             let _ = failed.send(why).await;
         });
     }
 
-    /// Ends its tasks; tells whether all ended within `most`.
+    /// Ends its tasks; returns whether all ended within `most`.
     pub async fn end_within(&self, most: Duration) -> bool {
         self.stop.cancel();
         self.ended_within(most).await
     }
 
-    /// Waits for its tasks, which end by themselves; tells whether all did within `most`.
+    /// Waits for its tasks, which end by themselves; returns whether all did within `most`.
     pub async fn ended_within(&self, most: Duration) -> bool {
         self.tasks.close();
         tokio::time::timeout(most, self.tasks.wait()).await.is_ok()
     }
 
-    /// Ends its tasks. One that hangs on a store that is away does not hold up the end of the process for long.
+    /// Ends its tasks. A task that waits for a store that is away delays the end of the process by [`DRAIN`] at most.
     pub async fn end(&self) {
         if !self.end_within(DRAIN).await {
-            tracing::warn!("a loop did not end in time; what it held is picked up after the restart");
+            tracing::warn!("a loop did not end in time; its work is taken up after the restart");
         }
     }
 }

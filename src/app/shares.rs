@@ -1,8 +1,7 @@
-//! The loop that keeps this node's share of the shards: three rounds a lease, one when another node counts as
-//! dead, and one at once whenever another tells that shards came free or that it came ([`ColdStore::hear`]).
+//! The loop that keeps this node's share of the shards. It runs a round three times a lease, when another node counts as
+//! dead, and at once when another node notifies that shards are free or that it has started ([`ColdStore::hear`]).
 //!
-//! It decides nothing ([`crate::ownership`] does); it says when. Invariant: the last thing it does is to hand
-//! over what the node has.
+//! It decides when; [`crate::ownership`] decides what. Invariant: at its end it hands over the shards of this node.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,17 +17,17 @@ use crate::positions::Positions;
 use crate::service::Node;
 use crate::wheel::HotWheel;
 
-/// What is heard within so long after a round waits for the next: a hand-over among many nodes tells much.
-const GATHER: Duration = Duration::from_millis(50);
+/// The shortest pause before a round that a notification asks for: a hand-over among many nodes sends many of them.
+const NOTIFIED_PAUSE: Duration = Duration::from_millis(50);
 
-/// When a node that has less than its share looks again, at first and at last, twice as long each time: a take
-/// passes over shards in which a claim of the last owner is being committed.
-const SHORT_OF_SHARDS: [Duration; 2] = [Duration::from_millis(25), Duration::from_millis(250)];
+/// The first and the longest pause of a node that has less than its share; it doubles each time. A take-over skips shards
+/// in which a claim of the last owner is being committed.
+const SHORT_PAUSE: [Duration; 2] = [Duration::from_millis(25), Duration::from_millis(250)];
 
-/// The longest that a start waits for its connections.
+/// The longest that a start waits for connections to the stores.
 const WARM_UP: Duration = Duration::from_secs(1);
 
-/// How often it tries while the store does not answer.
+/// How often it tries again while the store does not answer.
 const RETRY: Duration = Duration::from_millis(500);
 
 /// Keeps this node's share of the shards.
@@ -40,14 +39,14 @@ pub(super) struct Shares {
     hot: Arc<dyn HotWheel>,
     /// The last renewal failed.
     failing: bool,
-    /// How long to wait while there is less than the share.
-    short_wait: Duration,
-    /// The operator was told that wheels in process do not suit several nodes.
-    warned: bool,
+    /// The next pause while the node has less than its share.
+    short_pause: Duration,
+    /// It is logged that wheels in process do not suit several nodes.
+    is_warned: bool,
 }
 
 impl Shares {
-    /// Keeps the shares of this node, which own nothing yet.
+    /// The shares of this node, which owns no shard yet.
     pub fn new(
         node: Arc<Node>,
         store: ColdStore,
@@ -62,19 +61,19 @@ impl Shares {
             positions,
             hot,
             failing: false,
-            short_wait: SHORT_OF_SHARDS[0],
-            warned: false,
+            short_pause: SHORT_PAUSE[0],
+            is_warned: false,
         }
     }
 
-    /// Renews leases, takes over and hands over, until told to leave; then leaves. Fails when another process has
-    /// taken this node's name.
+    /// Renews leases, takes shards over and hands them over, until `leave`; then gives all up. Fails when another process
+    /// has started under this node's name.
     pub async fn run(mut self, leave: CancellationToken) -> anyhow::Result<()> {
         let heard = Arc::new(Notify::new());
         let (store, ownership) = (self.store.clone(), Arc::clone(&self.ownership));
         let hearing = async {
             store.hear(ownership.me(), &heard).await;
-            // Over only with the store's pools; without news there are still rounds.
+            // It ended with the store's pools; there are still rounds without it.
             std::future::pending::<()>().await;
         };
         tokio::select! {
@@ -86,7 +85,7 @@ impl Shares {
     }
 
     async fn rounds(&mut self, heard: &Notify, leave: &CancellationToken) -> anyhow::Result<()> {
-        // Whoever takes part is handed its share at once. What fails here is tried again when it is needed.
+        // Connections first: a node that takes part is handed its share at once. A failure here shows when they are used.
         let warming = async { (self.store.warm_up().await.is_ok(), self.hot.servers(&[0]).await.is_ok()) };
         let _ = tokio::time::timeout(WARM_UP, warming).await;
         while !leave.is_cancelled() {
@@ -107,7 +106,7 @@ impl Shares {
             }
             tokio::select! {
                 () = leave.cancelled() => {}
-                () = tokio::time::sleep(GATHER.saturating_sub(ended.elapsed())) => {}
+                () = tokio::time::sleep(NOTIFIED_PAUSE.saturating_sub(ended.elapsed())) => {}
             }
         }
         Ok(())
@@ -121,20 +120,20 @@ impl Shares {
         }
     }
 
-    /// A round went well.
+    /// A round succeeded.
     async fn renewed(&mut self, round: &Round) {
         if std::mem::take(&mut self.failing) {
             tracing::info!("the cold store answers again");
         }
         self.show(round);
         if self.ownership.has_company() {
-            // For `tier`: a failure shows in the next renewal.
+            // For `tier`. A failure shows in the next renewal.
             let rows = self.store.shard_rows(&[]).await.unwrap_or_default();
             rows.iter().for_each(|row| self.positions.learn(row.shard, row.watermark));
-            if !self.hot.is_shared() && !std::mem::replace(&mut self.warned, true) {
+            if !self.hot.is_shared() && !std::mem::replace(&mut self.is_warned, true) {
                 tracing::warn!(
                     "several nodes share the store, but each has its own wheels (`hot.url` is memory://): \
-                     what is registered on one and fires on another is up to two seconds late; use redis://"
+                     a timer that is registered on one and fires on another is up to two seconds late; use redis://"
                 );
             }
         }
@@ -152,16 +151,16 @@ impl Shares {
         }
     }
 
-    /// How long to wait for the next round if nothing is heard.
+    /// How long to wait for the next round without a notification.
     fn pause(&mut self) -> Duration {
         let pause = if self.failing {
             RETRY
         } else if self.ownership.is_short() {
-            let pause = self.short_wait;
-            self.short_wait = (pause * 2).min(SHORT_OF_SHARDS[1]);
+            let pause = self.short_pause;
+            self.short_pause = (pause * 2).min(SHORT_PAUSE[1]);
             pause
         } else {
-            self.short_wait = SHORT_OF_SHARDS[0];
+            self.short_pause = SHORT_PAUSE[0];
             self.ownership.rest()
         };
         pause.min(self.node.config.lease.get() / 3)
@@ -175,7 +174,7 @@ impl Shares {
             }
         };
         if tokio::time::timeout(DRAIN, leaving).await.is_err() {
-            tracing::warn!("shards not given up; their leases run out");
+            tracing::warn!("shards not given up; their leases expire");
         }
         self.node.metrics.shards_owned.set(self.ownership.count() as i64);
     }

@@ -29,7 +29,7 @@ use crate::wheel::{APPEND, Append, Appended, HotWheel, Level, Slot};
 /// The most pointers promoted in one step.
 const BATCH: usize = 4000;
 
-/// How long after a failure the failed pointers are tried again.
+/// How long after a failure it is tried again.
 const RETRY: Duration = Duration::from_millis(500);
 
 /// Why a wheel is lost: pointers that should be in it are not.

@@ -1,13 +1,13 @@
-//! Replay: what to do with a shard that is new here, or whose wheel was lost.
+//! Replay: what to do with a shard that is new on this node, or whose wheel was lost.
 //!
-//! The wheel is compared with what SQL knows of it: which server it was in, and which building of it. If it
-//! is the same, its slots still hold what was promoted; then only what its last owner had taken, and may not
-//! have fired, is read from SQL, from the oldest row on up to the mark. If it is not the same (emptied,
-//! rolled back, restarted, replaced, or another process's), it is built anew: empty slots, marks at now, and
-//! everything up to the watermark read from SQL. A cursor found in Redis is never trusted to mean that what
-//! lies before it has fired; live rows tell. One that lies before the cursor kept in SQL is that of a wheel
-//! that was rolled back. A wheel that stood still for long is built anew too: what its slots held is overdue,
-//! and is to come back in order and at the set rate.
+//! The wheel is compared with what SQL knows of it: in which server it was, and which incarnation. If it is the same, its
+//! slots still hold what was promoted. Then only rows that its last owner had taken, and may not have fired, are read
+//! from SQL: from the oldest row up to the mark. If it is not the same (emptied, rolled back, restarted, replaced, or
+//! another process's), it is built anew: empty slots, marks at now, and every row up to the watermark is read from SQL.
+//!
+//! A cursor found in Redis never proves that the timers before it have fired; live rows in SQL do. A cursor in Redis
+//! behind the one in SQL is that of a wheel that was rolled back. A wheel that stood still for long is built anew too:
+//! the timers in its slots are overdue, and are to be handed out in order and at the set rate.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -21,19 +21,20 @@ use crate::planted::Defect;
 use crate::positions::Replay;
 use crate::wheel::{Level, Marks, Slot, Standing, Tick};
 
-/// What is known of a waiting shard.
-struct Found {
+/// What was found out about a waiting shard.
+struct Inspected {
     row: ShardRow,
     /// The wheel, if it is the one that was filled last.
     intact: Option<Standing>,
+    /// Why the shard is replayed, in words.
     cause: String,
 }
 
-/// A shard that waits to be looked at, and why if its wheel was lost.
+/// A shard that waits for its replay, and why its wheel was lost, if it was.
 type Waiting = (i32, Epoch, Option<String>);
 
-/// Looks at every waiting shard, and lets its wheel turn. A shard whose server does not answer waits on; one
-/// server's failure is not that of the others' shards.
+/// Begins the replay of every waiting shard; its wheel turns from then on. A shard whose server does not answer waits
+/// on, and does not hold up the shards of other servers.
 pub async fn run_once(promoter: &Promoter, window: Duration) -> Result<(), Error> {
     let waiting = promoter.positions.waiting();
     if waiting.is_empty() {
@@ -41,20 +42,20 @@ pub async fn run_once(promoter: &Promoter, window: Duration) -> Result<(), Error
     }
     let shards: Vec<i32> = waiting.iter().map(|(shard, ..)| *shard).collect();
     let mut by_server: BTreeMap<String, Vec<Waiting>> = BTreeMap::new();
-    for (one, server) in waiting.into_iter().zip(promoter.hot.servers(&shards).await?) {
+    for (shard, server) in waiting.into_iter().zip(promoter.hot.servers(&shards).await?) {
         if let Ok(server) = server {
-            by_server.entry(server).or_default().push(one);
+            by_server.entry(server).or_default().push(shard);
         }
     }
-    let mut looked = Ok(());
+    let mut outcome = Ok(());
     for (server, waiting) in by_server {
-        looked = looked.and(look_at(promoter, window, &server, waiting).await);
+        outcome = outcome.and(replay_server(promoter, window, &server, waiting).await);
     }
-    looked
+    outcome
 }
 
-/// Looks at waiting shards of one server.
-async fn look_at(
+/// Begins the replay of the waiting shards of one server.
+async fn replay_server(
     promoter: &Promoter,
     window: Duration,
     server: &str,
@@ -63,27 +64,27 @@ async fn look_at(
     let Promoter { store, positions, hot, near, .. } = promoter;
     let shards: Vec<i32> = waiting.iter().map(|(shard, ..)| *shard).collect();
     let epochs: Vec<(i32, Epoch)> = waiting.iter().map(|(shard, epoch, _)| (*shard, *epoch)).collect();
-    // From here on the owner before takes nothing more, so the marks stand still.
+    // From here on the last owner takes no slot more, so the marks stand still.
     hot.adopt(&epochs).await?;
     let standings = hot.look(&shards).await?;
     let mut rows: HashMap<i32, ShardRow> =
         store.shard_rows(&shards).await?.into_iter().map(|row| (row.shard, row)).collect();
     let now = store.clock().now();
     let oldest = UnixMs::new(now.get() - ms(*near));
-    let mut found: Vec<Found> = Vec::new();
+    let mut inspected: Vec<Inspected> = Vec::new();
     for ((shard, epoch, cause), standing) in waiting.into_iter().zip(standings) {
-        // A row of another epoch: the shard is lost, and this round is not the one to find out.
+        // The row has another epoch: the shard is lost, and the next renewal finds that out.
         let Some(row) = rows.remove(&shard).filter(|row| row.epoch == epoch) else { continue };
-        let mut one = judge(server, row, standing.clone(), cause, hot.is_shared(), oldest);
+        let mut shard = inspect(server, row, standing.clone(), cause, hot.is_shared(), oldest);
         if store.planted().is(Defect::CursorTrusted) {
-            one.intact = standing;
+            shard.intact = standing;
         }
-        found.push(one);
+        inspected.push(shard);
     }
 
     let target = window_end(now, window);
-    let build: Vec<(i32, Epoch)> =
-        found.iter().filter(|one| one.intact.is_none()).map(|one| (one.row.shard, one.row.epoch)).collect();
+    let lost = || inspected.iter().filter(|shard| shard.intact.is_none()).map(|shard| &shard.row);
+    let build: Vec<(i32, Epoch)> = lost().map(|row| (row.shard, row.epoch)).collect();
     let incarnation = uuid::Uuid::now_v7().simple().to_string();
     let fresh = |epoch| Standing {
         incarnation: incarnation.clone(),
@@ -96,34 +97,31 @@ async fn look_at(
         let wheels: Vec<(i32, Standing)> =
             build.iter().map(|(shard, epoch)| (*shard, fresh(*epoch))).collect();
         hot.build(&wheels, target.get()).await?;
-        store.keep_wheel(&build, &name(server, &incarnation)).await?;
+        store.keep_wheel(&build, &wheel_name(server, &incarnation)).await?;
     }
-    // Committed before any scan: whoever writes a timer from here on promotes it himself.
-    let below: Vec<(i32, Epoch)> = found
-        .iter()
-        .filter(|one| one.intact.is_none() && one.row.watermark < target)
-        .map(|one| (one.row.shard, one.row.epoch))
-        .collect();
+    // Committed before any scan: a timer that is written from here on is promoted by its writer.
+    let below: Vec<(i32, Epoch)> =
+        lost().filter(|row| row.watermark < target).map(|row| (row.shard, row.epoch)).collect();
     let raised = if below.is_empty() { Vec::new() } else { store.raise_watermarks(&below, target).await? };
-    for one in found {
-        let (shard, epoch) = (one.row.shard, one.row.epoch);
-        let watermark = if raised.contains(&shard) { target } else { one.row.watermark };
+    for Inspected { row, intact, cause } in inspected {
+        let (shard, epoch) = (row.shard, row.epoch);
+        let watermark = if raised.contains(&shard) { target } else { row.watermark };
         let mut replay = Replay {
-            cause: one.cause,
+            cause,
             at: now,
-            cursor_at: one.row.cursor_at,
-            rebuilt: one.intact.is_none(),
+            cursor_at: row.cursor_at,
+            rebuilt: intact.is_none(),
             overdue: 0,
             loaded: 0,
         };
-        let (standing, mut ranges) = match one.intact {
+        let (standing, mut ranges) = match intact {
             None => (fresh(epoch), vec![everything_before(shard, watermark)]),
             Some(standing) => resume(shard, epoch, standing, watermark),
         };
         if store.planted().is(Defect::CursorTrusted) {
             ranges.clear();
         }
-        if one.row.wheel.is_empty() {
+        if row.wheel.is_empty() {
             "the shard's first owner".clone_into(&mut replay.cause);
         }
         positions.turn(shard, standing, watermark, ranges, Some(replay));
@@ -131,24 +129,25 @@ async fn look_at(
     Ok(())
 }
 
-fn judge(
+/// Compares the wheel of a shard with what SQL knows of it.
+fn inspect(
     server: &str,
     row: ShardRow,
     standing: Option<Standing>,
     lost: Option<String>,
     shared: bool,
     oldest: UnixMs,
-) -> Found {
+) -> Inspected {
     let same_server = row.wheel.split(' ').next() == Some(server);
     let (intact, cause) = match (standing, lost) {
         (_, Some(lost)) => (None, lost),
         _ if !shared && !same_server => (None, "this process started, and its wheels with it".to_owned()),
-        // What was written while the shard was another's went past these wheels.
+        // Timers that were written while another node owned the shard are not in these wheels.
         _ if !shared => (None, "another node had it meanwhile, whose wheels are its own".to_owned()),
-        (Some(standing), None) if row.wheel == name(server, &standing.incarnation) => {
+        (Some(standing), None) if row.wheel == wheel_name(server, &standing.incarnation) => {
             let taken = Slot { level: Level::Second, tick: standing.marks.second }.ends_at();
             if taken < row.cursor_at {
-                // Its owner had taken more, so it has forgotten takes, and appends with them.
+                // Its owner had taken more slots, so the wheel has lost takes, and appends with them.
                 (None, "it went back in time".to_owned())
             } else if taken < oldest {
                 (None, "it stood still for long".to_owned())
@@ -160,11 +159,11 @@ fn judge(
         (None, None) => (None, "it was emptied".to_owned()),
         (Some(_), None) => (None, "it is not the one that was filled last".to_owned()),
     };
-    Found { row, intact, cause }
+    Inspected { row, intact, cause }
 }
 
-/// Goes on with a wheel as it is: what was taken is read from SQL again, so is what was not loaded to the
-/// end, and the last minute is cascaded once more.
+/// Resumes a wheel as it is: rows of taken slots are read from SQL again, and so are rows that were not loaded to the
+/// end; the last minute is cascaded once more.
 fn resume(shard: i32, epoch: Epoch, mut standing: Standing, watermark: UnixMs) -> (Standing, Vec<Range>) {
     standing.epoch = epoch;
     let taken = Slot { level: Level::Second, tick: standing.marks.second }.ends_at();
@@ -179,7 +178,7 @@ fn resume(shard: i32, epoch: Epoch, mut standing: Standing, watermark: UnixMs) -
     (standing, ranges)
 }
 
-/// What is kept of a replay.
+/// The note of a replay, for `explain`.
 pub(crate) fn note(shard: i32, replay: Replay, node: &str) -> ReplayNote {
     let Replay { cause, at, cursor_at, rebuilt, overdue, loaded } = replay;
     let done = if rebuilt { "its wheel was built anew from SQL" } else { "its wheel went on turning" };
@@ -187,7 +186,8 @@ pub(crate) fn note(shard: i32, replay: Replay, node: &str) -> ReplayNote {
     ReplayNote { at, shard, node: node.to_owned(), cause, cursor_at, detail }
 }
 
-fn name(server: &str, incarnation: &str) -> String {
+/// The name of a wheel in SQL: its server and its incarnation.
+fn wheel_name(server: &str, incarnation: &str) -> String {
     format!("{server} {incarnation}")
 }
 

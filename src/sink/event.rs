@@ -1,4 +1,4 @@
-//! What a receiver gets: CloudEvents 1.0 in HTTP binary mode, signed as Standard Webhooks asks.
+//! The request that a receiver gets: CloudEvents 1.0 in HTTP binary mode, signed according to Standard Webhooks.
 
 use base64::Engine;
 use hmac::{Hmac, Mac};
@@ -8,12 +8,12 @@ use super::Delivery;
 use crate::model::target::secret_bytes;
 use crate::model::time::UnixMs;
 
-/// The source of every event of a namespace.
+/// The `ce-source` of every event of a namespace.
 pub fn source(namespace: &str) -> String {
     format!("/mainspring/{namespace}")
 }
 
-/// The headers of one attempt, the receiver's own ones not included. `at` is the attempt's time.
+/// The headers of one attempt, without the static headers of the target. `at` is the time of the attempt.
 pub fn headers(delivery: &Delivery, source: &str, at: UnixMs) -> Vec<(&'static str, String)> {
     vec![
         ("content-type", "application/json".into()),

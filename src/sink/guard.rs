@@ -1,7 +1,7 @@
-//! Which addresses are delivered to: public ones, and what the operator lists.
+//! Which addresses are delivered to: public ones, and the networks that the operator lists.
 //!
-//! Checked on every attempt, after name resolution, on the very addresses that are connected to; so a name
-//! that changes its mind between two look-ups gains nothing.
+//! Every attempt is checked, after name resolution, on the very addresses that are connected to. So a name that resolves
+//! to other addresses the second time (DNS rebinding) does not get past the check.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use url::Host;
 
 use crate::config::Config;
 
-/// Decides over addresses and names.
+/// Allows or refuses addresses and names.
 #[derive(Clone)]
 pub struct Guard {
     config: Arc<Config>,
@@ -30,13 +30,13 @@ impl Guard {
         Self { config }
     }
 
-    /// Whether this address is delivered to.
+    /// Checks whether this address is delivered to.
     pub fn check(&self, ip: IpAddr) -> Result<(), RefusedAddress> {
         let plain = unmapped(ip);
         if is_public(plain) || self.config.allows_network(plain) { Ok(()) } else { Err(RefusedAddress(ip)) }
     }
 
-    /// Checks a URL whose host is an address; names are checked when they are resolved.
+    /// Checks a URL whose host is an address or a local name; other names are checked when they are resolved.
     pub fn check_url(&self, url: &url::Url) -> Result<(), RefusedAddress> {
         match url.host() {
             Some(Host::Ipv4(ip)) => self.check(ip.into()),
@@ -48,7 +48,7 @@ impl Guard {
 }
 
 impl Resolve for Guard {
-    /// Resolves a name and leaves out addresses that are not delivered to; an error if none is left.
+    /// Resolves a name to the addresses that are delivered to. An error if all of its addresses are refused.
     fn resolve(&self, name: Name) -> Resolving {
         let guard = self.clone();
         Box::pin(async move {
@@ -68,7 +68,7 @@ fn is_local_name(name: &str) -> bool {
     name == "localhost" || name.ends_with(".localhost")
 }
 
-/// IPv4 inside IPv6 (mapped, NAT64, 6to4) is judged as what it leads to.
+/// An IPv4 address inside IPv6 (mapped, NAT64, 6to4) is checked as the IPv4 address.
 fn unmapped(ip: IpAddr) -> IpAddr {
     let IpAddr::V6(v6) = ip else { return ip };
     let s = v6.segments();
@@ -89,7 +89,7 @@ fn is_public(ip: IpAddr) -> bool {
     }
 }
 
-/// The special-purpose registry of IPv4 (RFC 6890 and its successors) is not public.
+/// Addresses in the special-purpose registry of IPv4 (RFC 6890 and its successors) are not public.
 fn is_public_v4(ip: Ipv4Addr) -> bool {
     let [a, b, c, _] = ip.octets();
     !(a == 0
@@ -105,7 +105,7 @@ fn is_public_v4(ip: Ipv4Addr) -> bool {
         || a >= 240)
 }
 
-/// Global unicast (2000::/3) is public, less documentation, benchmarking and Teredo.
+/// Global unicast addresses (2000::/3) are public, except documentation, benchmarking and Teredo.
 fn is_public_v6(ip: Ipv6Addr) -> bool {
     let s = ip.segments();
     (s[0] & 0xe000) == 0x2000
@@ -126,7 +126,7 @@ mod tests {
     const OPEN: [&str; 2] = ["server.listen=0.0.0.0:1", "server.api_keys=0123456789abcdef"];
 
     #[test]
-    fn what_is_not_public_is_refused() {
+    fn addresses_that_are_not_public_are_refused() {
         let guard = guard(&OPEN);
         for bad in [
             "127.0.0.1",
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn loopback_is_open_while_the_server_listens_there_and_lists_open_the_rest() {
+    fn loopback_is_allowed_while_the_server_listens_there_and_listed_networks_always() {
         let local = guard(&[]);
         assert!(local.check("127.0.0.1".parse().unwrap()).is_ok());
         assert!(local.check("10.0.0.1".parse().unwrap()).is_err());
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn urls_with_addresses_in_disguise_are_seen_through() {
+    fn urls_with_addresses_in_other_notations_are_refused() {
         let guard = guard(&OPEN);
         for bad in [
             "http://2130706433/",
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_name_that_leads_to_loopback_is_refused_after_resolution() {
+    async fn a_name_that_resolves_to_loopback_is_refused_after_resolution() {
         let error = guard(&OPEN).resolve("localhost".parse().unwrap()).await.err().expect("refused");
         assert!(error.is::<RefusedAddress>(), "{error}");
     }

@@ -1,7 +1,7 @@
-//! Where a firing goes: what is said, under which id, to whom, and what came of it.
+//! Sinks: one attempt to deliver a firing to its target.
 //!
-//! A sink takes a [`Delivery`] and gives an [`Outcome`]. It never sees a row, never retries and never decides
-//! what follows; [`crate::dispatch`] does. One file for each kind of target, chosen in [`Sinks`].
+//! A sink takes a [`Delivery`] and returns an [`Outcome`]. It never sees a row, never retries and never decides what
+//! follows; [`crate::dispatch`] does. One file for each kind of target, chosen in [`Sinks`].
 
 pub mod event;
 pub mod guard;
@@ -24,17 +24,17 @@ use crate::model::timer::AttemptResult;
 /// One attempt to deliver one firing.
 #[derive(Debug, Clone)]
 pub struct Delivery {
-    /// The delivery id: the same for all attempts of this firing, and no other's.
+    /// The delivery id: the same for all attempts of this firing, and of no other firing.
     pub id: String,
     /// The timer's id.
     pub timer: String,
-    /// When it should fire.
+    /// When the timer should fire.
     pub due_at: UnixMs,
     /// The generation that fires.
     pub generation: Generation,
     /// Which attempt of the generation this is, from 1.
     pub attempt: i32,
-    /// To whom.
+    /// The target.
     pub target: Target,
     /// The payload: JSON.
     pub data: Vec<u8>,
@@ -42,7 +42,7 @@ pub struct Delivery {
     pub claim: Claim,
 }
 
-/// Which claim an attempt is made under. No receiver is told; it is for whoever watches the sinks.
+/// The claim that an attempt is made under. It is not sent; the simulation checks it.
 #[derive(Debug, Clone, Copy)]
 pub struct Claim {
     /// The timer's shard.
@@ -53,20 +53,20 @@ pub struct Claim {
     pub via: Option<Via>,
 }
 
-/// How an attempt came out.
+/// The outcome of an attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outcome {
     /// The result.
     pub result: AttemptResult,
     /// The HTTP status, if there was one.
     pub status: Option<u16>,
-    /// The beginning of the answer's body.
+    /// The beginning of the body of the answer.
     pub reply: Option<String>,
-    /// What went wrong, in words.
+    /// What failed, in words.
     pub detail: Option<String>,
-    /// The receiver asked for this wait.
+    /// The wait that the receiver asked for.
     pub retry_after: Option<Duration>,
-    /// The receiver will never take it (410).
+    /// The receiver will never accept it (410).
     pub gone: bool,
 }
 
@@ -77,9 +77,9 @@ impl Outcome {
     }
 }
 
-/// Makes attempts: [`Sinks`], or the receivers of the simulation.
+/// Makes attempts: [`Sinks`], or the receivers in the simulation.
 pub trait Sink: Send + Sync {
-    /// Makes one attempt. Dropping the future leaves open whether the receiver got it.
+    /// Makes one attempt. When the future is dropped, it is unknown whether the receiver got the delivery.
     fn send<'a>(&'a self, delivery: &'a Delivery) -> BoxFuture<'a, Outcome>;
 }
 
@@ -99,7 +99,7 @@ impl Sink for Sinks {
     fn send<'a>(&'a self, delivery: &'a Delivery) -> BoxFuture<'a, Outcome> {
         match &delivery.target {
             Target::Webhook(hook) => self.webhook.send(delivery, hook).boxed(),
-            // The claim leaves these alone.
+            // Timers of these kinds are not claimed.
             Target::Unknown { kind } => {
                 let detail = format!("this node does not know targets of kind {kind}");
                 std::future::ready(Outcome::without_answer(AttemptResult::Refused, Some(detail))).boxed()

@@ -16,16 +16,16 @@ use crate::model::target::Webhook;
 use crate::model::time::UnixMs;
 use crate::model::timer::AttemptResult;
 
-/// How much of a reply is kept.
+/// Bytes of a reply that are kept.
 const REPLY_KEPT: usize = 1024;
 
-/// How much of a reply is read, so that its connection can be used again.
+/// Bytes of a reply that are read, so that its connection can be used again.
 const REPLY_READ: usize = 64 * 1024;
 
-/// How long is waited for the rest of a reply whose status is known.
+/// The longest wait for the rest of a reply whose status is known.
 const REPLY_WAIT: Duration = Duration::from_millis(500);
 
-/// The longest wait that a receiver's `Retry-After` is granted.
+/// The longest wait that a receiver may ask for with `Retry-After`.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(86_400);
 
 /// Sends webhooks.
@@ -47,7 +47,7 @@ impl Webhooks {
             .redirect(Policy::none())
             .no_proxy()
             .dns_resolver(Arc::new(guard.clone()))
-            // A little before the attempt's own end, so that a connection that never came counts as unsent.
+            // A little shorter than the attempt's timeout, so that an attempt without a connection counts as not sent.
             .connect_timeout(timeout.mul_f64(0.95))
             .timeout(timeout)
             .pool_max_idle_per_host(config.webhook.concurrency)
@@ -82,12 +82,12 @@ impl Webhooks {
             set("webhook-signature", &signature);
         }
         match self.client.post(hook.url.clone()).headers(headers).body(delivery.data.clone()).send().await {
-            Ok(response) => self.judge(response).await,
-            Err(why) => self.judge_error(&why),
+            Ok(response) => self.outcome_of(response).await,
+            Err(why) => self.outcome_of_error(&why),
         }
     }
 
-    async fn judge(&self, mut response: Response) -> Outcome {
+    async fn outcome_of(&self, mut response: Response) -> Outcome {
         let status = response.status();
         let now = self.clock.now();
         let retry_after = match status.as_u16() {
@@ -114,7 +114,7 @@ impl Webhooks {
         }
     }
 
-    fn judge_error(&self, why: &reqwest::Error) -> Outcome {
+    fn outcome_of_error(&self, why: &reqwest::Error) -> Outcome {
         if let Some(refused) = refused_address(why) {
             return failed(AttemptResult::Refused, refused.to_string());
         }
@@ -136,7 +136,7 @@ fn failed(result: AttemptResult, detail: String) -> Outcome {
     Outcome::without_answer(result, Some(detail))
 }
 
-/// The beginning of a reply, as text that every database takes. A slow or endless rest is left unread.
+/// The beginning of a reply, as text that every database accepts. A slow or endless rest is not read.
 async fn read_reply(response: &mut Response) -> Option<String> {
     let mut kept = Vec::new();
     let read = async {
@@ -149,7 +149,7 @@ async fn read_reply(response: &mut Response) -> Option<String> {
             }
         }
     };
-    // Running out of time keeps what has come so far.
+    // After the timeout the bytes that have come so far are kept.
     let _ = tokio::time::timeout(REPLY_WAIT, read).await;
     (!kept.is_empty()).then(|| String::from_utf8_lossy(&kept).replace('\0', "\u{fffd}"))
 }
@@ -178,7 +178,7 @@ fn refused_address(why: &reqwest::Error) -> Option<&RefusedAddress> {
     None
 }
 
-/// The innermost error says what happened; the outer ones name the URL, which may hold a secret.
+/// The innermost error says what happened. The outer ones name the URL, which may hold a secret.
 fn root_cause(why: &reqwest::Error) -> String {
     let mut cause: &dyn std::error::Error = why;
     while let Some(inner) = cause.source() {

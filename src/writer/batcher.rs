@@ -1,7 +1,7 @@
-//! Group commit: whoever waits goes into the next transaction together, without a timed window.
+//! Group commit: all requests that wait are committed in the next transaction together, without a timed window.
 //!
-//! A worker takes what is queued, runs it as one batch and answers each after the commit. While it is busy the next
-//! batch gathers. A caller who goes away does not take his request back: it may be committed.
+//! A worker takes the queued requests, runs them as one batch and answers each after the commit. While it is busy the
+//! next batch is queued. A request is not withdrawn when its caller hangs up: it may be committed.
 
 use std::sync::Arc;
 
@@ -23,18 +23,18 @@ impl<Q, A> Clone for Batcher<Q, A> {
 /// Why a request was not answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NotTaken {
-    /// More is waiting than the store keeps up with.
+    /// The queue is full: the store does not keep up.
     Full,
     /// The service is stopping.
     Stopping,
 }
 
 impl<Q: Send + 'static, A: Send + 'static> Batcher<Q, A> {
-    /// A queue, and the workers to spawn for it, each running batches of up to `most`; at most `capacity`
-    /// requests wait.
+    /// A queue of at most `capacity` requests, and the workers to spawn for it. Each runs batches of up to `most`
+    /// requests.
     ///
-    /// `run` gets the requests in order and returns as many answers in the same order. The workers end when
-    /// the last handle is dropped and everything queued is answered.
+    /// `run` gets the requests in order and returns as many answers in the same order. The workers end when the last
+    /// handle is dropped and every queued request is answered.
     pub fn new<F, R>(
         workers: usize,
         most: usize,
@@ -51,7 +51,7 @@ impl<Q: Send + 'static, A: Send + 'static> Batcher<Q, A> {
         (Self { queue }, workers)
     }
 
-    /// Hands in a request and waits for its answer.
+    /// Queues a request and waits for its answer.
     pub async fn submit(&self, request: Q) -> Result<A, NotTaken> {
         let (answer, answered) = oneshot::channel();
         match self.queue.try_send((request, answer)) {
@@ -76,7 +76,7 @@ where
         }
         let (requests, callers): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
         for (caller, answer) in callers.into_iter().zip(run(requests).await) {
-            // A caller that hung up has nobody to tell.
+            // Fails only when the caller has hung up.
             let _ = caller.send(answer);
         }
     }

@@ -1,8 +1,8 @@
 //! The only writer of timers: it registers, changes and ends them, and does what follows each commit.
 //!
-//! What follows a commit stands here and nowhere else: timers that are due soon are promoted, and what happened is
-//! counted. It follows whether or not the caller still waits: nothing between a commit and its end can be dropped
-//! by a caller who goes away. Only the claim is made elsewhere ([`crate::dispatch`]).
+//! What follows a commit is here and nowhere else: timers that are due soon are promoted, and the changes are counted.
+//! It follows whether or not the caller still waits: a caller that hangs up does not cancel what is between a commit and
+//! its end. Only the claim is made elsewhere ([`crate::dispatch`]).
 //!
 //! Callers' requests are committed in groups, without a timed window ([`Batcher`]).
 
@@ -24,13 +24,13 @@ use crate::model::id::Uid;
 use crate::model::timer::{Answer, State};
 use crate::promotion::Promotion;
 
-/// How many requests of one kind wait for their batch before callers are told to come back later.
+/// How many requests of one kind may be queued; further ones are refused ([`NotTaken::Full`]).
 const QUEUE: usize = 20_000;
 
-/// How many groups of timers that came together are registered at once.
-const GROUPS: usize = 64;
+/// How many batches of [`Intake::register_many`] are registered at once.
+const MAX_BATCHES: usize = 64;
 
-/// Writes timers, and does what follows.
+/// Writes timers, and does what follows a commit.
 #[derive(Clone)]
 pub struct Writer {
     store: ColdStore,
@@ -39,7 +39,7 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Writes into this store, promotes what is due soon, and counts in these series.
+    /// A writer to this store, which promotes timers that are due soon and counts in these series.
     pub fn new(store: ColdStore, promotion: Promotion, metrics: Metrics) -> Self {
         Self { store, promotion, metrics }
     }
@@ -71,7 +71,7 @@ impl Writer {
         answers
     }
 
-    /// Ends timers whose attempt under way was taken; returns which ([`ColdStore::finish_delivered`]).
+    /// Ends timers whose attempt under way succeeded; returns which it ended ([`ColdStore::finish_delivered`]).
     pub async fn finish_delivered(&self, done: &[(Uid, AttemptRecord)]) -> Result<Vec<Uid>, Error> {
         let ended = self.store.finish_delivered(done).await?;
         self.count_ended(State::Delivered, ended.len());
@@ -83,17 +83,17 @@ impl Writer {
     }
 }
 
-/// What callers of the API write through: single requests in groups, many at once in tasks of their own.
+/// The writer for callers of the API: single requests in group commits, batches in transactions of their own.
 pub struct Intake {
     writer: Writer,
     registrations: Batcher<NewTimer, Result<Registered, Error>>,
     changes: Batcher<Change, Result<Applied, Error>>,
     /// Groups run on when their callers go away, so these do not bound them.
-    groups: Arc<Semaphore>,
+    batches: Arc<Semaphore>,
 }
 
 impl Intake {
-    /// An intake, and the workers to spawn for it. They end when it is dropped and everything queued is answered.
+    /// An intake, and the workers to spawn for it. They end when it is dropped and every queued request is answered.
     ///
     /// `writers` is how many transactions of one kind run at once.
     pub fn new(writer: Writer, writers: usize) -> (Self, Vec<BoxFuture<'static, ()>>) {
@@ -108,31 +108,31 @@ impl Intake {
             async move { writer.apply(&batch).await }
         });
         workers.extend(more);
-        (Self { writer, registrations, changes, groups: Arc::new(Semaphore::new(GROUPS)) }, workers)
+        (Self { writer, registrations, changes, batches: Arc::new(Semaphore::new(MAX_BATCHES)) }, workers)
     }
 
-    /// Registers one timer, in one transaction with others that wait.
+    /// Registers one timer, in one transaction with other requests that wait.
     pub async fn register(&self, timer: NewTimer) -> Result<Result<Registered, Error>, NotTaken> {
         self.registrations.submit(timer).await
     }
 
-    /// Changes one timer, in one transaction with others that wait.
+    /// Changes one timer, in one transaction with other requests that wait.
     pub async fn change(&self, change: Change) -> Result<Result<Applied, Error>, NotTaken> {
         self.changes.submit(change).await
     }
 
-    /// Registers up to [`MAX_REGISTER_BATCH`] timers that came together; answers in the order given. A caller who
-    /// goes away stops neither the transaction nor what follows it.
+    /// Registers up to [`MAX_REGISTER_BATCH`] timers of one request in a transaction of their own; answers in the order
+    /// given. A caller that hangs up stops neither the transaction nor what follows it.
     pub async fn register_many(&self, timers: Vec<NewTimer>) -> Vec<Result<Registered, Error>> {
         let (writer, count) = (self.writer.clone(), timers.len());
-        // Never closed. A caller who goes away while he waits has written nothing.
-        let permit = Arc::clone(&self.groups).acquire_owned().await;
+        // The semaphore is never closed. A caller that hangs up while it waits has written nothing.
+        let permit = Arc::clone(&self.batches).acquire_owned().await;
         let registered = tokio::spawn(async move {
             let _permit = permit;
             writer.register(&timers).await
         })
         .await;
-        // Only a panic, or the end of the process.
+        // Fails only after a panic, or at the end of the process.
         registered.unwrap_or_else(|_| (0..count).map(|_| Err(Error::Busy)).collect())
     }
 }
