@@ -27,8 +27,8 @@ use crate::promotion::Promotion;
 /// How many requests of one kind may be queued; further ones are refused ([`NotTaken::Full`]).
 const QUEUE: usize = 20_000;
 
-/// How many batches of [`Intake::register_many`] are registered at once.
-const MAX_BATCHES: usize = 64;
+/// How many groups of timers ([`Intake::register_many`]) are registered at once.
+const GROUPS: usize = 64;
 
 /// Writes timers, and does what follows a commit.
 #[derive(Clone)]
@@ -89,7 +89,7 @@ pub struct Intake {
     registrations: Batcher<NewTimer, Result<Registered, Error>>,
     changes: Batcher<Change, Result<Applied, Error>>,
     /// Groups run on when their callers go away, so these do not bound them.
-    batches: Arc<Semaphore>,
+    groups: Arc<Semaphore>,
 }
 
 impl Intake {
@@ -108,7 +108,7 @@ impl Intake {
             async move { writer.apply(&batch).await }
         });
         workers.extend(more);
-        (Self { writer, registrations, changes, batches: Arc::new(Semaphore::new(MAX_BATCHES)) }, workers)
+        (Self { writer, registrations, changes, groups: Arc::new(Semaphore::new(GROUPS)) }, workers)
     }
 
     /// Registers one timer, in one transaction with other requests that wait.
@@ -126,7 +126,7 @@ impl Intake {
     pub async fn register_many(&self, timers: Vec<NewTimer>) -> Vec<Result<Registered, Error>> {
         let (writer, count) = (self.writer.clone(), timers.len());
         // The semaphore is never closed. A caller that hangs up while it waits has written nothing.
-        let permit = Arc::clone(&self.batches).acquire_owned().await;
+        let permit = Arc::clone(&self.groups).acquire_owned().await;
         let registered = tokio::spawn(async move {
             let _permit = permit;
             writer.register(&timers).await
