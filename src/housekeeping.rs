@@ -1,8 +1,8 @@
-//! What one node does for all now and then: statistics, history's partitions, retention.
+//! Housekeeping: statistics, history's partitions, retention. One node does it for all, the owner of shard 0.
 //!
-//! The duties run on tokio-cron-scheduler, by cron expressions. Users' timers never pass through it. Each
-//! duty may be repeated, and doing it on two nodes at once does no harm; the owner of shard 0 does it. A duty
-//! that is still at work when its time comes again is left alone.
+//! The duties run on tokio-cron-scheduler, by cron expressions; users' timers never pass through it. Each duty
+//! is idempotent, and two nodes may run it at the same time. A duty that is still running at its next time is
+//! not started again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,18 +16,19 @@ use crate::cold::{ColdStore, DAYS_AHEAD, Error};
 use crate::metrics::Metrics;
 use crate::ownership::Ownership;
 
-/// One thing that is done now and then.
+/// A periodic duty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Duty {
     /// Counts live timers.
     Statistics,
-    /// Makes history's partitions of the days ahead (PostgreSQL).
+    /// Makes history's partitions for the days ahead (PostgreSQL).
     Partitions,
-    /// Removes what has had its time: history, attempts, replays, taken ids, nodes that are gone.
+    /// Removes history, attempts, replays and taken ids after their retention, and nodes after a day without a
+    /// heartbeat.
     Retention,
 }
 
-/// Keeps house.
+/// Runs the duties.
 #[derive(Clone)]
 pub struct Housekeeping {
     store: ColdStore,
@@ -37,14 +38,14 @@ pub struct Housekeeping {
 }
 
 impl Housekeeping {
-    /// Housekeeping for a store whose ended timers stay for `retention`.
+    /// Housekeeping for a store that keeps ended timers for `retention`.
     pub fn new(store: ColdStore, ownership: Arc<Ownership>, metrics: Metrics, retention: Duration) -> Self {
         Self { store, ownership, metrics, retention }
     }
 
-    /// Keeps house until stopped: every duty once after the start, then by its expression.
+    /// Runs until stopped: every duty once after the start, then by its cron expression.
     pub async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
-        let failed = "the housekeeping's scheduler cannot be started";
+        let failed = "the scheduler of the housekeeping cannot be started";
         let mut scheduler = JobScheduler::new().await.context(failed)?;
         let duties =
             [(Duty::Statistics, "*/15 * * * * *".to_owned()), (Duty::Partitions, "0 7 * * * *".to_owned())];
@@ -54,8 +55,8 @@ impl Housekeeping {
             let job = Job::new_async(cron.as_str(), move |_, _| {
                 let (house, busy) = (house.clone(), Arc::clone(&busy));
                 Box::pin(async move {
-                    if let Ok(_alone) = busy.try_lock() {
-                        house.attend(duty).await;
+                    if let Ok(_running) = busy.try_lock() {
+                        house.run_logged(duty).await;
                     }
                 })
             });
@@ -65,21 +66,21 @@ impl Housekeeping {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         for duty in [Duty::Statistics, Duty::Partitions, Duty::Retention] {
-            self.attend(duty).await;
+            self.run_logged(duty).await;
         }
         scheduler.start().await.context(failed)?;
         stop.cancelled().await;
-        scheduler.shutdown().await.context("the housekeeping's scheduler does not stop")
+        scheduler.shutdown().await.context("the scheduler of the housekeeping does not stop")
     }
 
-    async fn attend(&self, duty: Duty) {
+    async fn run_logged(&self, duty: Duty) {
         if let Err(why) = self.run_once(duty).await {
             self.metrics.store_errors.inc();
-            tracing::debug!(%why, ?duty, "put off");
+            tracing::debug!(%why, ?duty, "a duty of the housekeeping failed; it is tried again at its next time");
         }
     }
 
-    /// Does a duty once, if this node is the one to do it.
+    /// Runs a duty once, if this node owns shard 0.
     pub async fn run_once(&self, duty: Duty) -> Result<(), Error> {
         if !self.ownership.is_first() {
             if duty == Duty::Statistics {
@@ -100,7 +101,7 @@ impl Housekeeping {
     }
 }
 
-/// A cron expression that comes about this often: from every second to every ten minutes.
+/// A cron expression with about this period: at least every second, at most every ten minutes.
 fn every(span: Duration) -> String {
     match span.as_secs() {
         0..=1 => "* * * * * *".to_owned(),

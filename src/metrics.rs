@@ -1,4 +1,4 @@
-//! What operators watch. Every series is defined here; ids never become labels.
+//! Metrics: every series is defined here. Ids never become labels.
 
 use prometheus::core::Collector;
 use prometheus::{
@@ -16,60 +16,60 @@ pub struct Metrics {
     pub ended: IntCounterVec,
     /// Attempts that this node made, by result.
     pub attempts: IntCounterVec,
-    /// First attempts: start of the attempt − due time.
+    /// Lateness of first attempts: start of the attempt − due time.
     pub lateness: Histogram,
-    /// How long attempts took.
+    /// Duration of attempts.
     pub attempt_seconds: Histogram,
-    /// First attempts of a generation, by how its due timer was noticed.
+    /// First attempts of a generation, by the path on which the due timer was noticed.
     pub fired: IntCounterVec,
-    /// Claims of rows that the sweep had found and nobody held: rescues.
+    /// Claims of timers that the sweep had found, retries included: rescues.
     pub swept: IntCounter,
-    /// Pointers put into slots.
+    /// Pointers promoted into slots.
     pub promoted: IntCounter,
-    /// Pointers that could not be promoted; their timers are found by the sweep.
+    /// Pointers dropped because they could not be promoted; the sweep finds their timers.
     pub unpromoted: IntCounter,
     /// Shards replayed, by kind: `rebuilt` or `resumed`.
     pub replays: IntCounterVec,
-    /// Timers that replays found: `overdue`, or `loaded` into slots.
+    /// Timers that replays read from SQL: `overdue`, or `loaded` into slots.
     pub replayed: IntCounterVec,
-    /// Whether the wheels answered last time.
+    /// Whether the wheels of all shards answered the last time they were asked.
     pub hot_up: IntGauge,
     /// How far the slowest wheel of this node is behind, in seconds.
     pub cursor_lag: Gauge,
-    /// Pointers whose slot was taken and that are not due yet.
+    /// Pointers in the last mile: taken from the wheels and not offered to their lane yet.
     pub last_mile: IntGauge,
-    /// Pointers whose claim got nothing: stale, doubled or cancelled.
+    /// Pointers whose claim got nothing: they were stale or doubled.
     pub claims_dropped: IntCounter,
-    /// Claims that ran out without a report.
+    /// Claims that expired without a result.
     pub claims_expired: IntCounter,
-    /// Claims given back unsent.
+    /// Claims released unsent.
     pub released: IntCounter,
-    /// Rows put off because their receiver's lane was full and slow.
+    /// Due rows postponed because the lane of their receiver was full.
     pub postponed: IntCounter,
     /// Attempts under way.
     pub in_flight: IntGauge,
-    /// Pointers that wait for room.
+    /// Pointers that wait in lanes.
     pub held: IntGauge,
     /// Shards owned.
     pub shards_owned: IntGauge,
-    /// Shards taken: free ones at the start, later those of nodes that were gone or gave them up.
+    /// Shards taken over: free ones at the start, later those of nodes that failed or gave them up.
     pub shards_taken: IntCounter,
     /// Live timers of the whole store, as the owner of shard 0 sees them; 0 on other nodes.
     pub pending: IntGauge,
-    /// Whether the cold store answered last time.
+    /// Whether the last renewal of the leases succeeded.
     pub store_up: IntGauge,
-    /// Calls to the cold store that failed.
+    /// Failed calls of the node's own loops to the cold store.
     pub store_errors: IntCounter,
     /// This node's wall clock − the store's, in milliseconds.
     pub clock_skew_ms: IntGauge,
-    /// API calls by route, method and status.
+    /// API calls, by route, method and status.
     pub requests: IntCounterVec,
-    /// How long API calls took, by route.
+    /// Duration of API calls, by route.
     pub request_seconds: HistogramVec,
 }
 
 impl Metrics {
-    /// Registers every series anew.
+    /// Registers every series in a new registry.
     pub fn new() -> Result<Self, prometheus::Error> {
         let registry = Registry::new();
         let keep = |collector: Box<dyn Collector>| registry.register(collector);
@@ -92,75 +92,93 @@ impl Metrics {
                 &["state"]
             )),
             attempts: series!(IntCounterVec::new(
-                Opts::new("mainspring_attempts_total", "Delivery attempts by result"),
+                Opts::new("mainspring_attempts_total", "Attempts that this node made, by result"),
                 &["result"]
             )),
             lateness: series!(Histogram::with_opts(
-                HistogramOpts::new("mainspring_lateness_seconds", "First attempt started - due time")
+                HistogramOpts::new("mainspring_lateness_seconds", "Start of the first attempt - due time")
                     .buckets(seconds.clone())
             )),
             attempt_seconds: series!(Histogram::with_opts(
-                HistogramOpts::new("mainspring_attempt_seconds", "Duration of delivery attempts")
+                HistogramOpts::new("mainspring_attempt_seconds", "Duration of attempts")
                     .buckets(seconds.clone())
             )),
             fired: series!(IntCounterVec::new(
-                Opts::new("mainspring_fired_total", "First attempts by how the due timer was noticed"),
+                Opts::new(
+                    "mainspring_fired_total",
+                    "First attempts, by the path on which the due timer was noticed"
+                ),
                 &["path"]
             )),
-            promoted: series!(IntCounter::new("mainspring_promoted_total", "Pointers put into slots")),
+            promoted: series!(IntCounter::new(
+                "mainspring_promoted_total",
+                "Pointers promoted into slots of the wheels"
+            )),
             unpromoted: series!(IntCounter::new(
                 "mainspring_unpromoted_total",
-                "Pointers left to the sweep because the wheels did not take them"
+                "Pointers dropped because they could not be promoted; the sweep finds their timers"
             )),
             replays: series!(IntCounterVec::new(
-                Opts::new("mainspring_replays_total", "Shards replayed: wheel rebuilt, or resumed"),
+                Opts::new(
+                    "mainspring_replays_total",
+                    "Shards replayed, by kind: the wheel was rebuilt, or resumed as it was"
+                ),
                 &["kind"]
             )),
             replayed: series!(IntCounterVec::new(
-                Opts::new("mainspring_replayed_timers_total", "Timers that replays found overdue or loaded"),
+                Opts::new(
+                    "mainspring_replayed_timers_total",
+                    "Timers that replays read from SQL: overdue, or loaded into slots"
+                ),
                 &["what"]
             )),
-            hot_up: series!(IntGauge::new("mainspring_wheels_up", "1 if the wheels answered last time")),
+            hot_up: series!(IntGauge::new(
+                "mainspring_wheels_up",
+                "1 if the wheels of all shards answered the last time they were asked"
+            )),
             cursor_lag: series!(Gauge::new(
                 "mainspring_cursor_lag_seconds",
-                "How far the slowest wheel of this node is behind"
+                "How far the slowest wheel of this node is behind the clock"
             )),
             last_mile: series!(IntGauge::new(
                 "mainspring_last_mile_pointers",
-                "Pointers taken from the wheels and not due yet"
+                "Pointers taken from the wheels and not offered to their lane yet"
             )),
             swept: series!(IntCounter::new(
                 "mainspring_swept_total",
-                "Claims of rows that the sweep had found: rescues"
+                "Claims of timers that the sweep had found: rescues"
             )),
             claims_dropped: series!(IntCounter::new(
                 "mainspring_claims_dropped_total",
-                "Pointers whose claim got nothing"
+                "Pointers whose claim got nothing: stale or doubled"
             )),
             claims_expired: series!(IntCounter::new(
                 "mainspring_claims_expired_total",
-                "Claims that ran out without a report"
+                "Claims that expired without a result"
             )),
-            released: series!(IntCounter::new("mainspring_released_total", "Claims given back unsent")),
+            released: series!(IntCounter::new("mainspring_released_total", "Claims released unsent")),
             postponed: series!(IntCounter::new(
                 "mainspring_postponed_total",
-                "Due rows put off for a slow receiver"
+                "Due rows postponed because the lane of their receiver was full"
             )),
-            in_flight: series!(IntGauge::new("mainspring_attempts_in_flight", "Delivery attempts under way")),
-            held: series!(IntGauge::new(
-                "mainspring_pointers_held",
-                "Due timers waiting for room to be sent"
-            )),
+            in_flight: series!(IntGauge::new("mainspring_attempts_in_flight", "Attempts under way")),
+            held: series!(IntGauge::new("mainspring_pointers_held", "Due timers that wait in lanes")),
             shards_owned: series!(IntGauge::new("mainspring_shards_owned", "Shards owned by this node")),
-            shards_taken: series!(IntCounter::new("mainspring_shards_taken_total", "Shards taken over")),
+            shards_taken: series!(IntCounter::new(
+                "mainspring_shards_taken_total",
+                "Shards taken over, free ones at the start included"
+            )),
             pending: series!(IntGauge::new(
                 "mainspring_pending_timers",
-                "Live timers of the store (from the owner of shard 0; 0 elsewhere)"
+                "Live timers of the whole store, from the owner of shard 0; 0 on other nodes"
             )),
-            store_up: series!(IntGauge::new("mainspring_store_up", "1 if the cold store answered last time")),
+            store_up: series!(IntGauge::new(
+                "mainspring_store_up",
+                "1 if the last renewal of the leases reached the cold store"
+            )),
             store_errors: series!(IntCounter::new(
                 "mainspring_store_errors_total",
-                "Failed calls to the cold store"
+                "Failed calls of the node's own loops to the cold store"
             )),
             clock_skew_ms: series!(IntGauge::new(
                 "mainspring_clock_skew_milliseconds",

@@ -1,12 +1,13 @@
-//! Defects built in on purpose, so that drills and the simulation can show that they would find them.
+//! Planted defects: with one of them a drill or the simulation must fail, which shows that it would find such a
+//! defect.
 //!
-//! Each takes away one of the rules that the promises stand on ([`crate`]); at most one is there at a time.
-//! They exist only in builds with the feature `planted`, which is for tests and never shipped: without it
-//! [`Planted`] has no content, [`Planted::is`] is a constant `false`, and no setting names a defect. What is
-//! planted is handed to where it acts (with the settings, the cold store, the ownership); nothing here is
-//! shared by a whole process.
+//! Each defect breaks one of the rules that the promises depend on ([`crate`]); at most one is planted at a
+//! time. They exist only in builds with the feature `planted`, which is for tests and never shipped. Without it
+//! [`Planted`] is empty, [`Planted::is`] is a constant `false`, and no setting names a defect. The defect is
+//! passed to the rooms in which it acts (with the settings, the cold store, the ownership); it is not global to
+//! the process.
 
-/// A rule taken away.
+/// A defect: a rule that is broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(
     feature = "planted",
@@ -14,23 +15,23 @@
     serde(rename_all = "kebab-case")
 )]
 pub enum Defect {
-    /// The loader scans the new slice first and raises the watermark afterwards; who commits in between is
-    /// missed by both.
+    /// The loader scans the new slice first and raises the watermark afterwards. A timer that is committed in
+    /// between is promoted neither by the loader nor by its writer.
     NaiveLoader,
-    /// The claim trusts the pointer: neither generation and attempt nor the row's own time are compared.
+    /// The claim does not compare the pointer with the row: neither generation and attempt, nor the due time.
     ClaimWithoutGeneration,
-    /// No epoch is compared in the claim, and a lease that ran out keeps nobody from claiming or sending.
+    /// The claim does not compare the epoch, and a node claims and sends with an expired lease.
     ClaimWithoutEpoch,
-    /// The result of an attempt counts for whatever generation and attempt the row has now.
+    /// The result of an attempt counts for the row's present generation and attempt, whichever it belongs to.
     ResultWithoutToken,
-    /// A cancel does not see the attempt under way, nor one whose outcome is unknown.
+    /// A cancel ignores the attempt under way, and earlier ones with an unknown outcome.
     BlindCancel,
-    /// The wheel that is found is believed to be whole: nothing is read again from SQL.
+    /// A wheel that is found is used without a check: nothing is read again from SQL.
     CursorTrusted,
 }
 
 impl Defect {
-    /// All of them.
+    /// All defects.
     pub const ALL: [Self; 6] = [
         Self::NaiveLoader,
         Self::ClaimWithoutGeneration,
@@ -41,7 +42,7 @@ impl Defect {
     ];
 }
 
-/// The defect that is built in, if any.
+/// The planted defect, or none.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Planted {
     #[cfg(feature = "planted")]
@@ -49,19 +50,19 @@ pub struct Planted {
 }
 
 impl Planted {
-    /// This one.
+    /// Plants a defect, or none.
     #[cfg(feature = "planted")]
     pub const fn new(defect: Option<Defect>) -> Self {
         Self { defect }
     }
 
-    /// Whether it is this one.
+    /// Whether this defect is planted.
     #[cfg(feature = "planted")]
     pub fn is(self, defect: Defect) -> bool {
         self.defect == Some(defect)
     }
 
-    /// It never is: this build has none.
+    /// Always `false`: this build has no defects.
     #[cfg(not(feature = "planted"))]
     pub const fn is(self, _defect: Defect) -> bool {
         false

@@ -1,7 +1,7 @@
-//! The way into the wheels for those who write timers: what is due within the window goes there at once.
+//! Promotion of timers that were just written: those due within the window are promoted at once.
 //!
-//! A handle and a bounded queue. [`crate::hot::promoter`] takes from it. Nobody waits for it: callers were
-//! answered at the commit, and what does not fit is dropped; its timer is in SQL and the sweep finds it.
+//! A handle and a bounded queue, which [`crate::hot::promoter`] reads. No caller waits for it: callers are
+//! answered at the commit. When the queue is full, a pointer is dropped; the sweep finds its timer in SQL.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,13 +14,13 @@ use crate::metrics::Metrics;
 use crate::model::pointer::{Pointer, Via};
 use crate::positions::Positions;
 
-/// Pointers that wait to be promoted.
+/// The length of the queue, in pointers.
 pub const QUEUE: usize = 65_536;
 
-/// How far beyond the window a watermark can lie, at most, as seen by another node.
+/// How far beyond the window the watermark of another node's shard can lie, at most.
 const SLACK: Duration = Duration::from_secs(120);
 
-/// The door for those who write timers.
+/// The writers' handle.
 #[derive(Clone)]
 pub struct Promotion {
     queue: Option<(mpsc::Sender<Pointer>, Arc<Positions>)>,
@@ -30,7 +30,7 @@ pub struct Promotion {
 }
 
 impl Promotion {
-    /// A door, and the queue behind it; without wheels, which have positions, nothing is promoted.
+    /// The handle and the receiving end of its queue. Without `wheels` nothing is promoted.
     pub fn new(
         clock: StoreClock,
         window: Duration,
@@ -42,11 +42,11 @@ impl Promotion {
         (Self { queue, clock, reach: window + SLACK, metrics }, inbox)
     }
 
-    /// Takes in timers that were just written, after their commit.
+    /// Queues pointers to timers that were just written, after their commit, if they are due within the window.
     pub fn written<'a>(&self, rows: impl IntoIterator<Item = &'a TimerRow>) {
         let Some((queue, positions)) = &self.queue else { return };
         let horizon = self.clock.now().plus(self.reach);
-        // After the window was shortened a watermark lies further ahead for a while.
+        // After the window was shortened, watermarks lie further ahead than it for a while.
         let near = |one: &Pointer| one.wake_at < horizon || one.wake_at < positions.watermark(one.shard);
         for row in rows {
             let Some(pointer) = row.pointer(Via::Express).filter(near) else { continue };

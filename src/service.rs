@@ -1,6 +1,6 @@
-//! What the doors hold: this node, and, once the cold store has answered, the service behind it.
+//! The handles that the doors (API, CLI) work with: the node, and the service once the cold store has answered.
 //!
-//! Plain handles to the rooms below; nothing here runs by itself. [`crate::app`] makes it and keeps it current.
+//! Nothing here runs by itself. [`crate::app`] makes the handles and keeps them current.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -15,21 +15,21 @@ use crate::positions::Positions;
 use crate::wheel::HotWheel;
 use crate::writer::Intake;
 
-/// What the API works with once the store has answered.
+/// The rooms that the API works with, once the store has answered.
 pub struct Service {
     /// The cold store.
     pub store: ColdStore,
-    /// The way of callers' registrations and changes into the store.
+    /// The queue of callers' registrations and changes.
     pub intake: Intake,
     /// This node's shards.
     pub ownership: Arc<Ownership>,
     /// The wheels.
     pub hot: Arc<dyn HotWheel>,
-    /// Where this node's wheels stand.
+    /// The positions of this node's wheels.
     pub positions: Arc<Positions>,
 }
 
-/// This node: settings, series and health, from the first moment on.
+/// This node: settings, metrics and health. It exists from the start of the process.
 pub struct Node {
     /// The settings.
     pub config: Arc<Config>,
@@ -42,7 +42,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// A node that has not reached its store yet; `stop` is cancelled when it is asked to stop.
+    /// A node whose store has not answered yet. `stop` is cancelled when a stop is requested.
     pub fn new(config: Arc<Config>, metrics: Metrics, stop: CancellationToken) -> Self {
         Self {
             config,
@@ -64,32 +64,32 @@ impl Node {
         let _ = self.service.set(service);
     }
 
-    /// Whether shards are owned and the first sweep is done.
+    /// Whether the node has recovered: it owns its shards and the first sweep is done.
     pub fn has_recovered(&self) -> bool {
         self.recovered.load(Ordering::SeqCst)
     }
 
-    /// Notes that shards are owned and the first sweep is done.
+    /// Notes that the node has recovered.
     pub fn set_recovered(&self) {
         self.recovered.store(true, Ordering::SeqCst);
     }
 
-    /// Whether the last renewal of leases, three times a lease, could be written.
+    /// Whether the last renewal of the leases was written. Renewals run three times a lease.
     pub fn can_write(&self) -> bool {
         self.writable.load(Ordering::SeqCst)
     }
 
-    /// Notes whether the renewal of leases could be written.
+    /// Notes whether the renewal of the leases was written.
     pub fn set_can_write(&self, can_write: bool) {
         self.writable.store(can_write, Ordering::SeqCst);
     }
 
-    /// Completes when a stop is asked for.
+    /// Completes when a stop is requested.
     pub async fn stop_asked(&self) {
         self.stop.cancelled().await;
     }
 
-    /// Whether a stop was asked for.
+    /// Whether a stop was requested.
     pub fn is_stopping(&self) -> bool {
         self.stop.is_cancelled()
     }

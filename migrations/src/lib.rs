@@ -24,7 +24,7 @@ impl MigratorTrait for Migrator {
     }
 }
 
-/// Runs statements one by one, in the variant of the connected database.
+/// Runs the statements for the connected database, one by one.
 async fn run(manager: &SchemaManager<'_>, postgres: &str, sqlite: &str) -> Result<(), DbErr> {
     let db = manager.get_connection();
     let script = match manager.get_database_backend() {

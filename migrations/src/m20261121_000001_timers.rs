@@ -1,7 +1,7 @@
 //! Live timers, their history, attempts, the ledger's totals, and who owns which shard.
 //!
-//! `timers` holds live rows only; what ends moves to `history` in the same transaction. `history` and
-//! `timers` share their columns, in this order, so that a row moves as it stands.
+//! `timers` has live rows only; a timer that ends is moved to `history` in the same transaction. Both tables
+//! have the same columns in the same order, so a row is moved without being rebuilt.
 
 use sea_orm_migration::prelude::*;
 
@@ -117,7 +117,7 @@ const REST: &str = "
         created_at BIGINT NOT NULL);\n
     {comments}";
 
-/// What the database itself can tell an operator about units and meaning.
+/// Units and meanings of the columns, for operators who look into the database.
 const COMMENTS: &str = "
     COMMENT ON COLUMN timers.uid IS 'UUIDv7, or 128-bit hash of namespace and the caller''s id';\n
     COMMENT ON COLUMN timers.id IS 'the caller''s id; empty for one of the service''s own form, tmr_ and the uid';\n

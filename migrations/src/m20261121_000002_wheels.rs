@@ -1,4 +1,4 @@
-//! How far the wheels reach and have come, which path led to a claim, and what replays found.
+//! Watermark and cursor of each shard's wheels, the path that led to a claim, and the notes of replays.
 
 use sea_orm_migration::prelude::*;
 

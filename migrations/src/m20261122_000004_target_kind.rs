@@ -1,4 +1,4 @@
-//! The kind of a timer's target, so that a node claims only kinds that it knows.
+//! Adds the kind of a timer's target, so that a node claims only kinds that it knows.
 
 use sea_orm_migration::prelude::*;
 
@@ -8,7 +8,7 @@ pub struct Migration;
 #[async_trait::async_trait]
 impl MigrationTrait for Migration {
     async fn up(&self, manager: &SchemaManager) -> Result<(), DbErr> {
-        // Until now there were webhooks only.
+        // Existing targets are webhooks, kind 0.
         let up = "ALTER TABLE timers ADD COLUMN kind SMALLINT NOT NULL DEFAULT 0;\n\
                   ALTER TABLE history ADD COLUMN kind SMALLINT NOT NULL DEFAULT 0";
         let comment = "COMMENT ON COLUMN timers.kind IS 'of the target: 0 webhook'";

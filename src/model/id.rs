@@ -1,4 +1,4 @@
-//! Names of things: timers, deliveries, shards, generations, epochs.
+//! Identifiers: of timers, deliveries, shards, generations, epochs.
 //!
 //! A timer has two names. Its *id* is text, chosen by the caller or by the service. Its *uid* is 16 bytes
 //! and the primary key: a UUIDv7 for a service-made id, a 128-bit hash of (namespace, id) for a caller's
@@ -23,7 +23,7 @@ pub struct Uid(pub Uuid);
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct TimerId(String);
 
-/// Why a text is no timer id.
+/// The text is not a timer id.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("an id is 1 to {MAX_ID_LEN} characters of A-Z a-z 0-9 . _ : -")]
 pub struct BadId;
@@ -36,17 +36,17 @@ impl TimerId {
         if fits && text.bytes().all(allowed) { Ok(Self(text.to_owned())) } else { Err(BadId) }
     }
 
-    /// The id of a timer that the service names itself.
+    /// The id of a timer without an id of its caller's.
     pub fn of_server(uid: Uid) -> Self {
         Self(format!("{SERVER_PREFIX}{}", uid.0.simple()))
     }
 
-    /// The text.
+    /// The id as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The uid inside an id of the service's own form, if it has that form.
+    /// The uid in an id of the service's own form; `None` for an id of another form.
     pub fn server_uid(&self) -> Option<Uid> {
         let hex = self.0.strip_prefix(SERVER_PREFIX)?;
         let canonical = hex.len() == 32 && hex.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
@@ -88,15 +88,15 @@ pub fn digest16(parts: &[&[u8]]) -> [u8; 16] {
 
 /// The delivery id: one for all attempts of one firing, never shared by two firings.
 ///
-/// It hangs on the registration (`created_at_ms`), so that an id which is free again after its history is
-/// gone does not repeat the delivery ids of its former life.
+/// It depends on the registration (`created_at_ms`), so that an id that is free again after its retention does
+/// not repeat the delivery ids of its earlier timer.
 pub fn delivery_id(uid: Uid, created_at_ms: i64, generation: Generation) -> String {
     let hash =
         digest16(&[b"delivery", uid.0.as_bytes(), &created_at_ms.to_be_bytes(), &generation.0.to_be_bytes()]);
     format!("dlv_{}", Uuid::from_bytes(hash).simple())
 }
 
-/// The fixed parallel partition that an owner's timers live in: 0 to `shards` − 1.
+/// The shard of an owner's timers: 0 to `shards` − 1.
 pub fn shard_of(namespace: &str, owner: &str, shards: u16) -> i32 {
     let hash = digest16(&[b"shard", namespace.as_bytes(), owner.as_bytes()]);
     let mut first = [0; 8];

@@ -1,6 +1,7 @@
-//! What a timer is, without any I/O: ids, time, state and its one [`timer::Life::step`], target, policies.
+//! The model of a timer, without I/O: ids, time, state and its one transition ([`timer::Life::step`]), pointer,
+//! target, policies.
 //!
-//! This room knows no other room. Whatever decides over a timer's fate is decided here, from values.
+//! This room knows no other room. Every decision about a timer's state is made here, from values.
 
 pub mod id;
 pub mod pointer;

@@ -1,12 +1,12 @@
-//! A pointer: what the wheels hold of a timer instead of the timer itself.
+//! Pointers: the entries of the wheels.
 
 use uuid::Uuid;
 
 use super::id::{Generation, Uid};
 use super::time::UnixMs;
 
-/// Points at one attempt that is due at some moment: no payload, nothing to delete when its timer is
-/// cancelled. A stale or doubled pointer is dropped by its claim.
+/// A pointer to one attempt of a timer, due at some moment. It has no payload and is not deleted when its timer
+/// is cancelled; the claim drops a stale or doubled pointer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pointer {
     /// The timer.
@@ -17,20 +17,20 @@ pub struct Pointer {
     pub generation: Generation,
     /// Claims of that generation so far.
     pub attempt: i32,
-    /// When somebody should look at it: due, or the next attempt.
+    /// When it is due: the due time, or the time of the next attempt.
     pub wake_at: UnixMs,
     /// The receiver's lane.
     pub lane: i64,
-    /// Due at a whole minute and fired from the minute wheel (`precision: minute`).
+    /// `precision: minute`: it is due at a whole minute and fires from the minute wheel.
     pub minute: bool,
-    /// Found long after its time: what an outage left behind, which must not delay what falls due now. Known
-    /// to this process only.
+    /// It was found long after its due time, as after an outage, and must not delay timers that fall due now.
+    /// Known to this process only, and not packed.
     pub overdue: bool,
-    /// How it came to be noticed.
+    /// How it was noticed.
     pub via: Via,
 }
 
-/// Which state of its timer a pointer was made from: the later one is greater.
+/// The revision of a timer that a pointer was made from. A later revision is greater.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Revision {
     generation: Generation,
@@ -38,14 +38,14 @@ pub struct Revision {
     attempt: i32,
 }
 
-/// How a due timer is noticed. Counted by path, kept with the timer, and told by `explain`.
+/// How a due timer was noticed. Counted in the metrics, stored with the timer, shown by `explain`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Via {
     /// The loader promoted it when its due time came into the window.
     Loader,
-    /// Whoever wrote it promoted it at once, for it was due within the window already.
+    /// Its writer promoted it at once, because it was due within the window already.
     Express,
-    /// The sweep found it overdue in SQL, and in nobody's hands.
+    /// The sweep found it overdue in SQL, and not held by this node.
     Sweep,
     /// A replay found it in SQL after a restart, a take-over or the loss of a wheel.
     Replay,
@@ -55,17 +55,17 @@ impl Via {
     /// All paths, in the order of their codes.
     pub const ALL: [Self; 4] = [Self::Loader, Self::Express, Self::Sweep, Self::Replay];
 
-    /// The number that stands for it in SQL and in a packed pointer.
+    /// Its number in SQL and in a packed pointer.
     pub const fn code(self) -> u8 {
         self as u8
     }
 
-    /// The path behind a number.
+    /// The path with this number.
     pub fn from_code(code: u8) -> Option<Self> {
         Self::ALL.get(usize::from(code)).copied()
     }
 
-    /// The word for metrics.
+    /// Its word in metrics.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Loader => "loader",
@@ -79,16 +79,16 @@ impl Via {
 /// The length of a packed pointer in bytes.
 pub const PACKED: usize = 37;
 
-/// Set in the last byte of a packed pointer when it is due at a whole minute.
+/// The bit of [`Pointer::minute`] in the last byte of a packed pointer.
 const MINUTE: u8 = 0x80;
 
 impl Pointer {
-    /// Which state of its timer it was made from.
+    /// The revision of its timer.
     pub const fn revision(&self) -> Revision {
         Revision { generation: self.generation, attempt: self.attempt }
     }
 
-    /// Packs all but the shard, which the place it is kept at tells: uid 16, lane 8, wake 6 (ms, until the
+    /// Packs everything but the shard, which is in the key: uid 16 bytes, lane 8, `wake_at` 6 (ms, until the
     /// year 10889), generation 4, attempt 2, path and precision 1; big-endian.
     pub fn pack(&self) -> [u8; PACKED] {
         let mut packed = [0; PACKED];
@@ -102,7 +102,7 @@ impl Pointer {
         packed
     }
 
-    /// Reads a packed pointer of this shard; `None` if it is none of this version's.
+    /// Unpacks a pointer of this shard; `None` if it was packed by another version.
     pub fn unpack(shard: i32, packed: &[u8]) -> Option<Self> {
         let packed: &[u8; PACKED] = packed.try_into().ok()?;
         let mut wake = [0; 8];

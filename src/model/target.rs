@@ -1,7 +1,7 @@
-//! Where a firing goes: today an inline webhook.
+//! Targets: where a firing is delivered. Today that is an inline webhook.
 //!
 //! A new kind of target needs a variant of [`Kind`] and of [`Target`]; the compiler then names every place that
-//! has to know it (docs/architecture.md, "A new kind of target").
+//! must handle it (docs/architecture.md, "A new kind of target").
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ pub const MAX_HEADER_BYTES: usize = 1024;
 pub const MAX_SECRET_BYTES: usize = 512;
 const SECRET_PREFIX: &str = "whsec_";
 
-/// Headers that belong to the connection or to the service; a caller cannot set them.
+/// Headers that the connection or the service sets; a caller cannot.
 const RESERVED: [&str; 10] = [
     "host",
     "content-length",
@@ -46,7 +46,7 @@ impl Kind {
     /// All kinds.
     pub const ALL: [Self; 1] = [Self::Webhook];
 
-    /// The number that stands for this kind in SQL. Never given to another kind again.
+    /// The number of this kind in SQL. It is never reused for another kind.
     pub const fn code(self) -> i16 {
         match self {
             Self::Webhook => 0,
@@ -54,14 +54,14 @@ impl Kind {
     }
 }
 
-/// Where a firing goes, as it is kept in the cold store.
+/// A target, as the cold store has it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Target {
     /// An HTTP receiver.
     Webhook(Webhook),
-    /// A kind that this build does not know: a newer node registered it. It is shown and can be cancelled or
-    /// moved here, and only a node that knows the kind claims it.
+    /// A kind that this build does not know, registered by a newer node. This node can show, cancel and
+    /// reschedule the timer; only a node that knows the kind claims it.
     #[serde(skip)]
     Unknown {
         /// Its number in SQL.
@@ -78,7 +78,7 @@ impl Target {
         }
     }
 
-    /// The lane in which this target is served: targets of one lane share limits and wait for each other.
+    /// The lane of this target. Targets of one lane share limits and wait for each other.
     pub fn lane(&self) -> i64 {
         match self {
             Self::Webhook(hook) => hook.lane(),
@@ -86,12 +86,12 @@ impl Target {
         }
     }
 
-    /// The JSON text that the cold store keeps.
+    /// The JSON text that the cold store stores.
     pub fn stored(&self) -> String {
         serde_json::to_string(self).unwrap_or_default()
     }
 
-    /// Reads what [`Target::stored`] wrote, of the kind with this number.
+    /// Parses what [`Target::stored`] returned, for the kind with this number.
     pub fn read(kind: i16, stored: &str) -> Result<Self, serde_json::Error> {
         match Kind::ALL.into_iter().any(|known| known.code() == kind) {
             true => serde_json::from_str(stored),
@@ -105,7 +105,7 @@ impl Target {
 pub struct Webhook {
     /// `http` or `https`, without credentials or fragment.
     pub url: Url,
-    /// The signing secret, `whsec_` and base64; never shown again.
+    /// The signing secret, `whsec_` and base64; it is never shown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret: Option<String>,
     /// Static headers, lower-case names.
@@ -122,13 +122,13 @@ impl std::fmt::Debug for Webhook {
     }
 }
 
-/// What is wrong with a webhook: which field, and in words.
+/// An error in a webhook: the field, and the error in words.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{detail}")]
 pub struct BadWebhook {
-    /// The JSON pointer inside the webhook object.
+    /// The JSON pointer within the webhook object.
     pub pointer: String,
-    /// What is wrong and what would be right.
+    /// What is wrong, and what is allowed.
     pub detail: String,
 }
 
@@ -158,7 +158,7 @@ impl Webhook {
         Ok(Self { url, secret, headers: kept })
     }
 
-    /// Which lane this receiver is served in: scheme, host and port.
+    /// The lane of this receiver: a hash of scheme, host and port.
     pub fn lane(&self) -> i64 {
         let port = self.url.port_or_known_default().unwrap_or(0);
         let host = self.url.host_str().unwrap_or("");
@@ -174,21 +174,21 @@ fn check_url(text: &str) -> Result<Url, String> {
         return Err(format!("a URL of {} bytes; at most {MAX_URL}", text.len()));
     }
     let url =
-        Url::parse(text).map_err(|why| format!("not a URL ({why}); give an absolute http or https URL"))?;
+        Url::parse(text).map_err(|why| format!("not a URL ({why}); use an absolute http or https URL"))?;
     if !matches!(url.scheme(), "http" | "https") {
-        return Err(format!("scheme `{}`; only http and https are delivered to", url.scheme()));
+        return Err(format!("scheme `{}`; only http and https are allowed", url.scheme()));
     }
     if url.host_str().is_none_or(str::is_empty) {
         return Err("the URL has no host".into());
     }
     if !url.username().is_empty() || url.password().is_some() {
-        return Err("the URL carries credentials; send them as a header, such as authorization".into());
+        return Err("the URL contains credentials; send them in a header, such as authorization".into());
     }
     if url.fragment().is_some() {
         return Err("the URL has a fragment (#…), which is never sent; remove it".into());
     }
     if url.port() == Some(0) {
-        return Err("port 0 cannot be delivered to".into());
+        return Err("port 0 is not allowed".into());
     }
     Ok(url)
 }
@@ -202,15 +202,15 @@ fn check_header(name: &str, value: &str) -> Result<(), String> {
         return Err(format!("`{name}` is set by the service"));
     }
     if name.len() + value.len() > MAX_HEADER_BYTES {
-        return Err(format!("name and value are over {MAX_HEADER_BYTES} bytes"));
+        return Err(format!("name and value have more than {MAX_HEADER_BYTES} bytes"));
     }
     if !value.bytes().all(|b| (0x20..0x7f).contains(&b)) {
-        return Err("the value has characters other than printable ASCII".into());
+        return Err("the value contains characters other than printable ASCII".into());
     }
     Ok(())
 }
 
-/// The key inside a Standard Webhooks secret: base64, with or without the `whsec_` prefix.
+/// The key in a Standard Webhooks secret: base64, with or without the prefix `whsec_`.
 pub fn secret_bytes(secret: &str) -> Result<Vec<u8>, String> {
     let text = secret.strip_prefix(SECRET_PREFIX).unwrap_or(secret);
     let key = base64::engine::general_purpose::STANDARD

@@ -13,35 +13,35 @@
 //!                             cancelled ◄───────cancel───────┘
 //! ```
 //!
-//! The claim itself is not made here but in one SQL statement; this room decides everything that follows
-//! from it. `attempt` counts the claims of this generation, `tries` those of all generations since the
-//! registration. An attempt whose outcome is unknown sets `uncertain` for good: from then on no answer
-//! may say that nothing was sent.
+//! The claim itself is one SQL statement and not made here; every later transition is. `attempt` counts the
+//! claims of this generation, `tries` those of all generations since the registration. An attempt with an
+//! unknown outcome sets `uncertain`, which is never cleared: from then on no answer may say that nothing was
+//! sent.
 
 use serde::{Deserialize, Serialize};
 
 use super::id::{Generation, Version};
 use super::time::UnixMs;
 
-/// Where a timer stands.
+/// The state of a timer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
-    /// Waits for its due time; nothing of this generation was attempted.
+    /// Waits for its due time; this generation has had no attempt.
     Scheduled,
-    /// Claimed: an attempt is under way, or its node is gone and nobody knows.
+    /// Claimed: an attempt is under way, or its node has failed and the outcome is unknown.
     Delivering,
-    /// An attempt failed; waits for the next.
+    /// An attempt failed; waits for the next one.
     Retrying,
-    /// Held back until resumed.
+    /// Does not fire until it is resumed.
     Paused,
-    /// End: a receiver took it.
+    /// End: a receiver accepted it.
     Delivered,
-    /// End: taken back by its caller.
+    /// End: its caller cancelled it.
     Cancelled,
-    /// End: found later than its grace; never attempted.
+    /// End: it was found overdue by more than its grace, before any attempt.
     Expired,
-    /// End: out of attempts, or the receiver is gone for good.
+    /// End: out of attempts, or refused for good by the receiver (410).
     Dead,
 }
 
@@ -63,12 +63,12 @@ impl State {
         matches!(self, Self::Delivered | Self::Cancelled | Self::Expired | Self::Dead)
     }
 
-    /// The number that stands for this state in SQL; 0–3 live, 4–7 ended.
+    /// The number of this state in SQL: 0–3 live, 4–7 ended.
     pub const fn code(self) -> i16 {
         self as i16
     }
 
-    /// The state behind a number from SQL.
+    /// The state with this number in SQL.
     pub fn from_code(code: i16) -> Option<Self> {
         Self::ALL.get(usize::try_from(code).ok()?).copied()
     }
@@ -87,25 +87,25 @@ impl State {
         }
     }
 
-    /// The state behind a word of the contract.
+    /// The state with this word in the contract.
     pub fn from_word(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|state| state.word() == word)
     }
 }
 
-/// How one attempt came out.
+/// The result of one attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AttemptResult {
-    /// The receiver took it.
+    /// The receiver accepted it.
     Ok,
-    /// The receiver answered, and the answer was no.
+    /// The receiver answered with a failure.
     Failed,
-    /// No answer in time: the receiver may have acted.
+    /// No answer in time; the receiver may have acted on it.
     Timeout,
-    /// Nothing was sent: no connection, or an address that is not delivered to.
+    /// Nothing was sent: no connection, or an address that is not allowed.
     Refused,
-    /// The connection broke after something was sent, or the node died.
+    /// The connection broke after something was sent, or the node failed.
     Unknown,
 }
 
@@ -124,18 +124,18 @@ impl AttemptResult {
         }
     }
 
-    /// The result behind a word of the contract.
+    /// The result with this word in the contract.
     pub fn from_word(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|result| result.word() == word)
     }
 
-    /// Whether the receiver surely did not take it.
+    /// Whether the receiver certainly did not accept it.
     pub const fn surely_failed(self) -> bool {
         matches!(self, Self::Failed | Self::Refused)
     }
 }
 
-/// What follows an attempt that was not taken.
+/// What follows an attempt that did not succeed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Next {
     /// Another attempt, not before this moment.
@@ -144,7 +144,7 @@ pub enum Next {
     GiveUp,
 }
 
-/// Names one attempt of one firing. A result counts only for the attempt whose token it carries.
+/// The token of one attempt. A result counts only for the attempt whose token it has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Token {
     /// The generation that was claimed.
@@ -153,14 +153,14 @@ pub struct Token {
     pub attempt: i32,
 }
 
-/// The part of a live timer that moves.
+/// The part of a live timer that its transitions change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Life {
-    /// Where it stands.
+    /// Its state.
     pub state: State,
     /// When it should fire.
     pub due_at: UnixMs,
-    /// When somebody must next look at it: due, next attempt, or the claim's expiry.
+    /// When it needs attention next: at its due time, at its next attempt, or when its claim expires.
     pub wake_at: UnixMs,
     /// The version of its due time.
     pub generation: Generation,
@@ -170,84 +170,84 @@ pub struct Life {
     pub tries: i32,
     /// Rises with every change a caller makes.
     pub version: Version,
-    /// An attempt's outcome is unknown.
+    /// The outcome of an attempt is unknown.
     pub uncertain: bool,
-    /// A cancel came while an attempt was unresolved.
+    /// A cancel was requested while an attempt was under way.
     pub cancel_requested: bool,
-    /// A success of an earlier attempt arrived while a later one is under way.
+    /// An earlier attempt was reported as successful while a later one is under way.
     pub acked_late: bool,
 }
 
 /// What happens to a timer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// Its caller takes it back.
+    /// Its caller cancels it.
     Cancel,
-    /// Its caller gives a new due time or new data: a new generation.
+    /// Its caller sets a new due time or new data: a new generation.
     Reschedule {
         /// The new due time.
         due_at: UnixMs,
     },
-    /// Its caller changes what does not concern the firing (labels).
+    /// Its caller changes only what does not affect the firing (labels).
     Relabel,
-    /// An attempt's outcome is known.
+    /// The result of an attempt is known.
     Attempted {
-        /// Which attempt.
+        /// The attempt.
         token: Token,
-        /// How it came out.
+        /// Its result.
         result: AttemptResult,
-        /// What follows if it was not taken.
+        /// What follows if it did not succeed.
         next: Next,
     },
-    /// A claim ran out and nobody reported.
+    /// A claim expired without a result.
     ClaimExpired {
-        /// Which attempt.
+        /// The attempt.
         token: Token,
-        /// How many attempts the timer has in all.
+        /// The most attempts that the timer may have.
         max_attempts: u32,
     },
-    /// Claimed, but surely nothing sent: the holder gives it back.
+    /// The node that made the claim releases it: certainly nothing was sent.
     Released {
-        /// Which attempt.
+        /// The attempt.
         token: Token,
     },
-    /// Found later than its grace, never attempted.
+    /// It was found overdue by more than its grace, before any attempt.
     TooLate {
         /// The generation that was found.
         generation: Generation,
     },
 }
 
-/// What the one who caused an event is told.
+/// The answer to the caller of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
-    /// Nothing was or ever will be sent.
+    /// Nothing was sent, and nothing will be.
     Cancelled,
-    /// Earlier attempts all surely failed; nothing more will be sent.
+    /// All earlier attempts certainly failed; nothing more will be sent.
     Stopped,
-    /// An attempt is under way or its outcome unknown.
+    /// An attempt is under way, or its outcome is unknown.
     InFlight,
-    /// Too late: it fired, died or expired.
+    /// Too late: it was delivered, is dead, or has expired.
     AlreadyFired,
-    /// Its caller had taken it back before.
+    /// It was cancelled before.
     AlreadyCancelled,
-    /// Done.
+    /// The event was applied.
     Done,
-    /// The event belongs to an attempt or generation that is no longer the current one.
+    /// Ignored: the event is of an attempt or generation that is no longer the current one.
     Stale,
 }
 
-/// What an event did: the new life, whether that differs from the old, and the answer.
+/// The result of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Step {
     /// The life after the event.
     pub life: Life,
-    /// What to tell.
+    /// The answer to the caller.
     pub answer: Answer,
 }
 
 impl Life {
-    /// A timer as it is registered.
+    /// The life of a new timer.
     pub fn new(due_at: UnixMs, now: UnixMs) -> Self {
         Self {
             state: State::Scheduled,
@@ -263,7 +263,7 @@ impl Life {
         }
     }
 
-    /// The one transition function. `now` is the store's time.
+    /// The one transition of a timer. `now` is the store's time.
     pub fn step(mut self, event: Event, now: UnixMs) -> Step {
         let answer = match event {
             Event::Cancel => self.cancel(),
@@ -276,16 +276,16 @@ impl Life {
             }),
             Event::Relabel => self.change(|_| {}),
             Event::Attempted { token, result, next } => self.attempted(token, result, next),
-            Event::ClaimExpired { token, max_attempts } if self.holds(token) => {
+            Event::ClaimExpired { token, max_attempts } if self.is_under_way(token) => {
                 let spent = u32::try_from(self.attempt).unwrap_or(0) >= max_attempts;
                 let next = if spent { Next::GiveUp } else { Next::Retry(now) };
-                self.not_taken(AttemptResult::Unknown, next);
+                self.failed(AttemptResult::Unknown, next);
                 Answer::Done
             }
-            Event::Released { token } if self.holds(token) => {
+            Event::Released { token } if self.is_under_way(token) => {
                 self.attempt -= 1;
                 self.tries -= 1;
-                // A claim may come a moment before the due time, and so may its return.
+                // A claim may come a moment before the due time, and so may its release.
                 self.wake_at = if self.attempt == 0 { now.max(self.due_at) } else { now };
                 let waiting = if self.attempt == 0 { State::Scheduled } else { State::Retrying };
                 self.settle_or(waiting);
@@ -302,8 +302,8 @@ impl Life {
         Step { life: self, answer }
     }
 
-    /// Whether this attempt is the one under way.
-    fn holds(&self, token: Token) -> bool {
+    /// Whether the attempt of this token is the one under way.
+    fn is_under_way(&self, token: Token) -> bool {
         self.state == State::Delivering
             && self.generation == token.generation
             && self.attempt == token.attempt
@@ -333,7 +333,7 @@ impl Life {
         }
     }
 
-    /// A caller's change, allowed while nothing is under way or unknown.
+    /// A caller's change, allowed while no attempt is under way or has an unknown outcome.
     fn change(&mut self, make: impl FnOnce(&mut Self)) -> Answer {
         match self.state {
             State::Cancelled => Answer::AlreadyCancelled,
@@ -350,15 +350,15 @@ impl Life {
 
     fn attempted(&mut self, token: Token, result: AttemptResult, next: Next) -> Answer {
         let ok = result == AttemptResult::Ok;
-        if self.holds(token) {
+        if self.is_under_way(token) {
             if ok {
                 self.state = State::Delivered;
             } else {
-                self.not_taken(result, next);
+                self.failed(result, next);
             }
             return Answer::Done;
         }
-        // A late result: its claim had expired. A late success is still a success, a late failure changes nothing.
+        // A late result: the claim had expired. A late success still counts, a late failure changes nothing.
         let ours = self.generation == token.generation && token.attempt <= self.attempt;
         match self.state {
             State::Retrying if ours && ok => {
@@ -373,8 +373,8 @@ impl Life {
         }
     }
 
-    /// The attempt under way was not (or not surely) taken.
-    fn not_taken(&mut self, result: AttemptResult, next: Next) {
+    /// The attempt under way did not, or not certainly, succeed.
+    fn failed(&mut self, result: AttemptResult, next: Next) {
         self.uncertain |= !result.surely_failed();
         let waiting = match next {
             Next::Retry(at) => {
@@ -386,12 +386,13 @@ impl Life {
         self.settle_or(waiting);
     }
 
-    /// What was decided while the attempt was under way comes first: a late success, then a cancel.
+    /// Sets the state after the attempt under way. A late success, and then a cancel, that came meanwhile take
+    /// precedence.
     fn settle_or(&mut self, otherwise: State) {
         self.state = if self.acked_late {
             State::Delivered
         } else if self.cancel_requested {
-            // The cancel was answered `in_flight`; what that answer left open stays open in the record.
+            // The cancel was answered `in_flight`, so the outcome stays uncertain in the record.
             self.uncertain = true;
             State::Cancelled
         } else {
