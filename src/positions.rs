@@ -1,58 +1,62 @@
-//! Where the wheels of this node's shards stand: what loader, ticker, promotion and replay know together.
+//! Positions: for each shard of this node its watermark, the marks of its wheel, and the ranges that are still
+//! to be scanned. Loader, ticker, promoter and replay share them.
 //!
-//! A plain structure behind one lock; it never waits and never reads a clock. It is memory only: the
-//! watermark is also in SQL, the marks are also in the wheel, and after a restart both are read back.
+//! A plain structure behind one lock; it never waits and never reads a clock. It is in memory only: the
+//! watermark is also in SQL, the marks are also in the wheel, and a restart reads both back.
+//!
+//! A wheel *turns* from the moment at which it was inspected or built until it is lost: only then its slots are
+//! taken.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use crate::cold::Range;
+use crate::cold::{Range, ScanPosition};
 use crate::model::id::Epoch;
 use crate::model::pointer::Pointer;
 use crate::model::time::UnixMs;
-use crate::wheel::{Level, Place, Slot, Standing, Take};
+use crate::wheel::{Level, Slot, Standing, Take};
 
-/// How long, in milliseconds, a row may be overdue before the sweep takes it from a wheel that turns.
+/// How long, in milliseconds, a row may be overdue before the sweep fires it in place of a wheel that turns.
 pub const GRACE_MS: i64 = 1000;
 
-/// Where a pointer of this node's own shards goes.
+/// Where a pointer is routed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Goes {
-    /// Beyond the watermark: the loader will find it in SQL.
+pub enum Route {
+    /// Beyond the watermark: nowhere; the loader will find the timer in SQL.
     Cold,
     /// Into this slot.
     Slot(Slot),
-    /// Its slot is taken already.
+    /// To the last mile: its slot was taken already.
     LastMile,
-    /// The wheel does not turn; what builds it will find the timer in SQL.
+    /// Nowhere: the wheel was lost. The replay that builds it anew will find the timer in SQL.
     NoWheel,
-    /// The shard is not this node's, or not yet.
+    /// To another node: the shard is not this node's, or its wheel was not inspected yet.
     Foreign,
 }
 
-/// What a replay has found so far.
+/// A replay that has begun, and its counts so far.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Replay {
     /// Why, in words.
     pub cause: String,
     /// When it began.
     pub at: UnixMs,
-    /// How far the wheels had been handed over before.
+    /// How far the wheels had been handed over before it.
     pub cursor_at: UnixMs,
     /// Whether the wheel was built anew.
     pub rebuilt: bool,
-    /// Timers found past their due time.
+    /// Timers found overdue.
     pub overdue: u64,
-    /// Timers put into slots.
+    /// Timers promoted into slots.
     pub loaded: u64,
 }
 
 #[derive(Debug)]
 enum Phase {
-    /// To be looked at: newly owned, or lost for this reason.
+    /// Its wheel is to be inspected: the shard is newly owned, or the wheel was lost for this reason.
     Waiting(Option<String>),
-    /// It turns.
+    /// Its wheel turns.
     Turning,
 }
 
@@ -62,7 +66,7 @@ struct Position {
     phase: Phase,
     watermark: UnixMs,
     standing: Option<Standing>,
-    /// What is still to be scanned, in order.
+    /// The ranges that are still to be scanned, in order.
     ranges: VecDeque<Range>,
     replay: Option<Replay>,
 }
@@ -71,10 +75,10 @@ struct Position {
 #[derive(Debug)]
 pub struct Positions {
     own: Mutex<BTreeMap<i32, Position>>,
-    /// The last known watermark of every shard of the store, for `tier`.
+    /// The last known watermark of every shard of the store; `tier` in answers is computed from it.
     watermarks: Vec<AtomicI64>,
-    /// The shards of the store whose wheels did not answer last time.
-    away: Mutex<BTreeSet<i32>>,
+    /// The shards of the store whose wheels did not answer the last time they were asked.
+    unreachable: Mutex<BTreeSet<i32>>,
 }
 
 impl Positions {
@@ -83,11 +87,11 @@ impl Positions {
         Self {
             own: Mutex::default(),
             watermarks: (0..shards).map(|_| AtomicI64::new(0)).collect(),
-            away: Mutex::new((0..i32::from(shards)).collect()),
+            unreachable: Mutex::new((0..i32::from(shards)).collect()),
         }
     }
 
-    /// Takes in which shards are owned: new ones wait to be looked at, lost ones are forgotten.
+    /// Sets the owned shards. The wheels of new ones wait for their inspection; lost shards are forgotten.
     pub fn sync(&self, owned: &[(i32, Epoch)]) {
         self.with(|own| {
             own.retain(|shard, position| owned.contains(&(*shard, position.epoch)));
@@ -104,7 +108,7 @@ impl Positions {
         });
     }
 
-    /// Shards whose wheel is to be looked at, and why if it was lost.
+    /// Shards whose wheel is to be inspected, with the reason if it was lost; in order.
     pub fn waiting(&self) -> Vec<(i32, Epoch, Option<String>)> {
         self.with(|own| {
             let mut waiting: Vec<_> = own
@@ -119,7 +123,7 @@ impl Positions {
         })
     }
 
-    /// A wheel turns from now on, after it was looked at or built; `ranges` are to be scanned into it.
+    /// Lets a wheel turn, after it was inspected or built. `ranges` are to be scanned into it.
     pub fn turn(
         &self,
         shard: i32,
@@ -140,7 +144,7 @@ impl Positions {
         self.learn(shard, watermark);
     }
 
-    /// These shards' wheels hold no longer what they should.
+    /// Marks the wheels of these shards as lost: they are to be inspected and replayed.
     pub fn lose(&self, shards: &[i32], cause: &str) {
         self.with(|own| {
             for position in own.iter_mut().filter(|(shard, _)| shards.contains(shard)).map(|(_, one)| one) {
@@ -152,12 +156,12 @@ impl Positions {
         });
     }
 
-    /// Where these pointers go, in order.
-    pub fn place(&self, pointers: &[Pointer]) -> Vec<(Goes, Epoch)> {
-        self.with(|own| pointers.iter().map(|pointer| place(own, pointer)).collect())
+    /// The routes of these pointers, in order, each with the epoch of its shard.
+    pub fn route(&self, pointers: &[Pointer]) -> Vec<(Route, Epoch)> {
+        self.with(|own| pointers.iter().map(|pointer| route(own, pointer)).collect())
     }
 
-    /// The next take of each wheel of this level that has not come up to `target` yet.
+    /// The next take of each wheel whose mark of this level lies before `target`.
     pub fn takes(&self, level: Level, target: UnixMs) -> Vec<Take> {
         let target = level.slot_of(target).tick;
         self.with(|own| {
@@ -181,7 +185,7 @@ impl Positions {
         })
     }
 
-    /// A page was taken: the beat rose.
+    /// Notes the beat of a wheel after a page was taken.
     pub fn beat(&self, shard: i32, incarnation: &str, beat: i64) {
         self.with(|own| {
             if let Some(standing) = turning_mut(own, shard, incarnation) {
@@ -190,7 +194,7 @@ impl Positions {
         });
     }
 
-    /// A slot of this building of the wheel was taken and handed over: the mark moves.
+    /// Notes that a slot of this incarnation of the wheel was taken and handed over: its mark rises.
     pub fn handed_over(&self, shard: i32, incarnation: &str, slot: Slot) {
         self.with(|own| {
             if let Some(standing) = turning_mut(own, shard, incarnation) {
@@ -200,7 +204,7 @@ impl Positions {
         });
     }
 
-    /// Turning shards whose watermark lies below `target`, with their epochs.
+    /// Shards whose wheel turns and whose watermark lies below `target`, with their epochs.
     pub fn below(&self, target: UnixMs) -> Vec<(i32, Epoch)> {
         self.with(|own| {
             own.iter()
@@ -210,12 +214,12 @@ impl Positions {
         })
     }
 
-    /// The new watermark is committed: what lies between the old one and it is to be scanned.
+    /// Notes that a new watermark is committed: the range between the old one and the new one is to be scanned.
     pub fn raise(&self, shards: &[i32], watermark: UnixMs) {
         self.with(|own| {
             for shard in shards {
                 if let Some(position) = own.get_mut(shard) {
-                    let from = crate::cold::ScanPlace::before(position.watermark.get());
+                    let from = ScanPosition::before(position.watermark.get());
                     let range = Range { shard: *shard, after: from, until: watermark.get() };
                     position.watermark = watermark;
                     position.ranges.push_back(range);
@@ -225,7 +229,7 @@ impl Positions {
         shards.iter().for_each(|shard| self.learn(*shard, watermark));
     }
 
-    /// The new watermark is committed, and nothing is ordered to be scanned ([`crate::planted`]).
+    /// The same, but no range is to be scanned ([`crate::planted`]).
     #[cfg(feature = "planted")]
     pub fn raise_unscanned(&self, shards: &[i32], watermark: UnixMs) {
         self.with(|own| {
@@ -236,7 +240,7 @@ impl Positions {
         shards.iter().for_each(|shard| self.learn(*shard, watermark));
     }
 
-    /// The next range of each turning shard that has one.
+    /// The next range to scan of each shard whose wheel turns.
     pub fn ranges(&self) -> Vec<Range> {
         self.with(|own| {
             let turning = own.values().filter(|position| position.turning().is_some());
@@ -247,12 +251,12 @@ impl Positions {
         })
     }
 
-    /// A range was scanned up to `next`, or to its end. Tells up to where the shard is loaded when nothing is
-    /// left to scan, and the replay that has thereby come to its end.
+    /// Notes that a range was scanned up to `next`, or to its end. After the last range of the shard it returns
+    /// up to where the shard is loaded, and the replay that has ended with it.
     pub fn scanned(
         &self,
         range: &Range,
-        next: Option<crate::cold::ScanPlace>,
+        next: Option<ScanPosition>,
         overdue: u64,
         loaded: u64,
     ) -> Option<(UnixMs, Option<Replay>)> {
@@ -277,7 +281,8 @@ impl Positions {
         })
     }
 
-    /// Up to where a shard's wheel was handed over, milliseconds since the Unix epoch; 0 when it does not turn.
+    /// Up to where a shard's wheel was handed over, in milliseconds since the Unix epoch; 0 if it does not
+    /// turn.
     pub fn cursor(&self, shard: i32) -> i64 {
         self.with(|own| {
             let standing = own.get(&shard).and_then(Position::turning);
@@ -287,7 +292,7 @@ impl Positions {
         })
     }
 
-    /// How far the slowest wheel is behind; a wheel that does not turn is as far behind as it was.
+    /// How far the slowest wheel is behind `now`. A wheel that was lost counts with its last cursor.
     pub fn behind(&self, now: UnixMs) -> std::time::Duration {
         self.with(|own| {
             let marks = own.values().filter_map(|position| Some(position.standing.as_ref()?.marks.second));
@@ -296,7 +301,8 @@ impl Positions {
         })
     }
 
-    /// Since when, at most, the sweep has to look at this shard: what woke before is being replayed.
+    /// The beginning of a replay whose overdue rows are still being read: the sweep leaves rows with an earlier
+    /// `wake_at` to it. `None` without such a replay.
     pub fn replaying_since(&self, shard: i32) -> Option<UnixMs> {
         self.with(|own| {
             let position = own.get(&shard).filter(|position| position.turning().is_some())?;
@@ -306,14 +312,14 @@ impl Positions {
         })
     }
 
-    /// How long a row of this shard may be overdue before the sweep takes it: a second while its wheel
-    /// turns and keeps up.
+    /// How long, in milliseconds, a row of this shard may be overdue before the sweep fires it: [`GRACE_MS`]
+    /// while the wheel turns and is not behind, else 0.
     pub fn grace_ms(&self, shard: i32, now: UnixMs) -> i64 {
         if self.cursor(shard) > now.get() { GRACE_MS } else { 0 }
     }
 
-    /// How these shards' wheels stand: watermark and marks of those that turn, and whether nothing is left
-    /// to scan.
+    /// For each shard, in order: its epoch, its watermark, the standing of a wheel that turns, and whether no
+    /// range is to be scanned.
     pub fn standings(&self) -> Vec<(i32, Epoch, UnixMs, Option<Standing>, bool)> {
         self.with(|own| {
             let mut all: Vec<_> = own
@@ -328,7 +334,7 @@ impl Positions {
         })
     }
 
-    /// Whether every owned shard was looked at and the first page of what is overdue in it was read.
+    /// Whether the wheel of every owned shard was inspected and the first page of its overdue timers was read.
     pub fn has_looked(&self) -> bool {
         self.with(|own| {
             let looked = |position: &Position| {
@@ -345,7 +351,7 @@ impl Positions {
         UnixMs::new(known.map_or(0, |known| known.load(Ordering::Relaxed)))
     }
 
-    /// Takes in a shard's watermark.
+    /// Notes a shard's watermark.
     pub fn learn(&self, shard: i32, watermark: UnixMs) {
         if let Some(known) = usize::try_from(shard).ok().and_then(|shard| self.watermarks.get(shard)) {
             known.store(watermark.get(), Ordering::Relaxed);
@@ -357,22 +363,23 @@ impl Positions {
         self.watermarks.iter().zip(0..).map(|(_, shard)| shard).collect()
     }
 
-    /// Which shards' wheels did not answer last time, of all of the store.
-    pub fn away(&self) -> BTreeSet<i32> {
-        self.away.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// The shards of the store whose wheels did not answer the last time they were asked.
+    pub fn unreachable(&self) -> BTreeSet<i32> {
+        self.unreachable.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Notes which did not answer; tells whether it is news that all do, or none, or some.
-    pub fn set_away(&self, away: BTreeSet<i32>) -> bool {
-        let kind = |away: &BTreeSet<i32>| (away.is_empty(), away.len() < self.watermarks.len());
-        let mut known = self.away.lock().unwrap_or_else(PoisonError::into_inner);
-        let news = kind(&known) != kind(&away);
-        *known = away;
-        news
+    /// Sets the shards whose wheels did not answer. Returns whether that is a change between all, some and none
+    /// of them.
+    pub fn set_unreachable(&self, unreachable: BTreeSet<i32>) -> bool {
+        let kind = |shards: &BTreeSet<i32>| (shards.is_empty(), shards.len() < self.watermarks.len());
+        let mut known = self.unreachable.lock().unwrap_or_else(PoisonError::into_inner);
+        let changed = kind(&known) != kind(&unreachable);
+        *known = unreachable;
+        changed
     }
 
     fn with<T>(&self, run: impl FnOnce(&mut BTreeMap<i32, Position>) -> T) -> T {
-        // A panic while holding the lock leaves plain data; go on with it.
+        // A panic while the lock is held leaves plain data, which stays usable.
         run(&mut self.own.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -396,17 +403,15 @@ fn turning_mut<'a>(
     position.standing.as_mut().filter(|standing| standing.incarnation == incarnation)
 }
 
-fn place(own: &BTreeMap<i32, Position>, pointer: &Pointer) -> (Goes, Epoch) {
-    let Some(position) = own.get(&pointer.shard) else { return (Goes::Foreign, Epoch(0)) };
-    let goes = match position.turning() {
-        // Its wheel may be another's that goes on turning, and then nobody scans for what is written now.
-        None if matches!(position.phase, Phase::Waiting(None)) => Goes::Foreign,
-        None => Goes::NoWheel,
-        Some(_) if pointer.wake_at >= position.watermark => Goes::Cold,
-        Some(standing) => match standing.marks.place(pointer) {
-            Place::Slot(slot) => Goes::Slot(slot),
-            Place::LastMile => Goes::LastMile,
-        },
+fn route(own: &BTreeMap<i32, Position>, pointer: &Pointer) -> (Route, Epoch) {
+    let Some(position) = own.get(&pointer.shard) else { return (Route::Foreign, Epoch(0)) };
+    let route = match position.turning() {
+        // The wheel that the owner before left may be taken over as it is; then no scan finds a timer written
+        // now.
+        None if matches!(position.phase, Phase::Waiting(None)) => Route::Foreign,
+        None => Route::NoWheel,
+        Some(_) if pointer.wake_at >= position.watermark => Route::Cold,
+        Some(standing) => standing.marks.open_slot(pointer).map_or(Route::LastMile, Route::Slot),
     };
-    (goes, position.epoch)
+    (route, position.epoch)
 }

@@ -65,7 +65,7 @@ pub async fn readyz(State(state): State<Arc<ApiState>>) -> Response {
     let wheels = match state.node.service() {
         None => "not reached yet",
         Some(_) if !state.node.config.wheel.enabled => "off: timers fire from SQL, up to a second late",
-        Some(service) => match service.positions.away().len() {
+        Some(service) => match service.positions.unreachable().len() {
             0 => "ok",
             away if away < shards => &format!(
                 "unavailable for {away} of {shards} shards: their timers fire from SQL, up to a second late"

@@ -87,7 +87,7 @@ pub async fn wheels(State(state): State<Arc<ApiState>>) -> Result<Response, Prob
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, "wheels_unavailable", detail).retry_after(1)
     };
     // The shards whose wheels do not answer are left out, unless none does.
-    let missing = service.positions.away();
+    let missing = service.positions.unreachable();
     let asked: Vec<i32> = match missing.len() < shards.len() {
         true => shards.iter().copied().filter(|shard| !missing.contains(shard)).collect(),
         false => shards.clone(),

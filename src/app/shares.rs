@@ -1,5 +1,5 @@
 //! The loop that keeps this node's share of the shards. It runs a round three times a lease, when another node counts as
-//! dead, and at once when another node notifies that shards are free or that it has started ([`ColdStore::hear`]).
+//! dead, and at once when another node notifies that shards are free or that it has started ([`ColdStore::listen`]).
 //!
 //! It decides when; [`crate::ownership`] decides what. Invariant: at its end it hands over the shards of this node.
 
@@ -72,7 +72,7 @@ impl Shares {
         let heard = Arc::new(Notify::new());
         let (store, ownership) = (self.store.clone(), Arc::clone(&self.ownership));
         let hearing = async {
-            store.hear(ownership.me(), &heard).await;
+            store.listen(ownership.me(), &heard).await;
             // It ended with the store's pools; there are still rounds without it.
             std::future::pending::<()>().await;
         };
@@ -126,7 +126,7 @@ impl Shares {
             tracing::info!("the cold store answers again");
         }
         self.show(round);
-        if self.ownership.has_company() {
+        if self.ownership.has_peers() {
             // For `tier`. A failure shows in the next renewal.
             let rows = self.store.shard_rows(&[]).await.unwrap_or_default();
             rows.iter().for_each(|row| self.positions.learn(row.shard, row.watermark));

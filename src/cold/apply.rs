@@ -1,7 +1,7 @@
-//! Ends and changes: every event of a timer's life but its registration and its claim.
+//! Changes and ends: every event of a timer's life except its registration and its claim.
 //!
-//! [`ColdStore::apply`] locks the rows, asks [`super::decide`] what each event does, and writes it down, many
-//! timers a transaction. [`ColdStore::finish_delivered`] is the short cut for the common event, a first
+//! [`ColdStore::apply`] locks the rows, asks [`super::decide`] what each event does, and writes the result,
+//! many timers in one transaction. [`ColdStore::finish_delivered`] is the fast path for the common event, the
 //! success of the attempt under way: one statement, matched by the attempt's token.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,35 +19,35 @@ use crate::model::timer::{Answer, Next, Token};
 /// The most events one transaction applies.
 pub const MAX_BATCH: usize = 500;
 
-/// Something that happens to one timer.
+/// One event of one timer.
 #[derive(Debug, Clone)]
 pub struct Change {
-    /// Which timer.
+    /// The timer.
     pub uid: Uid,
-    /// What happens.
+    /// The event.
     pub event: ChangeEvent,
 }
 
-/// The events of [`crate::model::timer::Life::step`], with what has to be written beside them.
+/// The events of [`crate::model::timer::Life::step`], with the values that are written beside them.
 #[derive(Debug, Clone)]
 pub enum ChangeEvent {
-    /// Its caller takes it back.
+    /// Its caller cancels it.
     Cancel,
     /// Its caller changes it.
     Edit(Edit),
     /// Its caller wants it to fire now.
     Fire,
-    /// An attempt ended: what to do next if it was not taken, and its record.
+    /// An attempt ended: what follows if the receiver did not accept it, and its record.
     Attempted(Next, AttemptRecord),
-    /// Its claim ran out.
+    /// Its claim expired.
     ClaimExpired(Token),
-    /// The node that claimed it under this epoch gives it back unsent.
+    /// The node that claimed it under this epoch releases the claim unsent.
     Released(Token, Epoch),
-    /// It was found later than its grace.
+    /// It was found overdue by more than its grace.
     TooLate(Generation),
 }
 
-/// What a `PATCH` changes; `None` leaves as it is.
+/// What a `PATCH` changes; `None` is no change.
 #[derive(Debug, Clone, Default)]
 pub struct Edit {
     /// The new due time.
@@ -56,25 +56,25 @@ pub struct Edit {
     pub data: Option<Option<Vec<u8>>>,
     /// The new labels, all of them; the inner `None` is none.
     pub labels: Option<Option<String>>,
-    /// Only if the timer has this version.
+    /// Applied only if the timer has this version.
     pub if_version: Option<Version>,
 }
 
-/// What became of a change.
+/// The outcome of a change.
 #[derive(Debug, Clone)]
 pub enum Applied {
-    /// It met a live timer: how that stands now (or how it ended), and the answer.
+    /// The timer was live: its row after the change (it may have ended), and the answer.
     Live(Box<TimerRow>, Answer),
     /// `If-Match` named another version; this is the timer's own.
     OtherVersion(Version),
-    /// There is no live timer of this uid.
+    /// No timer of this uid is live.
     NotLive,
-    /// There is one, and this version cannot read it; nothing was changed.
+    /// The row cannot be read by this version; nothing was changed.
     Unreadable,
 }
 
 impl Applied {
-    /// The timer, if it is live and the change was made.
+    /// The row, if the change was made.
     pub fn changed_row(&self) -> Option<&TimerRow> {
         match self {
             Self::Live(row, Answer::Done) => Some(row),
@@ -83,58 +83,60 @@ impl Applied {
     }
 }
 
-/// How long, in milliseconds, changes wait for timers that other transactions hold, again and again, before they
-/// take them one by one.
-const PAUSES_MS: [u64; 6] = [1, 2, 4, 8, 16, 32];
+/// The pauses, in milliseconds, between rounds that skip timers locked by other transactions. After the last
+/// one the timers are locked one by one.
+const SKIP_PAUSES_MS: [u64; 6] = [1, 2, 4, 8, 16, 32];
 
 impl ColdStore {
-    /// Applies events in order; answers in the order given. Two events on one timer see each other.
+    /// Applies events in order; answers in the order given. Of two events of one timer the second sees the
+    /// first.
     ///
-    /// Timers that another transaction holds are passed over, and their turn comes when it may have ended: at
-    /// last one by one, each in a transaction of its own. So who waits for a row holds no other. Claims and ends
-    /// lock rows in whatever order their plan has, and would wait for each other in a circle with one who held
-    /// some and waited for more. When one of the transactions fails, its events and those after it get the
-    /// error; those before it are applied.
+    /// A timer that another transaction has locked is skipped and tried again later; at last the remaining ones
+    /// are locked one by one, each in a transaction of its own. So a transaction that waits for a row lock
+    /// holds no other row lock. This is needed because claims and ends lock rows in the order of their query
+    /// plan: a transaction that held some rows and waited for more could deadlock with them. If a transaction
+    /// fails, its events and those after it get the error; those before it are applied.
     pub async fn apply(&self, changes: &[Change]) -> Vec<Result<Applied, Error>> {
         let mut answers: Vec<Result<Applied, Error>> = changes.iter().map(|_| Err(Error::Busy)).collect();
-        let mut left: BTreeSet<Uid> = changes.iter().map(|change| change.uid).collect();
-        let mut pauses = PAUSES_MS.into_iter();
-        while !left.is_empty() {
-            let pause = pauses.next().filter(|_| left.len() > 1);
-            let most = if pause.is_some() { left.len() } else { 1 };
-            let uids: Vec<Uid> = left.iter().take(most).copied().collect();
-            let is_its = |uid: &Uid| uids.binary_search(uid).is_ok();
-            let (places, its): (Vec<usize>, Vec<Change>) =
-                changes.iter().cloned().enumerate().filter(|(_, change)| is_its(&change.uid)).unzip();
-            let (applied, held) = match self.apply_in_turn(&its, &uids, pause.is_some()).await {
+        let mut pending: BTreeSet<Uid> = changes.iter().map(|change| change.uid).collect();
+        let mut pauses = SKIP_PAUSES_MS.into_iter();
+        while !pending.is_empty() {
+            let pause = pauses.next().filter(|_| pending.len() > 1);
+            let most = if pause.is_some() { pending.len() } else { 1 };
+            let uids: Vec<Uid> = pending.iter().take(most).copied().collect();
+            let is_in_round = |uid: &Uid| uids.binary_search(uid).is_ok();
+            let (indexes, round): (Vec<usize>, Vec<Change>) =
+                changes.iter().cloned().enumerate().filter(|(_, change)| is_in_round(&change.uid)).unzip();
+            let (applied, skipped) = match self.apply_with_retry(&round, &uids, pause.is_some()).await {
                 Ok(applied) => applied,
                 Err(why) => {
-                    let is_left = |change: &Change| left.contains(&change.uid);
-                    let open = changes.iter().zip(&mut answers).filter(|(change, _)| is_left(change));
-                    open.for_each(|(_, answer)| *answer = Err(why.clone()));
+                    let is_pending = |change: &Change| pending.contains(&change.uid);
+                    let unanswered =
+                        changes.iter().zip(&mut answers).filter(|(change, _)| is_pending(change));
+                    unanswered.for_each(|(_, answer)| *answer = Err(why.clone()));
                     return answers;
                 }
             };
-            for (place, applied) in places.into_iter().zip(applied) {
-                answers[place] = Ok(applied);
+            for (index, applied) in indexes.into_iter().zip(applied) {
+                answers[index] = Ok(applied);
             }
-            left.retain(|uid| held.contains(uid) || !is_its(uid));
-            if let Some(pause) = pause.filter(|_| !left.is_empty()) {
+            pending.retain(|uid| skipped.contains(uid) || !is_in_round(uid));
+            if let Some(pause) = pause.filter(|_| !pending.is_empty()) {
                 self.clock.sleep(Duration::from_millis(pause)).await;
             }
         }
         answers
     }
 
-    /// Run again when two transactions stood in each other's way all the same.
-    async fn apply_in_turn(
+    /// One transaction, run again after a deadlock, at most three times.
+    async fn apply_with_retry(
         &self,
         changes: &[Change],
         uids: &[Uid],
-        passes: bool,
+        skip_locked: bool,
     ) -> Result<(Vec<Applied>, BTreeSet<Uid>), Error> {
         for _ in 0..3 {
-            match self.apply_once(changes, uids, passes).await {
+            match self.apply_once(changes, uids, skip_locked).await {
                 Err(why) if why.is_deadlock() => {}
                 other => return other,
             }
@@ -142,19 +144,19 @@ impl ColdStore {
         Err(Error::Busy)
     }
 
-    /// One transaction. With `passes` it passes timers that another one holds; these are returned, and their
-    /// answers mean nothing.
+    /// One transaction. With `skip_locked` it skips timers that another one has locked and returns them; their
+    /// answers have no meaning.
     async fn apply_once(
         &self,
         changes: &[Change],
         uids: &[Uid],
-        passes: bool,
+        skip_locked: bool,
     ) -> Result<(Vec<Applied>, BTreeSet<Uid>), Error> {
         let mut tx = self.pool.begin().await?;
         let mut s = Statement::new(self.dialect(), "apply_lock");
         let batch = s.batch("b", vec![("b_uid", Column::Uuid(uids.iter().map(|uid| uid.0).collect()))]);
-        let now = s.now(self.given());
-        let lock = if passes { "FOR UPDATE OF timers SKIP LOCKED" } else { "FOR UPDATE OF timers" };
+        let now = s.now(self.bound_now());
+        let lock = if skip_locked { "FOR UPDATE OF timers SKIP LOCKED" } else { "FOR UPDATE OF timers" };
         let lock = self.dialect().lock(lock);
         s.push(&format!(
             "WITH {batch} SELECT {ALL}, {now} FROM timers JOIN b ON uid = b_uid ORDER BY uid {lock}"
@@ -168,41 +170,41 @@ impl ColdStore {
             match TimerRow::read(&row, false) {
                 Ok(row) => drop(rows.insert(uid, row)),
                 Err(why) => {
-                    tracing::error!(uid = %uid.0, %why, "a timer cannot be read; it is left alone");
+                    tracing::error!(uid = %uid.0, %why, "a timer cannot be read by this version; it is not changed");
                     unreadable.insert(uid);
                 }
             }
         }
         let missing: Vec<Uid> =
             uids.iter().filter(|uid| !rows.contains_key(uid) && !unreadable.contains(uid)).copied().collect();
-        let held = if passes { self.held(&mut tx, &missing).await? } else { BTreeSet::new() };
+        let skipped = if skip_locked { self.live_among(&mut tx, &missing).await? } else { BTreeSet::new() };
         let mut writes = Writes::default();
         let mut answers = Vec::with_capacity(changes.len());
         for change in changes {
             answers.push(match rows.get_mut(&change.uid) {
-                _ if held.contains(&change.uid) => Applied::NotLive,
+                _ if skipped.contains(&change.uid) => Applied::NotLive,
                 Some(row) => decide(row, &change.event, store_now, self.planted, &mut writes),
                 None if unreadable.contains(&change.uid) => Applied::Unreadable,
                 None => self.amend_ended(&mut tx, change).await?,
             });
         }
-        self.write_down(&mut tx, writes).await?;
+        self.write(&mut tx, writes).await?;
         tx.commit().await.map_err(Error::at_commit)?;
-        Ok((answers, held))
+        Ok((answers, skipped))
     }
 
-    /// Of timers that were not locked: those that are live, so that another transaction must hold them.
-    async fn held(&self, tx: &mut Tx, missing: &[Uid]) -> Result<BTreeSet<Uid>, Error> {
+    /// Of timers that could not be locked, those that are live: another transaction has locked them.
+    async fn live_among(&self, tx: &mut Tx, missing: &[Uid]) -> Result<BTreeSet<Uid>, Error> {
         if missing.is_empty() || self.dialect() == Dialect::Sqlite {
             return Ok(BTreeSet::new());
         }
-        let mut s = Statement::new(self.dialect(), "apply_held");
+        let mut s = Statement::new(self.dialect(), "apply_live_among");
         let batch = s.batch("b", vec![("b_uid", Column::Uuid(missing.iter().map(|uid| uid.0).collect()))]);
         s.push(&format!("WITH {batch} SELECT uid FROM timers JOIN b ON uid = b_uid"));
         tx.fetch(s).await?.iter().map(|row| row.get(0).map(Uid)).collect()
     }
 
-    /// The result of an attempt whose timer has ended meanwhile is still written to that attempt's record.
+    /// Writes the result of an attempt to its record when its timer has already ended.
     async fn amend_ended(&self, tx: &mut Tx, change: &Change) -> Result<Applied, Error> {
         if let ChangeEvent::Attempted(_, record) = &change.event {
             self.amend_record(tx, change.uid, record).await?;
@@ -222,7 +224,7 @@ impl ColdStore {
         tx.execute(s).await.map(drop)
     }
 
-    async fn write_down(&self, tx: &mut Tx, writes: Writes) -> Result<(), Error> {
+    async fn write(&self, tx: &mut Tx, writes: Writes) -> Result<(), Error> {
         let Writes { moved, edited, ends, records, late } = writes;
         let mut counts: BTreeMap<&'static str, i64> = BTreeMap::new();
         for end in &ends {
@@ -254,7 +256,7 @@ impl ColdStore {
         Ok(())
     }
 
-    /// Writes these columns of live timers as they stand in these rows.
+    /// The statement that writes these columns of these live rows.
     fn update_statement(&self, name: &'static str, written: &[TimerColumn], rows: &[&TimerRow]) -> Statement {
         let mut s = Statement::new(self.dialect(), name);
         let keyed = [&[TimerColumn::Uid], written].concat();
@@ -266,7 +268,7 @@ impl ColdStore {
 
     fn records_statement(&self, records: &[(Uid, i64, AttemptRecord)]) -> Statement {
         let mut s = Statement::new(self.dialect(), "apply_attempts");
-        let of =
+        let int =
             |pick: fn(&AttemptRecord) -> i64| Column::Int(records.iter().map(|(_, _, r)| pick(r)).collect());
         let text = |pick: fn(&AttemptRecord) -> Option<String>| {
             Column::TextOrNull(records.iter().map(|(_, _, r)| pick(r)).collect())
@@ -276,10 +278,10 @@ impl ColdStore {
             "b",
             vec![
                 ("b_uid", Column::Uuid(records.iter().map(|(uid, _, _)| uid.0).collect())),
-                ("b_generation", of(|r| i64::from(r.generation))),
-                ("b_attempt", of(|r| i64::from(r.attempt))),
-                ("b_started", of(|r| r.started_at)),
-                ("b_ended", of(|r| r.ended_at)),
+                ("b_generation", int(|r| i64::from(r.generation))),
+                ("b_attempt", int(|r| i64::from(r.attempt))),
+                ("b_started", int(|r| r.started_at)),
+                ("b_ended", int(|r| r.ended_at)),
                 ("b_result", text(|r| Some(r.result.word().to_owned()))),
                 ("b_status", Column::IntOrNull(status)),
                 ("b_reply", text(|r| r.reply.clone())),

@@ -1,4 +1,4 @@
-//! What is due, and the claim: the one SQL transition that decides that a generation fires now.
+//! The look for due rows, and the claim: the one SQL transition that decides that a generation fires now.
 
 use super::columns::{self, AFTER, ALL, TimerColumn};
 use super::row::TimerRow;
@@ -24,7 +24,7 @@ pub(super) const POINTER: &[TimerColumn] = &[
     TimerColumn::Minute,
 ];
 
-/// Reads a row that begins with the columns of [`POINTER`].
+/// Reads a pointer from a row that begins with the columns of [`POINTER`].
 pub(super) fn pointer_of(row: &Row, via: Via) -> Result<Pointer, Error> {
     macro_rules! at {
         ($column:ident) => {
@@ -44,75 +44,76 @@ pub(super) fn pointer_of(row: &Row, via: Via) -> Result<Pointer, Error> {
     })
 }
 
-/// A row that the sweep found past its `wake_at`.
+/// A row whose `wake_at` has passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Due {
-    /// Where it points.
+pub struct DueRow {
+    /// The pointer to it.
     pub pointer: Pointer,
-    /// `scheduled`, `retrying`, or `delivering` when its claim ran out.
+    /// `scheduled`, `retrying`, or `delivering` when its claim has expired.
     pub state: State,
-    /// Whether it was found later than its grace and must end as `expired`.
+    /// Whether it is overdue by more than its grace and must end as `expired`.
     pub too_late: bool,
-    /// Whether its target is of a kind that this build knows; another one is left alone.
+    /// Whether this build knows the kind of its target; a row of an unknown kind is not claimed.
     pub is_known_kind: bool,
 }
 
-/// What a claim got.
+/// The result of a claim.
 #[derive(Debug, Default)]
 pub struct Claimed {
-    /// The rows as they are now.
+    /// The claimed rows as they are now.
     pub rows: Vec<TimerRow>,
-    /// Claimed, and not to be understood by this version.
+    /// Claimed rows that this version cannot read.
     pub unreadable: Vec<Uid>,
 }
 
-/// Where and how to look for due rows in one shard.
+/// A look for due rows in one shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Probe {
     /// The shard.
     pub shard: i32,
-    /// The lowest `wake_at` to look at, `i64::MIN` for full depth: under a long transaction the index keeps
-    /// dead entries, and a probe without a bound walks through all of them.
+    /// The lowest `wake_at` to look at; `i64::MIN` for full depth. During a long transaction the index keeps
+    /// dead entries, and a probe without a lower bound reads all of them.
     pub floor: i64,
-    /// How long a row must have been due: so long it is left to the wheels.
+    /// How long, in milliseconds, a row must have been due. Until then the wheels are expected to bring it.
     pub grace_ms: i64,
 }
 
-/// Receivers, by their lanes, for which so much waits already that their rows are passed over.
+/// Crowded lanes: so many attempts wait in them on this node that their rows are skipped.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Crowded {
-    /// With first attempts.
+    /// Lanes crowded with first attempts.
     pub first: Vec<i64>,
-    /// With further ones.
+    /// Lanes crowded with further attempts.
     pub retry: Vec<i64>,
 }
 
 impl Crowded {
-    /// Whether nothing is passed over.
+    /// Whether no lane is crowded.
     pub fn is_empty(&self) -> bool {
         self.first.is_empty() && self.retry.is_empty()
     }
 }
 
-/// What a look for due rows found.
+/// The result of a look for due rows.
 #[derive(Debug, Default)]
-pub struct Found {
+pub struct DueRows {
     /// The rows, earliest `wake_at` first.
-    pub rows: Vec<Due>,
-    /// The store's time of the look; `None` when nothing was found.
+    pub rows: Vec<DueRow>,
+    /// The store's time of the look; `None` when no row was found.
     pub store_now: Option<UnixMs>,
 }
 
 impl ColdStore {
-    /// Rows of these shards whose `wake_at` has passed by more than the probe's grace, at most `limit`, and
-    /// at most `per_shard` of each, earliest first; without what is still to be sent to crowded lanes.
+    /// Rows of these shards whose `wake_at` has passed by more than the probe's grace: at most `limit`, at most
+    /// `per_shard` of each shard, earliest first. Attempts to be sent in crowded lanes are skipped; expired
+    /// claims, and rows that have to end as `expired`, are not.
     pub async fn due(
         &self,
         probes: &[Probe],
         crowded: &Crowded,
         limit: usize,
         per_shard: usize,
-    ) -> Result<Found, Error> {
+    ) -> Result<DueRows, Error> {
         let mut s = Statement::new(self.dialect(), "due");
         let of = |pick: fn(&Probe) -> i64| Column::Int(probes.iter().map(pick).collect());
         let batch = s.batch(
@@ -123,7 +124,7 @@ impl ColdStore {
                 ("b_grace", of(|probe| probe.grace_ms)),
             ],
         );
-        let now = s.now(self.given());
+        let now = s.now(self.bound_now());
         let (limit, per_shard) = (s.int(limit as i64), s.int(per_shard as i64));
         let (first, retry) = (s.among(&crowded.first), s.among(&crowded.retry));
         let (pointer, known) = (columns::list(POINTER), columns::is_known_kind());
@@ -145,28 +146,31 @@ impl ColdStore {
                  WHERE timers.rowid IN (SELECT t.rowid {probe}) ORDER BY wake_at LIMIT {limit}"
             )),
         };
-        let mut found = Found::default();
+        let mut due = DueRows::default();
         for row in self.pool.read(s).await? {
             let pointer = pointer_of(&row, Via::Sweep)?;
             let after = POINTER.len();
             let state =
                 State::from_code(row.get(after)?).ok_or_else(|| Error::Corrupt("an unknown state".into()))?;
             let too_late = row.get::<bool>(after + 1)? && state == State::Scheduled;
-            found.rows.push(Due { pointer, state, too_late, is_known_kind: row.get(after + 2)? });
-            found.store_now = Some(UnixMs::new(row.get(after + 3)?));
+            due.rows.push(DueRow { pointer, state, too_late, is_known_kind: row.get(after + 2)? });
+            due.store_now = Some(UnixMs::new(row.get(after + 3)?));
         }
-        Ok(found)
+        Ok(due)
     }
 
-    /// Claims what these pointers point at, each under the epoch it is paired with, and returns the rows as
-    /// they are now: `delivering`, one attempt more, `wake_at` at the claim's expiry.
+    /// Claims the timers of these pointers, each under the epoch beside it. Returns the rows as they are now:
+    /// `delivering`, one attempt more, `wake_at` at the claim's expiry.
     ///
-    /// A pointer whose generation or attempt has moved on, that is due later than `lead_ms` from now by the
-    /// store's clock, whose epoch is no longer the shard's, or whose target is of a kind that this build does not know, claims nothing and is missing from the answer.
-    /// The shard's row is locked `FOR KEY SHARE`, so that a take-over, which changes the epoch, waits for
-    /// running claims.
+    /// A pointer claims nothing, and is missing from the answer, when its generation or attempt is no longer
+    /// the row's, when it is due later than `lead_ms` from now by the store's clock, when the epoch is no
+    /// longer the shard's, when a first attempt would come later than the timer's grace, or when this build
+    /// does not know the kind of its target.
     ///
-    /// With a lead the caller holds the row for the moments until it is due; sending earlier is his fault.
+    /// The shard's row is locked `FOR KEY SHARE`, so a take-over, which changes the epoch, waits for running
+    /// claims.
+    ///
+    /// The claim may come up to `lead_ms` before the due time; the caller must not send before it.
     pub async fn claim(
         &self,
         pointers: &[(Pointer, Epoch)],
@@ -188,7 +192,7 @@ impl ColdStore {
                 ("b_via", of(|(pointer, _)| i64::from(pointer.via.code()))),
             ],
         );
-        let now = s.now(self.given());
+        let now = s.now(self.bound_now());
         let ttl = s.int(self.claim_ttl_ms);
         let node = s.text(node);
         let lead = s.int(lead_ms);
@@ -197,12 +201,12 @@ impl ColdStore {
         if self.planted.is(Defect::ClaimWithoutEpoch) {
             same_epoch = "";
         }
-        let mut as_pointed = format!(
+        let mut same_attempt = format!(
             "AND generation = b_generation AND attempt = b_attempt \
              AND wake_at <= {now} + {lead} AND due_at <= {now} + {lead}"
         );
         if self.planted.is(Defect::ClaimWithoutGeneration) {
-            as_pointed.clear();
+            same_attempt.clear();
         }
         let known = columns::is_known_kind();
         s.push(&format!(
@@ -211,7 +215,7 @@ impl ColdStore {
              UPDATE timers SET state = 1, attempt = attempt + 1, tries = tries + 1, epoch = own_epoch, \
                wake_at = {now} + {ttl}, claimed_at = {now}, node = {node}, via = b_via \
              FROM b, own WHERE own_shard = b_shard {same_epoch} \
-               AND uid = b_uid AND shard = b_shard {as_pointed} AND state IN (0, 2) AND {known} \
+               AND uid = b_uid AND shard = b_shard {same_attempt} AND state IN (0, 2) AND {known} \
                AND (expire_at IS NULL OR attempt > 0 OR expire_at >= {now}) \
              RETURNING {ALL}, {now}"
         ));
@@ -225,7 +229,7 @@ impl ColdStore {
                 Ok(row) => claimed.rows.push(row),
                 Err(why) => {
                     let uid = Uid(row.get(0)?);
-                    tracing::error!(uid = %uid.0, %why, "a timer was claimed and cannot be read; it is left alone");
+                    tracing::error!(uid = %uid.0, %why, "a timer was claimed and cannot be read by this version; it is not sent");
                     claimed.unreadable.push(uid);
                 }
             }
@@ -233,8 +237,8 @@ impl ColdStore {
         Ok(claimed)
     }
 
-    /// Puts off looking at rows that are due but have no room to be sent, so that they do not stand before
-    /// others: `wake_at` becomes `by_ms` from now. Their due time stays.
+    /// Postpones due rows that cannot be sent now, so that they do not hide others from the sweep: `wake_at`
+    /// becomes the store's time plus the milliseconds beside the pointer. The due time stays.
     pub async fn postpone(&self, pointers: &[(Pointer, i64)]) -> Result<(), Error> {
         let mut sorted: Vec<_> = pointers.to_vec();
         sorted.sort_by_key(|(pointer, _)| pointer.uid);
@@ -251,7 +255,7 @@ impl ColdStore {
                 ("b_by", Column::Int(sorted.iter().map(|(_, by)| *by).collect())),
             ],
         );
-        let now = s.now(self.given());
+        let now = s.now(self.bound_now());
         s.push(&format!(
             "WITH {batch} UPDATE timers SET wake_at = {now} + b_by FROM b WHERE uid = b_uid \
              AND generation = b_generation AND attempt = b_attempt AND state IN (0, 2) AND wake_at <= {now}"

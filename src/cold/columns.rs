@@ -1,8 +1,8 @@
-//! The columns of a timer, named once: the select list, the positions in it, the values to write, and the move
+//! The columns of a timer, named once. The select list, the positions in it, the values to write, and the move
 //! to history all come from [`TimerColumn`].
 //!
-//! `timers` has these columns and `history` begins with them, so that a row moves as it stands. A new column
-//! needs a migration, a line in the table below, and what the compiler then asks for.
+//! `timers` has these columns and `history` begins with them, so a row is moved without being rebuilt. A new
+//! column needs a migration, a line in the list below, and what the compiler then asks for.
 
 use super::row::TimerRow;
 use super::sql::Column;
@@ -77,10 +77,10 @@ columns! {
     Kind = "kind",
 }
 
-/// The position of what is selected after [`ALL`]: the first such expression has this one.
+/// The position of the first expression that is selected after [`ALL`].
 pub(super) const AFTER: usize = TimerColumn::EACH.len();
 
-/// What moves while a timer lives.
+/// The columns of [`crate::model::timer::Life`], which its transitions change.
 pub(super) const LIFE: &[TimerColumn] = &[
     TimerColumn::State,
     TimerColumn::DueAt,
@@ -95,7 +95,7 @@ pub(super) const LIFE: &[TimerColumn] = &[
     TimerColumn::AckedLate,
 ];
 
-/// What a caller's change rewrites beside [`LIFE`].
+/// The columns that a caller's edit changes beside [`LIFE`].
 pub(super) const EDITED: &[TimerColumn] = &[TimerColumn::Data, TimerColumn::Labels];
 
 /// A select list of some columns.
@@ -103,7 +103,8 @@ pub(super) fn list(columns: &[TimerColumn]) -> String {
     columns.iter().map(|column| column.name()).collect::<Vec<_>>().join(", ")
 }
 
-/// The position of a column in a select list; asked in a `const` block, so that a wrong one does not compile.
+/// The position of a column in a select list. Call it in a `const` block: a column that is not in the list is
+/// then a compile error.
 pub(super) const fn position(list: &[TimerColumn], column: TimerColumn) -> usize {
     let mut at = 0;
     while list[at] as usize != column as usize {
@@ -112,13 +113,13 @@ pub(super) const fn position(list: &[TimerColumn], column: TimerColumn) -> usize
     at
 }
 
-/// The condition that a row's target is of a kind that this build knows.
+/// The condition that this build knows the kind of a row's target.
 pub(super) fn is_known_kind() -> String {
     let codes: Vec<String> = Kind::ALL.iter().map(|kind| kind.code().to_string()).collect();
     format!("{} IN ({})", TimerColumn::Kind.name(), codes.join(", "))
 }
 
-/// `SET` clauses that write some columns from their batch.
+/// The `SET` clauses that write some columns from their batch.
 pub(super) fn assignments(columns: &[TimerColumn]) -> String {
     let set = |column: &TimerColumn| format!("{} = {}", column.name(), column.batch_name());
     columns.iter().map(set).collect::<Vec<_>>().join(", ")
@@ -130,7 +131,7 @@ pub(super) fn batch(columns: &[TimerColumn], rows: &[&TimerRow]) -> Vec<(&'stati
 }
 
 impl TimerColumn {
-    /// The values of this column in rows, in their order, as they are written.
+    /// The values to write for this column, in the order of the rows.
     fn values(self, rows: &[&TimerRow]) -> Column {
         let int = |of: fn(&TimerRow) -> i64| Column::Int(rows.iter().map(|row| of(row)).collect());
         let maybe =
@@ -174,7 +175,7 @@ impl TimerColumn {
     }
 }
 
-/// The default is stored as nothing.
+/// The default policies are stored as NULL.
 fn stored_policies(policies: &Policies) -> Option<String> {
     (*policies != Policies::default()).then(|| serde_json::to_string(policies).ok()).flatten()
 }

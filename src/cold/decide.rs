@@ -1,5 +1,5 @@
-//! What one event does to one locked row, without SQL: which event of [`Life::step`] it is, how the timer moves,
-//! and what has to be written.
+//! What one event does to one locked row, without SQL, in three steps: the event for [`Life::step`]
+//! ([`prepare`]), the transition, and the writes that follow from it ([`note_writes`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,31 +11,31 @@ use crate::model::time::UnixMs;
 use crate::model::timer::{Answer, AttemptResult, Event, Life, State, Step, Token};
 use crate::planted::{Defect, Planted};
 
-/// What a transaction of [`super::ColdStore::apply`] has to write.
+/// The writes of one transaction of [`super::ColdStore::apply`].
 #[derive(Default)]
 pub(super) struct Writes {
-    /// Timers that live on, as they stand now.
+    /// Timers that changed and are still live, as they are now.
     pub moved: BTreeMap<Uid, TimerRow>,
-    /// Those of them whose payload or labels differ.
+    /// Those of them whose payload or labels changed.
     pub edited: BTreeSet<Uid>,
     /// Timers that end.
     pub ends: Vec<End>,
-    /// Attempts that did not end their timer: uid, when it was registered, record.
+    /// Attempts that did not end their timer: its uid, when it was registered, the record.
     pub records: Vec<(Uid, i64, AttemptRecord)>,
-    /// Results of attempts that were already given up as unknown: their records are amended.
+    /// Results of attempts that are recorded as `unknown` already: their records are amended.
     pub late: Vec<(Uid, AttemptRecord)>,
 }
 
-/// An event of [`Life::step`], and what is written beside it.
-struct Happening {
+/// An event for [`Life::step`], and what is written if it is applied.
+struct Prepared {
     event: Event,
-    /// The attempt that it reports.
+    /// The record of the attempt that it reports.
     record: Option<AttemptRecord>,
-    /// What of the timer's content changes.
+    /// The changes of the timer's content.
     edit: Option<Edit>,
 }
 
-/// Decides what a change does to the timer that it meets: moves the row, notes what is to be written, and answers.
+/// Applies a change to a row in memory, adds what has to be written to `writes`, and returns the answer.
 pub(super) fn decide(
     row: &mut TimerRow,
     change: &ChangeEvent,
@@ -43,25 +43,25 @@ pub(super) fn decide(
     planted: Planted,
     writes: &mut Writes,
 ) -> Applied {
-    let before = seen(row.life, change, planted);
+    let before = life_before(row.life, change, planted);
     if before.state.is_end() {
-        // Ended by an earlier change of this same batch.
+        // It was ended by an earlier change of this batch.
         return Applied::NotLive;
     }
-    let happening = match happening(row, before, change, now, planted) {
-        Ok(happening) => happening,
+    let prepared = match prepare(row, before, change, now, planted) {
+        Ok(prepared) => prepared,
         Err(applied) => return applied,
     };
-    let step = before.step(happening.event, now);
-    if step.answer == Answer::Stale && happening.record.is_none() {
+    let step = before.step(prepared.event, now);
+    if step.answer == Answer::Stale && prepared.record.is_none() {
         return Applied::Live(Box::new(row.clone()), Answer::Stale);
     }
-    note_writes(row, before, step, happening, now, writes);
+    note_writes(row, before, step, prepared, now, writes);
     Applied::Live(Box::new(row.clone()), step.answer)
 }
 
-/// The life as the event sees it: as it is, unless a defect is planted.
-fn seen(mut life: Life, change: &ChangeEvent, planted: Planted) -> Life {
+/// The life before the event, as the event sees it: a planted defect falsifies it.
+fn life_before(mut life: Life, change: &ChangeEvent, planted: Planted) -> Life {
     if planted.is(Defect::BlindCancel) && matches!(change, ChangeEvent::Cancel) {
         life = Life { state: State::Scheduled, tries: 0, uncertain: false, ..life };
     }
@@ -71,15 +71,16 @@ fn seen(mut life: Life, change: &ChangeEvent, planted: Planted) -> Life {
     life
 }
 
-/// First step: which event it is. An error is the answer to a change that does not concern the timer as it stands.
-fn happening(
+/// First step: the event. An error is the answer to a change that does not apply to the timer in its present
+/// state.
+fn prepare(
     row: &TimerRow,
     before: Life,
     change: &ChangeEvent,
     now: UnixMs,
     planted: Planted,
-) -> Result<Happening, Applied> {
-    let plain = |event| Ok(Happening { event, record: None, edit: None });
+) -> Result<Prepared, Applied> {
+    let plain = |event| Ok(Prepared { event, record: None, edit: None });
     let stale = || Err(Applied::Live(Box::new(row.clone()), Answer::Stale));
     match change {
         ChangeEvent::Cancel => plain(Event::Cancel),
@@ -96,7 +97,7 @@ fn happening(
                 && (before.generation, before.attempt) == (token.generation, token.attempt) =>
         {
             let event = Event::ClaimExpired { token: *token, max_attempts: row.policies.max_attempts() };
-            Ok(Happening { event, record: Some(lost_record(row, now)), edit: None })
+            Ok(Prepared { event, record: Some(unknown_record(row, now)), edit: None })
         }
         ChangeEvent::TooLate(_) | ChangeEvent::ClaimExpired(_) | ChangeEvent::Released(..) => stale(),
         ChangeEvent::Attempted(next, record) => {
@@ -105,28 +106,28 @@ fn happening(
                 token = Token { generation: before.generation, attempt: before.attempt };
             }
             let event = Event::Attempted { token, result: record.result, next: *next };
-            Ok(Happening { event, record: Some(record.clone()), edit: None })
+            Ok(Prepared { event, record: Some(record.clone()), edit: None })
         }
         ChangeEvent::Edit(wanted) => edit_event(row, before, wanted, now),
     }
 }
 
-/// The event of a caller's edit. An edit that changes nothing, and one for another version, has its answer at once,
-/// if the timer could be changed at all.
-fn edit_event(row: &TimerRow, before: Life, wanted: &Edit, now: UnixMs) -> Result<Happening, Applied> {
+/// The event of a caller's edit. If the timer may be changed at all, an edit for another version, and one that
+/// changes nothing, are answered at once.
+fn edit_event(row: &TimerRow, before: Life, wanted: &Edit, now: UnixMs) -> Result<Prepared, Applied> {
     let may_change = before.step(Event::Relabel, now).answer == Answer::Done;
     if may_change && wanted.if_version.is_some_and(|version| version != before.version) {
         return Err(Applied::OtherVersion(before.version));
     }
-    let (edit, event) = what_differs(row, wanted);
+    let (edit, event) = difference(row, wanted);
     match event {
         None if may_change => Err(Applied::Live(Box::new(row.clone()), Answer::Done)),
-        event => Ok(Happening { event: event.unwrap_or(Event::Relabel), record: None, edit: Some(edit) }),
+        event => Ok(Prepared { event: event.unwrap_or(Event::Relabel), record: None, edit: Some(edit) }),
     }
 }
 
-/// What of an edit differs from what is there, and the event that makes it; none if nothing differs.
-fn what_differs(row: &TimerRow, wanted: &Edit) -> (Edit, Option<Event>) {
+/// The part of an edit that differs from the row, and the event that makes it; `None` if nothing differs.
+fn difference(row: &TimerRow, wanted: &Edit) -> (Edit, Option<Event>) {
     let due_at = wanted.due_at.map(|due_at| if row.minute { due_at.ceil_minute() } else { due_at });
     let due_at = due_at.filter(|due_at| *due_at != row.life.due_at);
     let data = wanted.data.clone().filter(|data| *data != row.data);
@@ -139,16 +140,16 @@ fn what_differs(row: &TimerRow, wanted: &Edit) -> (Edit, Option<Event>) {
     (Edit { due_at, data, labels, if_version: None }, event)
 }
 
-/// Third step, after the transition: the row as it stands now, and what of it has to be written.
+/// Third step, after the transition: updates the row, and adds what has to be written.
 fn note_writes(
     row: &mut TimerRow,
     before: Life,
     step: Step,
-    happening: Happening,
+    prepared: Prepared,
     now: UnixMs,
     writes: &mut Writes,
 ) {
-    let Happening { record, edit, .. } = happening;
+    let Prepared { record, edit, .. } = prepared;
     let is_late = record.as_ref().is_some_and(|record| {
         before.state != State::Delivering
             || (record.generation, record.attempt) != (before.generation.0, before.attempt)
@@ -170,7 +171,8 @@ fn note_writes(
     }
     if step.life.state.is_end() {
         row.ended_at = Some(now);
-        // The attempt that ends a timer stands in its history; a late one has a record already.
+        // The attempt that ends a timer is recorded in its history row; a late one has a record of its own
+        // already.
         row.last = if is_late { None } else { record.clone() };
         let token = Token { generation: before.generation, attempt: before.attempt };
         let last = row.last.clone();
@@ -187,8 +189,8 @@ fn note_writes(
     }
 }
 
-/// The record of an attempt that nobody reported.
-fn lost_record(row: &TimerRow, now: UnixMs) -> AttemptRecord {
+/// The record of an attempt whose result was not reported in time.
+fn unknown_record(row: &TimerRow, now: UnixMs) -> AttemptRecord {
     AttemptRecord {
         generation: row.life.generation.0,
         attempt: row.life.attempt,

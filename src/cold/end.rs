@@ -1,4 +1,4 @@
-//! The end of a timer: out of the live rows, into history, its id kept taken.
+//! The end of a timer: its row is moved from `timers` to `history`, and a caller's id stays taken.
 
 use super::columns::{ALL, TimerColumn};
 use super::row::AttemptRecord;
@@ -8,19 +8,20 @@ use crate::model::id::{Generation, Uid};
 use crate::model::timer::{Life, State, Token};
 use crate::planted::Defect;
 
-/// A row on its way to history.
+/// The end of one timer.
 pub(super) struct End {
     pub uid: Uid,
-    /// Matched against the row, so that a short cut ends only the attempt it belongs to.
+    /// Compared with the row, so that a result ends its timer only while its attempt is the current one.
     pub token: Token,
+    /// The life at the end; `None` keeps what the row has.
     pub life: Option<Life>,
     pub state: State,
     pub last: Option<AttemptRecord>,
 }
 
 impl ColdStore {
-    /// Ends timers whose attempt under way was taken. Returns the uids that it ended; an attempt that is no
-    /// longer the current one is missing and must go through [`ColdStore::apply`].
+    /// Ends timers whose attempt under way succeeded. Returns the uids that it ended. A result whose attempt is
+    /// no longer the current one is missing and must go through [`ColdStore::apply`].
     pub async fn finish_delivered(&self, done: &[(Uid, AttemptRecord)]) -> Result<Vec<Uid>, Error> {
         let ends = done.iter().map(|(uid, record)| End {
             uid: *uid,
@@ -36,9 +37,9 @@ impl ColdStore {
         Ok(ended)
     }
 
-    /// Moves rows to history, keeps callers' ids taken, and returns which rows it moved.
+    /// Moves rows to history and keeps callers' ids taken. Returns the uids of the rows that it moved.
     ///
-    /// `claimed_only` demands that the token's attempt is still under way.
+    /// With `claimed_only` a row is moved only if the token's attempt is still under way.
     pub(super) async fn end(
         &self,
         tx: &mut Tx,
@@ -76,7 +77,7 @@ impl ColdStore {
         let new = |name: &'static str| {
             let mut s = Statement::new(self.dialect(), name);
             let batch = s.batch("b", columns(&ends));
-            let now = s.now(self.given());
+            let now = s.now(self.bound_now());
             let retention = s.int(self.retention_ms);
             (s, now, retention, batch)
         };
@@ -118,7 +119,7 @@ impl ColdStore {
     }
 }
 
-/// What history keeps of a column: as it stands in `timers`, but for what the end itself changes.
+/// The expression for a column of `history`: the column of `timers`, or what the end itself changes.
 const fn moved(column: TimerColumn) -> &'static str {
     match column {
         TimerColumn::State => "b_state",

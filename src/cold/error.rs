@@ -1,4 +1,4 @@
-//! What can go wrong in the cold store, sorted by what the caller can do about it.
+//! Failures of the cold store, by what the caller can do about them.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,31 +8,31 @@ use sea_orm::{DbErr, RuntimeErr, sqlx};
 /// A failure of the cold store.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Error {
-    /// It cannot be reached, or broke off; later may be better.
+    /// It cannot be reached, or the connection broke. A later call may succeed.
     #[error("the cold store cannot be reached: {0}")]
     Unavailable(Arc<sqlx::Error>),
-    /// The connection broke at the commit: it may or may not have happened.
-    #[error("the cold store broke off during a commit: {0}")]
+    /// The connection broke during a commit: the transaction may or may not be committed.
+    #[error("the connection to the cold store broke during a commit: {0}")]
     Ambiguous(Arc<sqlx::Error>),
-    /// It answered, and the answer was an error.
+    /// It answered with an error.
     #[error("the cold store refused: {0}")]
     Refused(Arc<sqlx::Error>),
     /// Its disk is full.
-    #[error("the cold store's disk is full; free some room, everything then goes on by itself")]
+    #[error("the cold store's disk is full; free some space, the node then continues by itself")]
     Full,
     /// Its file cannot be written.
     #[error("the cold store cannot be written: {0}; make the file and its folder writable for this user")]
     ReadOnly(Arc<sqlx::Error>),
-    /// Transactions kept standing in each other's way.
+    /// Transactions kept blocking each other.
     #[error("the cold store is busy; try again")]
     Busy,
     /// A row that cannot be read back.
-    #[error("the cold store holds something unreadable: {0}")]
+    #[error("the cold store holds a row that cannot be read: {0}")]
     Corrupt(String),
     /// `cold.url` names no store.
     #[error("`cold.url`: {0}")]
     Url(String),
-    /// Another process has the SQLite file.
+    /// Another process has locked the SQLite file.
     #[error(
         "{path} is in use by another `mainspring serve`; stop that one, or give this one another file in `cold.url` \
          (several nodes share one PostgreSQL)"
@@ -41,7 +41,7 @@ pub enum Error {
         /// The database file.
         path: PathBuf,
     },
-    /// The lock file beside the SQLite file cannot be made.
+    /// The SQLite file, or the lock file beside it, cannot be opened.
     #[error(
         "{path} cannot be opened: {source}; `cold.url` must name a file in a folder that exists and is writable"
     )]
@@ -62,7 +62,7 @@ pub enum Error {
     /// The schema cannot be migrated.
     #[error("the database cannot be migrated: {0}")]
     Migration(String),
-    /// `namespace` differs from what the store was made with.
+    /// The setting `namespace` is not the one that the store was made with.
     #[error(
         "`namespace` is {config}, but this store was made with {store}; set `namespace = \"{store}\"`, or use another store"
     )]
@@ -72,7 +72,7 @@ pub enum Error {
         /// What the settings say.
         config: String,
     },
-    /// `shards` differs from what the store was made with.
+    /// The setting `shards` is not the one that the store was made with.
     #[error("`shards` is {config}, but this store was made with {store}; set `shards = {store}`")]
     Shards {
         /// What the store was made with.
@@ -83,27 +83,27 @@ pub enum Error {
 }
 
 impl Error {
-    /// A value that the database refuses, which fails again however often it is tried.
+    /// Whether the database refused a value. The same value is refused again.
     pub fn is_data(&self) -> bool {
         self.code().is_some_and(|code| code.len() == 5 && (code.starts_with("22") || code.starts_with("23")))
     }
 
-    /// Something is there already.
+    /// Whether the table exists already.
     pub(super) fn is_duplicate(&self) -> bool {
         self.code().is_some_and(|code| code == "42P07")
     }
 
-    /// Two transactions stood in each other's way; the same again may well succeed.
+    /// Whether transactions blocked each other. The same call may succeed when it is run again.
     pub(super) fn is_deadlock(&self) -> bool {
         matches!(self, Self::Busy) || self.code().is_some_and(|code| code == "40P01" || code == "40001")
     }
 
-    /// Whether a commit may have happened all the same.
+    /// Whether the transaction may be committed although the call failed.
     pub(super) const fn is_ambiguous(&self) -> bool {
         matches!(self, Self::Ambiguous(_))
     }
 
-    /// Whether trying again later, without changing anything, may succeed.
+    /// Whether the same call may succeed later.
     pub const fn is_passing(&self) -> bool {
         matches!(
             self,
@@ -116,7 +116,7 @@ impl Error {
         )
     }
 
-    /// Marks a failure that came from a commit.
+    /// The same failure, of a commit: one that broke the connection is ambiguous.
     pub(super) fn at_commit(self) -> Self {
         match self {
             Self::Unavailable(why) => Self::Ambiguous(why),
@@ -142,7 +142,8 @@ impl From<sqlx::Error> for Error {
             (sqlx::Error::ColumnDecode { .. } | sqlx::Error::Decode(_), _) => Self::Corrupt(why.to_string()),
             // PostgreSQL, five letters: connection lost, shutting down, no resources, cancelled, read-only.
             (_, Some("53100")) => Self::Full,
-            // The transaction stood still for so long that its locks were taken away.
+            // The transaction was idle for too long (`idle_in_transaction_session_timeout`), and its session
+            // was ended.
             (_, Some("25P03")) => Self::Unavailable(why),
             (_, Some("25006")) => Self::ReadOnly(why),
             (_, Some(code)) if code.len() == 5 => match &code[..2] {

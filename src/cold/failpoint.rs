@@ -1,18 +1,18 @@
-//! The way from this room's statements to the database, on which the simulation can stand.
+//! Fail points: the simulation's hook around every call to the database.
 //!
-//! With the feature `planted` a store can be looked at through a [`Gate`] ([`super::ColdStore::through`]): it
-//! is asked before every call and told after it, and may hold the call, fail it, or lose its answer. Without
-//! the feature there is no gate and no trace of one.
+//! In builds with the feature `planted` a store may have a [`FailPoint`]
+//! ([`super::ColdStore::with_fail_point`]). It runs before and after every call, and can delay the call, fail
+//! it, or replace its answer by an error. In other builds a [`Hook`] is empty and runs the call alone.
 
 use super::Error;
 
 #[cfg(feature = "planted")]
 use futures::future::BoxFuture;
 
-/// What a call does.
+/// The kind of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Call {
-    /// Reads, on its own.
+    /// Reads, outside any transaction.
     Read,
     /// Writes, as a transaction of its own.
     Write,
@@ -20,64 +20,64 @@ pub enum Call {
     Begin,
     /// One statement of a transaction.
     Within,
-    /// Ends a transaction.
+    /// Commits a transaction.
     Commit,
 }
 
-/// Stands before the database.
+/// Runs before and after every call to the database.
 #[cfg(feature = "planted")]
-pub trait Gate: Send + Sync {
-    /// A call wants to pass. An error takes the place of the call.
+pub trait FailPoint: Send + Sync {
+    /// Runs before a call. An error is returned instead of making the call.
     fn before(&self, call: Call, name: &'static str) -> BoxFuture<'_, Result<(), Error>>;
 
-    /// The call is done. An error takes the place of its answer.
+    /// Runs after a call. An error is returned instead of its answer.
     fn after(&self, call: Call, name: &'static str) -> BoxFuture<'_, Result<(), Error>>;
 
-    /// A transaction has begun; what is returned is dropped when it is over.
-    fn begun(&self) -> Box<dyn std::any::Any + Send + Sync>;
+    /// Runs when a transaction has begun. The value returned is dropped when the transaction ends.
+    fn begin(&self) -> Box<dyn std::any::Any + Send + Sync>;
 }
 
-/// The way, with a gate on it or without.
+/// A fail point, or none.
 #[derive(Clone, Default)]
-pub(super) struct Way {
+pub(super) struct Hook {
     #[cfg(feature = "planted")]
-    pub gate: Option<std::sync::Arc<dyn Gate>>,
+    pub point: Option<std::sync::Arc<dyn FailPoint>>,
 }
 
-/// Lasts as long as a transaction.
-pub(super) struct Begun(
+/// The fail point's value for a transaction, dropped when it ends.
+pub(super) struct TxMark(
     #[cfg(feature = "planted")]
-    #[expect(dead_code, reason = "held for its end")]
+    #[expect(dead_code, reason = "kept until it is dropped")]
     Option<Box<dyn std::any::Any + Send + Sync>>,
 );
 
-impl Way {
-    /// Makes a call.
+impl Hook {
+    /// Makes a call, between the two halves of the fail point.
     #[cfg(feature = "planted")]
-    pub async fn pass<T>(
+    pub async fn run<T>(
         &self,
         call: Call,
         name: &'static str,
         work: impl Future<Output = Result<T, Error>>,
     ) -> Result<T, Error> {
-        let Some(gate) = &self.gate else { return work.await };
-        gate.before(call, name).await?;
-        let done = work.await;
-        gate.after(call, name).await?;
-        done
+        let Some(point) = &self.point else { return work.await };
+        point.before(call, name).await?;
+        let answer = work.await;
+        point.after(call, name).await?;
+        answer
     }
 
     /// Makes a call.
     #[cfg(not(feature = "planted"))]
-    pub fn pass<T, W: Future<Output = Result<T, Error>>>(&self, _: Call, _: &'static str, work: W) -> W {
+    pub fn run<T, W: Future<Output = Result<T, Error>>>(&self, _: Call, _: &'static str, work: W) -> W {
         work
     }
 
-    /// A transaction has begun.
-    pub fn begun(&self) -> Begun {
+    /// Marks the beginning of a transaction.
+    pub fn begin(&self) -> TxMark {
         #[cfg(feature = "planted")]
-        return Begun(self.gate.as_ref().map(|gate| gate.begun()));
+        return TxMark(self.point.as_ref().map(|point| point.begin()));
         #[cfg(not(feature = "planted"))]
-        return Begun();
+        return TxMark();
     }
 }

@@ -1,4 +1,5 @@
-//! What has ended, until its retention runs out. Totals outlive it.
+//! Retention: partitions of history, and the removal of what ended longer ago than `history.retention`. Its
+//! counts are added to the totals, which stay.
 
 use super::sql::{Dialect, Statement};
 use super::{ColdStore, Error};
@@ -7,13 +8,14 @@ use crate::model::timer::State;
 
 const DAY_MS: i64 = 86_400_000;
 
-/// How many rows one step of a clean-up deletes.
+/// The most rows that one step deletes.
 const STEP: i64 = 2000;
 
 impl ColdStore {
-    /// PostgreSQL: makes the daily partitions of history from today on, `ahead` days. Nothing to do on SQLite.
+    /// Makes the daily partitions of history for today and the `ahead` days after it (PostgreSQL; nothing on
+    /// SQLite).
     ///
-    /// A day whose rows already went to the default partition keeps them there.
+    /// A day that already has rows in the default partition gets no partition of its own.
     pub async fn make_partitions(&self, now: UnixMs, ahead: i64) -> Result<(), Error> {
         if self.dialect() == Dialect::Sqlite {
             return Ok(());
@@ -34,7 +36,7 @@ impl ColdStore {
                 "CREATE TABLE IF NOT EXISTS {name} PARTITION OF history FOR VALUES FROM ({from}) TO ({to})"
             ));
             match self.pool.write(make).await {
-                // The default partition holds rows of that day already, or another node was quicker.
+                // The default partition holds rows of that day, or another node has just made it.
                 Err(why) if why.is_data() || why.is_duplicate() => {
                     tracing::debug!(partition = name, %why, "history partition not made");
                 }
@@ -44,17 +46,21 @@ impl ColdStore {
         Ok(())
     }
 
-    /// Removes what ended longer ago than the retention: whole partitions where there are any, small batches
-    /// elsewhere. Counts are folded into the totals in the same transaction. Returns how many rows went.
+    /// Removes what ended longer ago than the retention: whole partitions on PostgreSQL, small batches
+    /// elsewhere. Its counts are added to the totals (`folded.STATE`) in the same transaction. Returns the
+    /// number of rows removed.
     pub async fn clean_up(&self, now: UnixMs) -> Result<i64, Error> {
         let until = now.get().saturating_sub(self.retention_ms);
-        let mut gone = 0;
+        let mut removed = 0;
         if self.dialect() == Dialect::Postgres {
             for name in self.partitions_before(until.div_euclid(DAY_MS)).await? {
                 match self.drop_partition(&name).await {
-                    Ok(rows) => gone += rows,
-                    // Somebody reads it; the next round tries again, and the rest does not wait for it.
-                    Err(why) => tracing::info!(partition = name, %why, "history partition not dropped yet"),
+                    Ok(rows) => removed += rows,
+                    // Another transaction reads it. The next round tries again; the other partitions do not
+                    // wait.
+                    Err(why) => {
+                        tracing::info!(partition = name, %why, "history partition not dropped; it is tried again")
+                    }
                 }
             }
         }
@@ -64,7 +70,7 @@ impl ColdStore {
         };
         loop {
             let step = self.delete_step(table, until).await?;
-            gone += step;
+            removed += step;
             if step < STEP {
                 break;
             }
@@ -90,10 +96,10 @@ impl ColdStore {
                 }
             }
         }
-        Ok(gone)
+        Ok(removed)
     }
 
-    /// A retention that was shortened counts for ids that are taken already.
+    /// Applies a shortened retention to the ids that are taken already.
     async fn shorten_taken_ids(&self, now: i64) -> Result<(), Error> {
         let mut s = Statement::new(self.dialect(), "shorten_taken_ids");
         let latest = s.int(now.saturating_add(self.retention_ms));
@@ -101,7 +107,7 @@ impl ColdStore {
         self.pool.write(s).await.map(drop)
     }
 
-    /// Names of daily partitions wholly before `day`.
+    /// The names of the daily partitions of days before `day`.
     async fn partitions_before(&self, day: i64) -> Result<Vec<String>, Error> {
         let mut s = Statement::new(self.dialect(), "partitions_before");
         s.push(
@@ -119,30 +125,31 @@ impl ColdStore {
         Ok(names)
     }
 
-    /// Folds a partition's counts into the totals and drops it. Its day is over and nothing is added to it,
-    /// so it is counted without a lock; the parent is locked first, as its readers do, and not waited for long.
+    /// Adds a partition's counts to the totals and drops it. Its day has passed and no row is added any more,
+    /// so it is counted without a lock. The parent is locked before the partition, in the order in which
+    /// readers lock them; the wait for that lock is at most 2 s.
     async fn drop_partition(&self, name: &str) -> Result<i64, Error> {
         let plain = |sql: &str| {
             let mut s = Statement::new(self.dialect(), "drop_partition");
-            s.push(sql).patiently();
+            s.push(sql).without_timeout();
             s
         };
         let mut counting = self.pool.begin().await?;
         counting.execute(plain("SET LOCAL statement_timeout = '10min'")).await?;
-        let mut folded = Vec::new();
+        let mut counts = Vec::new();
         for row in
             counting.fetch(plain(&format!("SELECT state, count(*) FROM {name} GROUP BY state"))).await?
         {
-            folded.push((row.get::<i16>(0)?, row.get::<i64>(1)?));
+            counts.push((row.get::<i16>(0)?, row.get::<i64>(1)?));
         }
         counting.commit().await?;
         let mut tx = self.pool.begin().await?;
         tx.execute(plain("SET LOCAL lock_timeout = '2s'")).await?;
         tx.execute(plain("LOCK TABLE history IN ACCESS EXCLUSIVE MODE")).await?;
-        self.fold(&mut tx, &folded).await?;
+        self.fold(&mut tx, &counts).await?;
         tx.execute(plain(&format!("DROP TABLE {name}"))).await?;
         tx.commit().await?;
-        Ok(folded.iter().map(|(_, n)| n).sum())
+        Ok(counts.iter().map(|(_, n)| n).sum())
     }
 
     async fn delete_step(&self, table: &str, until: i64) -> Result<i64, Error> {
@@ -171,6 +178,7 @@ impl ColdStore {
         Ok(counts.iter().sum())
     }
 
+    /// Adds the counts of removed rows to the totals, by state.
     async fn fold(&self, tx: &mut super::sql::Tx, counts: &[(i16, i64)]) -> Result<(), Error> {
         let names: Vec<(String, i64)> = counts
             .iter()

@@ -1,9 +1,9 @@
-//! News between nodes: that shards came free, or that a node came.
+//! Notifications between nodes (`LISTEN`, `NOTIFY`): shards were given up, or a node has started.
 //!
-//! PostgreSQL tells (`NOTIFY`, in the transaction that makes the news) whoever listens (`LISTEN`, on a
-//! connection of its own). Nothing hangs on it: a word may get lost or come twice, and a database behind a proxy
-//! that cannot listen (pgbouncer in transaction mode) tells nothing. Whoever hears something looks at once;
-//! whoever does not, in his next round.
+//! A node notifies in the transaction that makes the change, and every node listens on a connection of its own.
+//! Nothing depends on it: a notification may be lost or come twice, and a database behind a proxy that cannot
+//! listen (pgbouncer in transaction mode) delivers none. A notified node runs its next round at once; otherwise
+//! the round comes at its usual time.
 
 use std::time::Duration;
 
@@ -14,74 +14,80 @@ use tokio::sync::Notify;
 use super::{ColdStore, Identity};
 use crate::clock::Monotonic;
 
-/// Channels belong to a database; another store in it costs its listeners a look.
+/// Channels belong to a database. Another store in the same database costs its listeners a round.
 const CHANNEL: &str = "mainspring_shards";
 
-/// A connection on which nothing is heard for so long is asked whether it is still there.
+/// After so long without a notification the connection is checked.
 const SILENCE: Duration = Duration::from_secs(20);
 
-/// How long it has to answer.
-const ANSWER: Duration = Duration::from_secs(5);
+/// How long that check may take.
+const CHECK: Duration = Duration::from_secs(5);
 
-/// How long it waits before it connects again: at first, and at most.
-const AGAIN: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(30)];
+/// The pause before it connects again: the first one, and the longest.
+const RECONNECT: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(30)];
 
-/// What tells, as a column of a statement; `teller` is what tells one who told from others.
-pub(super) fn tell(teller: &str) -> String {
-    format!("pg_notify('{CHANNEL}', {teller})")
+/// The SQL expression that notifies all listeners; `sender` is an expression for the incarnation of this
+/// process.
+pub(super) fn notification(sender: &str) -> String {
+    format!("pg_notify('{CHANNEL}', {sender})")
 }
 
 impl ColdStore {
-    /// Notifies whenever another node gives shards up or starts, and whenever something may have been missed
-    /// because there was no connection. Runs until the store is closed; on SQLite there is nothing to hear.
-    pub async fn hear(&self, me: &Identity, heard: &Notify) {
-        let Some(pool) = &self.news else { return std::future::pending().await };
-        let mut wait = AGAIN[0];
-        let mut told = false;
+    /// Wakes `notified` whenever another node starts or gives shards up, and after every new connection,
+    /// because a notification may have been lost without one. Runs until the store is closed; on SQLite it
+    /// never wakes.
+    pub async fn listen(&self, me: &Identity, notified: &Notify) {
+        let Some(pool) = &self.listener else { return std::future::pending().await };
+        let mut pause = RECONNECT[0];
+        let mut logged = false;
         while !pool.is_closed() {
             let began = Monotonic::now();
-            let why = match listen(pool).await {
+            let why = match connect(pool).await {
                 Ok(listener) => {
-                    heard.notify_one();
-                    pass_on(listener, me, heard).await
+                    notified.notify_one();
+                    forward(listener, me, notified).await
                 }
                 Err(why) => why,
             };
             if began.elapsed() > SILENCE {
-                wait = AGAIN[0];
+                pause = RECONNECT[0];
             }
             if pool.is_closed() {
                 return;
             }
-            if !std::mem::replace(&mut told, true) {
-                tracing::info!(%why, "no news from the database (LISTEN); shards are looked for three times a lease");
+            if !std::mem::replace(&mut logged, true) {
+                tracing::info!(
+                    %why,
+                    "no notifications from the database (LISTEN); free shards are looked for three times a lease"
+                );
             }
-            self.clock.sleep(wait).await;
-            wait = (wait * 2).min(AGAIN[1]);
+            self.clock.sleep(pause).await;
+            pause = (pause * 2).min(RECONNECT[1]);
         }
     }
 }
 
-async fn listen(pool: &PgPool) -> Result<PgListener, sqlx::Error> {
+async fn connect(pool: &PgPool) -> Result<PgListener, sqlx::Error> {
     let mut listener = PgListener::connect_with(pool).await?;
-    // After a loss there is something to be made up for, so it is not mended behind our back.
+    // A lost connection has to be seen here, for notifications may be lost with it; so it is not replaced
+    // silently.
     listener.eager_reconnect(false);
     listener.listen(CHANNEL).await?;
     Ok(listener)
 }
 
-/// Passes on what is heard until the connection fails.
-async fn pass_on(mut listener: PgListener, me: &Identity, heard: &Notify) -> sqlx::Error {
+/// Forwards notifications until the connection fails.
+async fn forward(mut listener: PgListener, me: &Identity, notified: &Notify) -> sqlx::Error {
     loop {
         match tokio::time::timeout(SILENCE, listener.try_recv()).await {
-            // What this node told is no news to it.
-            Ok(Ok(Some(news))) if news.payload() == me.incarnation => {}
-            Ok(Ok(Some(_))) => heard.notify_one(),
+            // This node's own.
+            Ok(Ok(Some(notification))) if notification.payload() == me.incarnation => {}
+            Ok(Ok(Some(_))) => notified.notify_one(),
             Ok(Ok(None)) => return lost("the connection was lost"),
             Ok(Err(why)) => return why,
             Err(_) => {
-                let asked = sqlx::query("SELECT 1").execute(&mut listener);
-                match tokio::time::timeout(ANSWER, asked).await {
+                let check = sqlx::query("SELECT 1").execute(&mut listener);
+                match tokio::time::timeout(CHECK, check).await {
                     Ok(Ok(_)) => {}
                     Ok(Err(why)) => return why,
                     Err(_) => return lost("the connection does not answer"),

@@ -1,4 +1,4 @@
-//! Reading: one timer, many timers in due order, attempts, the ledger and its verification.
+//! Queries: one timer, lists of timers in due order, attempts, the ledger and its verification.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -14,10 +14,10 @@ use crate::model::id::{TimerId, Uid};
 use crate::model::time::UnixMs;
 use crate::model::timer::{AttemptResult, State};
 
-/// How many rows one page of a list looks at, at most; a filter that matches little gives short pages.
+/// The most rows that one page of a list examines. A filter that matches few of them gives a short page.
 const SCAN: i64 = 10_000;
 
-/// Which timers a list holds.
+/// Which timers a list contains: those that match every field given.
 #[derive(Debug, Clone, Default)]
 pub struct Filter {
     /// In this state.
@@ -26,16 +26,16 @@ pub struct Filter {
     pub owner: Option<String>,
     /// With these labels.
     pub labels: Vec<(String, String)>,
-    /// Due at or after.
+    /// Due at this moment or after it.
     pub due_after: Option<UnixMs>,
-    /// Due before.
+    /// Due before this moment.
     pub due_before: Option<UnixMs>,
 }
 
-/// A place in a list: strictly after this due time, uid and generation.
+/// A cursor in a list: the next page begins strictly after this due time, uid and generation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
-    /// Due time of the last row seen.
+pub struct ListCursor {
+    /// Due time of the last row examined.
     pub due_at: i64,
     /// Its uid.
     pub uid: Uuid,
@@ -46,22 +46,22 @@ pub struct Place {
 /// One page of a list.
 #[derive(Debug)]
 pub struct Page {
-    /// In due order; may be empty although there is a next page.
+    /// In due order. May be empty although there is a next page.
     pub rows: Vec<TimerRow>,
-    /// Where the next page starts.
-    pub next: Option<Place>,
+    /// Where the next page begins; `None` after the last page.
+    pub next: Option<ListCursor>,
 }
 
 /// The ledger: registered = delivered + cancelled + expired + dead + pending, at any moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, utoipa::ToSchema)]
 pub struct Ledger {
-    /// Timers acknowledged since the store was made, each new start of an ended id again.
+    /// Timers acknowledged since the store was made. An ended id that is registered again counts again.
     pub registered: i64,
-    /// Ended: taken by a receiver.
+    /// Ended: a receiver accepted it.
     pub delivered: i64,
-    /// Ended: taken back.
+    /// Ended: its caller cancelled it.
     pub cancelled: i64,
-    /// Ended: found too late.
+    /// Ended: it was found overdue by more than its grace.
     pub expired: i64,
     /// Ended: out of attempts.
     pub dead: i64,
@@ -70,24 +70,24 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Whether the account closes.
+    /// Whether the equation holds.
     pub const fn balanced(&self) -> bool {
         self.registered == self.delivered + self.cancelled + self.expired + self.dead + self.pending
     }
 }
 
-/// What `verify` found.
+/// The result of `verify`.
 #[derive(Debug, Clone, Serialize)]
 pub struct Verification {
     /// The ledger.
     pub ledger: Ledger,
-    /// Whether the account closes.
+    /// Whether the ledger's equation holds.
     pub balanced: bool,
-    /// Rows found in history and folded totals, by end; each must equal the ledger's.
+    /// Rows in history and in the folded totals, by end. Each must equal the ledger's count.
     pub ended_rows: BTreeMap<String, i64>,
-    /// Ends whose count differs from the rows found.
+    /// Ends whose count differs from the rows, in words.
     pub mismatches: Vec<String>,
-    /// Live timers more than a minute past the moment at which somebody should have looked at them.
+    /// Live timers, not paused, whose `wake_at` passed more than a minute ago.
     pub overdue: i64,
 }
 
@@ -99,7 +99,7 @@ impl ColdStore {
 
     /// The timers of these uids: the live ones, else those that ended last.
     pub async fn find_many(&self, uids: &[Uid]) -> Result<HashMap<Uid, TimerRow>, Error> {
-        // Live first, then history: a timer that ends in between is found in the second look.
+        // Live timers first, then history: a timer that ends in between is found by the second query.
         let mut rows = self.find_in("timers", uids, false).await?;
         let missing: Vec<Uid> = uids.iter().copied().filter(|uid| !rows.contains_key(uid)).collect();
         if !missing.is_empty() {
@@ -118,7 +118,7 @@ impl ColdStore {
         let mut found: HashMap<Uid, TimerRow> = HashMap::with_capacity(uids.len());
         for row in self.pool.read(s).await? {
             let row = TimerRow::read(&row, ended)?;
-            // An id may have ended, been free again and ended anew with the same generation: the later end counts.
+            // An id may end, be free again, and end again with the same generation: the later end counts.
             let newer = found.get(&row.uid).is_none_or(|old| old.ended_at <= row.ended_at);
             if newer {
                 found.insert(row.uid, row);
@@ -128,12 +128,17 @@ impl ColdStore {
     }
 
     /// One page of timers, live and ended, in due order.
-    pub async fn list(&self, filter: &Filter, after: Option<Place>, limit: usize) -> Result<Page, Error> {
+    pub async fn list(
+        &self,
+        filter: &Filter,
+        after: Option<ListCursor>,
+        limit: usize,
+    ) -> Result<Page, Error> {
         let live = filter.state.is_none_or(|state| !state.is_end());
         let ended = filter.state.is_none_or(State::is_end);
         let mut page = Page { rows: Vec::new(), next: None };
-        // The page reaches only as far as the table that was looked through least.
-        let mut horizon: Option<Place> = None;
+        // The page ends where the scan that stopped first stopped.
+        let mut horizon: Option<ListCursor> = None;
         for (table, is_ended) in [("timers", false), ("history", true)] {
             if (is_ended && !ended) || (!is_ended && !live) {
                 continue;
@@ -145,28 +150,28 @@ impl ColdStore {
                 (a, b) => a.or(b),
             };
         }
-        page.rows.sort_by_key(place);
+        page.rows.sort_by_key(cursor_at);
         if let Some(horizon) = horizon {
-            page.rows.retain(|row| place(row) <= horizon);
+            page.rows.retain(|row| cursor_at(row) <= horizon);
         }
         if page.rows.len() > limit {
             page.rows.truncate(limit);
-            page.next = page.rows.last().map(place);
+            page.next = page.rows.last().map(cursor_at);
         } else {
             page.next = horizon;
         }
         Ok(page)
     }
 
-    /// Rows of one table, and where the look stopped if it did not reach the end.
+    /// Rows of one table, and where the scan stopped if it did not reach the end of the table.
     async fn list_in(
         &self,
         table: &str,
         ended: bool,
         filter: &Filter,
-        after: Option<Place>,
+        after: Option<ListCursor>,
         limit: usize,
-    ) -> Result<(Vec<TimerRow>, Option<Place>), Error> {
+    ) -> Result<(Vec<TimerRow>, Option<ListCursor>), Error> {
         let more = if ended { ", ended_at, last" } else { "" };
         let statement = |count: bool| {
             let mut s = Statement::new(self.dialect(), "list");
@@ -185,7 +190,7 @@ impl ColdStore {
                 inner += &format!(" AND due_at < {}", s.int(at.get()));
             }
             if let Some(owner) = &filter.owner {
-                // A timer without an owner is its own: found by the key that its id hashes to.
+                // A timer without an owner is its own owner: it is found by the uid of its id.
                 let own = TimerId::parse(owner).map_or(Uuid::nil(), |id| id.uid(&self.namespace).0);
                 let (owner, own) = (s.text(owner), s.uuid(own));
                 inner += &format!(" AND (owner = {owner} OR (owner IS NULL AND uid = {own}))");
@@ -230,13 +235,13 @@ impl ColdStore {
             return Ok((rows, None));
         }
         let stopped_at = match self.pool.read(statement(true)).await?.first() {
-            Some(row) => Some(Place { due_at: row.get(0)?, uid: row.get(1)?, generation: row.get(2)? }),
+            Some(row) => Some(ListCursor { due_at: row.get(0)?, uid: row.get(1)?, generation: row.get(2)? }),
             None => None,
         };
         Ok((rows, stopped_at))
     }
 
-    /// All attempts of a timer's current registration that are over, oldest first.
+    /// All attempts of a timer's current registration that have ended, oldest first.
     pub async fn attempts(&self, row: &TimerRow) -> Result<Vec<AttemptRecord>, Error> {
         let models = entity::attempt::Entity::find()
             .filter(entity::attempt::Column::Uid.eq(row.uid.0))
@@ -280,7 +285,7 @@ impl ColdStore {
         Ok(ledger_of(&totals))
     }
 
-    /// How many timers are live, from the totals: cheap however many there are.
+    /// The number of live timers, from the totals: the cost does not depend on that number.
     pub async fn pending(&self) -> Result<i64, Error> {
         let mut s = Statement::new(self.dialect(), "pending");
         s.push(
@@ -290,25 +295,25 @@ impl ColdStore {
         self.pool.read(s).await?.first().map_or(Ok(0), |row| row.get(0))
     }
 
-    /// Checks the ledger against every row there is, from one snapshot.
+    /// Compares the ledger with a count of all rows, from one snapshot.
     pub async fn verify(&self) -> Result<Verification, Error> {
         let mut s = Statement::new(self.dialect(), "verify");
-        let now = s.now(self.given());
+        let now = s.now(self.bound_now());
         s.push(&format!(
             "SELECT name, CAST(sum(value) AS BIGINT) FROM totals GROUP BY name \
              UNION ALL SELECT 'pending', count(*) FROM timers \
              UNION ALL SELECT 'rows.' || state, count(*) FROM history GROUP BY state \
              UNION ALL SELECT 'overdue', count(*) FROM timers WHERE wake_at < {now} - 60000 AND state <> 3"
         ));
-        // It counts every row there is, which on a large store takes longer than other statements may.
-        s.patiently();
+        // Counting every row of a large store takes longer than `STATEMENT_TIMEOUT`.
+        s.without_timeout();
         let rows = match self.dialect() {
             Dialect::Sqlite => self.pool.read(s).await?,
             Dialect::Postgres => {
                 let mut tx = self.pool.begin().await?;
-                let mut patience = Statement::new(self.dialect(), "verify_patience");
-                patience.push("SET LOCAL statement_timeout = '1h'");
-                tx.execute(patience).await?;
+                let mut timeout = Statement::new(self.dialect(), "verify_timeout");
+                timeout.push("SET LOCAL statement_timeout = '1h'");
+                tx.execute(timeout).await?;
                 tx.fetch(s).await?
             }
         };
@@ -347,6 +352,6 @@ fn ledger_of(totals: &BTreeMap<String, i64>) -> Ledger {
     }
 }
 
-fn place(row: &TimerRow) -> Place {
-    Place { due_at: row.life.due_at.get(), uid: row.uid.0, generation: row.life.generation.0 }
+fn cursor_at(row: &TimerRow) -> ListCursor {
+    ListCursor { due_at: row.life.due_at.get(), uid: row.uid.0, generation: row.life.generation.0 }
 }

@@ -1,8 +1,8 @@
-//! Registration: many callers, one transaction, one flush.
+//! Registration: many callers' timers in one transaction, with one flush.
 //!
-//! The insert comes first and the look at the ended ids after it, in the same transaction: an insert that
-//! had to wait for the very row that was being ended goes through when that row is gone, and only a look
-//! taken afterwards sees the end.
+//! The rows are inserted first, and the ended ids are read afterwards, in the same transaction. An insert that
+//! waited for a row that was just being ended succeeds when that row is deleted; only a read after it sees the
+//! end.
 
 use std::collections::{HashMap, HashSet};
 
@@ -26,9 +26,9 @@ pub struct NewTimer {
     pub uid: Uid,
     /// The id as text.
     pub id: TimerId,
-    /// Whether the uid comes from the caller and stays taken after the end.
+    /// Whether the uid comes from the caller's id or idempotency key, which stays taken after the end.
     pub caller_id: bool,
-    /// On an ended id: a new generation instead of the old state.
+    /// On an ended id: registers the next generation instead of returning the ended timer.
     pub again: bool,
     /// The owner, if one was given.
     pub owner: Option<String>,
@@ -50,19 +50,19 @@ pub struct NewTimer {
     pub created_at: UnixMs,
 }
 
-/// What became of a registration.
+/// The outcome of a registration.
 #[derive(Debug, Clone)]
 pub enum Registered {
-    /// It is kept, durably.
+    /// It was registered, durably.
     New(Box<TimerRow>),
-    /// The same request was registered before; this is how that timer stands.
+    /// The same request was registered before; this is that timer now.
     Same(Box<TimerRow>),
     /// The id is taken by other content.
     Taken,
 }
 
 impl Registered {
-    /// The timer of an answer, if this registration made it.
+    /// The row, if this registration made it.
     pub fn new_row(answer: &Result<Self, Error>) -> Option<&TimerRow> {
         match answer {
             Ok(Self::New(row)) => Some(row),
@@ -74,12 +74,13 @@ impl Registered {
 impl ColdStore {
     /// Registers up to [`MAX_BATCH`] timers in one transaction; answers in the order given.
     ///
-    /// A value that the database refuses fails alone: the batch is halved until it is found. When the
-    /// connection breaks at the commit, the batch is run again and recognises what it had written.
+    /// A value that the database refuses fails alone: the batch is halved until the value is found. After a
+    /// connection that broke during the commit the batch is run again, and recognises the rows that the first
+    /// run committed.
     pub async fn register(&self, timers: &[NewTimer]) -> Vec<Result<Registered, Error>> {
-        let mut doubtful: Option<Error> = None;
+        let mut ambiguous: Option<Error> = None;
         for tries_left in (0..3).rev() {
-            match self.register_once(timers, doubtful.is_some()).await {
+            match self.register_once(timers, ambiguous.is_some()).await {
                 Ok(answers) => return answers,
                 Err(why) if why.is_data() && timers.len() > 1 => {
                     let (left, right) = timers.split_at(timers.len() / 2);
@@ -87,21 +88,21 @@ impl ColdStore {
                     answers.extend(Box::pin(self.register(right)).await);
                     return answers;
                 }
-                Err(why) if tries_left > 0 && why.is_ambiguous() => doubtful = Some(why),
+                Err(why) if tries_left > 0 && why.is_ambiguous() => ambiguous = Some(why),
                 Err(why) if tries_left > 0 && why.is_deadlock() => {}
                 Err(why) => {
-                    // Once a commit was in doubt, no later failure makes it certain.
-                    let why = doubtful.unwrap_or(why);
+                    // After an ambiguous commit no later failure proves that nothing was committed.
+                    let why = ambiguous.unwrap_or(why);
                     return timers.iter().map(|_| Err(why.clone())).collect();
                 }
             }
         }
-        let why = doubtful.unwrap_or(Error::Busy);
+        let why = ambiguous.unwrap_or(Error::Busy);
         timers.iter().map(|_| Err(why.clone())).collect()
     }
 
-    /// `rerun`: an earlier run may have been committed. What is there already, with the same content and the
-    /// same moment of registration, is its work, even if it has ended meanwhile.
+    /// `rerun`: an earlier run may have been committed. A row with the same content and the same time of
+    /// registration was made by that run, even if it has ended since.
     async fn register_once(
         &self,
         timers: &[NewTimer],
@@ -120,8 +121,8 @@ impl ColdStore {
                     .map(|row| Ok(Registered::New(Box::new(row.clone()))));
             }
         }
-        // Of equal ids in one batch one is inserted: the first, or the one that asks for the id again. Sorted,
-        // so that two batches never deadlock.
+        // Of equal ids in a batch one is inserted: the first, or the one that registers the ended id `again`.
+        // Sorted, so that two batches do not deadlock.
         let mut order: Vec<usize> = (0..timers.len()).filter(|&i| answers[i].is_none()).collect();
         order.sort_by_key(|&i| (timers[i].uid, !timers[i].again, i));
         order.dedup_by_key(|i| timers[*i].uid);
@@ -131,15 +132,15 @@ impl ColdStore {
         for &i in &order {
             answers[i] = kept.remove(&timers[i].uid).map(|row| Ok(Registered::New(Box::new(row))));
         }
-        let open: Vec<usize> = (0..timers.len()).filter(|&i| answers[i].is_none()).collect();
-        if !open.is_empty() {
-            let rows = self.find_many(&open.iter().map(|&i| timers[i].uid).collect::<Vec<_>>()).await?;
-            for i in open {
+        let unanswered: Vec<usize> = (0..timers.len()).filter(|&i| answers[i].is_none()).collect();
+        if !unanswered.is_empty() {
+            let rows = self.find_many(&unanswered.iter().map(|&i| timers[i].uid).collect::<Vec<_>>()).await?;
+            for i in unanswered {
                 let same = |row: &&TimerRow| row.request_hash == timers[i].request_hash;
                 answers[i] = Some(match rows.get(&timers[i].uid) {
                     Some(row) if same(&row) => Ok(Registered::Same(Box::new(row.clone()))),
                     Some(_) => Ok(Registered::Taken),
-                    // Its id is still taken, and its history is gone already: the retention was shortened.
+                    // The id is still taken and its history is removed already: the retention was shortened.
                     None => Ok(Registered::Taken),
                 });
             }
@@ -147,7 +148,7 @@ impl ColdStore {
         Ok(answers.into_iter().flatten().collect())
     }
 
-    /// Inserts what is new, in this order, and returns the rows that were made.
+    /// Inserts the timers whose ids are not taken, in this order. Returns the rows that it made.
     async fn insert_new(
         &self,
         timers: &[NewTimer],
@@ -173,15 +174,15 @@ impl ColdStore {
             .filter(|timer| timer.caller_id && kept.contains_key(&timer.uid))
             .collect();
         if !callers.is_empty() {
-            let mut look = Statement::new(self.dialect(), "register_look_at_ended");
-            let batch =
-                look.batch("b", vec![("b_uid", Column::Uuid(callers.iter().map(|t| t.uid.0).collect()))]);
-            let now = look.now(self.given());
-            look.push(&format!(
+            let mut ended_ids = Statement::new(self.dialect(), "register_ended_ids");
+            let batch = ended_ids
+                .batch("b", vec![("b_uid", Column::Uuid(callers.iter().map(|t| t.uid.0).collect()))]);
+            let now = ended_ids.now(self.bound_now());
+            ended_ids.push(&format!(
                 "WITH {batch} SELECT uid, generation FROM ended_ids JOIN b ON uid = b_uid WHERE until > {now}"
             ));
             let mut ended = HashMap::new();
-            for row in tx.fetch(look).await? {
+            for row in tx.fetch(ended_ids).await? {
                 ended.insert(Uid(row.get(0)?), row.get::<i32>(1)?);
             }
             let again: HashSet<Uid> =
@@ -232,13 +233,13 @@ impl ColdStore {
     fn insert_statement(&self, rows: &[&TimerRow]) -> Statement {
         let mut s = Statement::new(self.dialect(), "register_insert");
         let fresh: Vec<TimerColumn> =
-            TimerColumn::EACH.iter().copied().filter(|column| unborn(*column).is_none()).collect();
+            TimerColumn::EACH.iter().copied().filter(|column| initial(*column).is_none()).collect();
         let batch = s.batch("b", columns::batch(&fresh, rows));
-        let now = s.now(self.given());
+        let now = s.now(self.bound_now());
         let value = |column: &TimerColumn| match column {
-            // By the store's clock: a floor of the sweep never lies above what is written after it.
+            // Not before the store's clock: a row written after a sweep never lies below the sweep's floor.
             TimerColumn::WakeAt => format!("CASE WHEN b_wake_at > {now} THEN b_wake_at ELSE {now} END"),
-            other => unborn(*other).unwrap_or(other.batch_name()).to_owned(),
+            other => initial(*other).unwrap_or(other.batch_name()).to_owned(),
         };
         let values = TimerColumn::EACH.iter().map(value).collect::<Vec<_>>().join(", ");
         s.push(&format!(
@@ -248,8 +249,8 @@ impl ColdStore {
         s
     }
 
-    /// The row that a registration makes. The store's clock may raise its `wake_at`, and a registration of an
-    /// ended id its generation.
+    /// The row of a registration. The store's clock may raise its `wake_at`, and an ended id that is registered
+    /// again has a higher generation.
     fn fresh_row(&self, timer: &NewTimer) -> TimerRow {
         let owner = timer.owner.as_deref().unwrap_or(timer.id.as_str());
         TimerRow {
@@ -278,8 +279,9 @@ impl ColdStore {
     }
 }
 
-/// What every new row has in this column; `None` where rows differ. Saves binding it for each row.
-const fn unborn(column: TimerColumn) -> Option<&'static str> {
+/// The constant that every new row has in this column, written into the statement instead of being bound for
+/// each row; `None` for a column that differs by row.
+const fn initial(column: TimerColumn) -> Option<&'static str> {
     match column {
         TimerColumn::State | TimerColumn::Attempt | TimerColumn::Tries | TimerColumn::Epoch => Some("0"),
         TimerColumn::Generation | TimerColumn::Version => Some("1"),

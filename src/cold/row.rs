@@ -1,4 +1,4 @@
-//! One timer as SQL holds it, live or ended.
+//! One row of `timers` or `history`.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,22 +12,22 @@ use crate::model::target::Target;
 use crate::model::time::UnixMs;
 use crate::model::timer::{AttemptResult, Life, State};
 
-/// A timer as it stands in the cold store.
+/// A timer as the cold store has it, live or ended.
 #[derive(Debug, Clone)]
 pub struct TimerRow {
     /// Primary key.
     pub uid: Uid,
-    /// Its id as text.
+    /// The id as text.
     pub id: String,
-    /// Whether the caller chose the id or an idempotency key, so that it must stay taken after the end.
+    /// Whether the uid comes from the caller's id or idempotency key, which stays taken after the end.
     pub caller_id: bool,
     /// The owner, if one was given.
     pub owner: Option<String>,
     /// Its shard.
     pub shard: i32,
-    /// The part that moves.
+    /// State, times and counts: the part that changes while it is live.
     pub life: Life,
-    /// No first attempt after this moment.
+    /// No first attempt is made after this moment.
     pub expire_at: Option<UnixMs>,
     /// The shard's epoch at the last claim.
     pub epoch: Epoch,
@@ -35,7 +35,7 @@ pub struct TimerRow {
     pub lane: i64,
     /// `precision: minute`.
     pub minute: bool,
-    /// Where it goes.
+    /// The target.
     pub target: Target,
     /// The payload, JSON as the caller wrote it; `None` for `null`.
     pub data: Option<Vec<u8>>,
@@ -49,11 +49,11 @@ pub struct TimerRow {
     pub created_at: UnixMs,
     /// When the latest claim was made.
     pub claimed_at: Option<UnixMs>,
-    /// The node that made it.
+    /// The node that made the latest claim.
     pub node: Option<String>,
-    /// What led to it.
+    /// Which path led to the latest claim.
     pub via: Option<Via>,
-    /// When it ended; live timers have none.
+    /// When it ended; `None` for a live timer.
     pub ended_at: Option<UnixMs>,
     /// The attempt that ended it.
     pub last: Option<AttemptRecord>,
@@ -62,15 +62,15 @@ pub struct TimerRow {
 /// One attempt, as `GET /v1/timers/{id}/attempts` shows it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttemptRecord {
-    /// Of which generation.
+    /// The generation.
     pub generation: i32,
     /// Its number within the generation, from 1.
     pub attempt: i32,
-    /// When the attempt began; if nobody knows, when its claim was made.
+    /// When the attempt began; if that is not known, when its claim was made.
     pub started_at: i64,
-    /// When the outcome was known.
+    /// When its result was known.
     pub ended_at: i64,
-    /// The outcome.
+    /// The result.
     pub result: AttemptResult,
     /// The HTTP status, if there was an answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -81,7 +81,7 @@ pub struct AttemptRecord {
     /// What went wrong, in words.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
-    /// The node that made it.
+    /// The node that made the attempt.
     pub node: String,
 }
 
@@ -91,7 +91,7 @@ impl TimerRow {
         delivery_id(self.uid, self.created_at.get(), self.life.generation)
     }
 
-    /// Where it points while it waits; `None` when nothing is to happen by itself.
+    /// The pointer to the attempt that it waits for; `None` in a state that waits for none.
     pub fn pointer(&self, via: Via) -> Option<Pointer> {
         matches!(self.life.state, State::Scheduled | State::Retrying).then_some(Pointer {
             uid: self.uid,
@@ -106,17 +106,19 @@ impl TimerRow {
         })
     }
 
-    /// The payload as it goes out.
+    /// The payload as it is sent.
     pub fn body(&self) -> Vec<u8> {
         self.data.clone().unwrap_or_else(|| b"null".to_vec())
     }
 
-    /// The id as it is kept: one of the service's own form says nothing that the uid does not, and is kept empty.
+    /// The id as it is stored: an id of the service's own form is derived from the uid and stored as an empty
+    /// text.
     pub(super) fn stored_id(&self) -> String {
         if self.id == TimerId::of_server(self.uid).as_str() { String::new() } else { self.id.clone() }
     }
 
-    /// Reads a row of [`super::columns::ALL`], followed by `ended_at, last` when `ended`.
+    /// Reads a row with the columns of [`super::columns::ALL`]; with `ended` they are followed by `ended_at,
+    /// last`.
     pub(super) fn read(row: &Row, ended: bool) -> Result<Self, Error> {
         let bad = |what: &str| Error::Corrupt(format!("a timer's {what} cannot be read back"));
         let target: String = row.of(C::Target)?;

@@ -1,4 +1,4 @@
-//! Who owns which shard, and which nodes there are. Leases run by the store's clock.
+//! Ownership of shards, and the list of nodes. Leases expire by the store's clock.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::model::id::{Epoch, Generation, Uid};
 use crate::model::time::UnixMs;
 use crate::model::timer::Token;
 
-/// A node as the store knows it.
+/// A node as the store has it.
 #[derive(Debug, Clone)]
 pub struct NodeRow {
     /// Its name.
@@ -21,47 +21,48 @@ pub struct NodeRow {
     pub version: String,
     /// When it started.
     pub started_at: UnixMs,
-    /// Its last sign of life.
+    /// Its last heartbeat.
     pub beat_at: UnixMs,
     /// The shards it owns.
     pub shards: Vec<i32>,
 }
 
-/// What a heartbeat learned.
+/// What a heartbeat returns.
 #[derive(Debug, Clone)]
-pub struct Beat {
-    /// Whether another process beats under this name.
+pub struct Heartbeat {
+    /// Whether another process has taken this node's name.
     pub superseded: bool,
-    /// Nodes alive, this one included: the incarnation of each, by name.
+    /// The incarnations of the nodes that are alive, this one included, by name.
     pub alive: BTreeMap<String, String>,
-    /// How long until the one of the others that was heard of least lately counts as dead, in milliseconds.
+    /// How long, in milliseconds, until the next of the other nodes counts as dead if it sends no further
+    /// heartbeat.
     pub next_dead_ms: Option<i64>,
 }
 
-impl Beat {
-    /// How many nodes that are alive come before one of this name in the order of names.
+impl Heartbeat {
+    /// The number of live nodes whose names sort before this one.
     pub fn rank(&self, name: &str) -> usize {
         self.alive.keys().take_while(|other| other.as_str() < name).count()
     }
 }
 
-/// Who this node is.
+/// The identity of this node.
 #[derive(Debug, Clone)]
 pub struct Identity {
     /// Its name.
     pub name: String,
-    /// Made anew at every start: tells two processes of one name apart.
+    /// New at every start: it distinguishes two processes of one name.
     pub incarnation: String,
     /// Where its API listens.
     pub address: String,
 }
 
 impl ColdStore {
-    /// Takes the node's name for this process: from here on an older process of the same name sees itself
-    /// superseded and stops.
+    /// Takes the node's name for this process. An older process of the same name is superseded: it finds that
+    /// out at its next heartbeat and stops. Other nodes are notified ([`ColdStore::listen`]).
     pub async fn enter(&self, me: &Identity) -> Result<(), Error> {
         let mut s = Statement::new(self.dialect(), "enter");
-        let now = s.now(self.given());
+        let now = s.now(self.bound_now());
         let (name, incarnation) = (s.text(&me.name), s.text(&me.incarnation));
         let (address, version) = (s.text(&me.address), s.text(env!("CARGO_PKG_VERSION")));
         let insert = format!(
@@ -73,25 +74,25 @@ impl ColdStore {
         match self.dialect() {
             Dialect::Postgres => s.push(&format!(
                 "WITH entered AS ({insert} RETURNING name) SELECT {} FROM entered",
-                notify::tell(&incarnation)
+                notify::notification(&incarnation)
             )),
             Dialect::Sqlite => s.push(&insert),
         };
         self.urgent.write(s).await.map(drop)
     }
 
-    /// A sign of life; tells which nodes have given one within `within_ms`.
-    pub async fn beat(&self, me: &Identity, within_ms: i64) -> Result<Beat, Error> {
+    /// Sends a heartbeat. A node is alive if its last heartbeat came within `within_ms`.
+    pub async fn heartbeat(&self, me: &Identity, within_ms: i64) -> Result<Heartbeat, Error> {
         let mut tx = self.urgent.begin().await?;
-        let mut s = Statement::new(self.dialect(), "beat");
-        let now = s.now(self.given());
+        let mut s = Statement::new(self.dialect(), "heartbeat");
+        let now = s.now(self.bound_now());
         let (name, incarnation) = (s.text(&me.name), s.text(&me.incarnation));
         s.push(&format!(
             "UPDATE nodes SET beat_at = {now} WHERE name = {name} AND incarnation = {incarnation} RETURNING {now}"
         ));
         let mine = tx.fetch(s).await?;
-        let mut s = Statement::new(self.dialect(), "beat_alive");
-        let now = s.now(self.given());
+        let mut s = Statement::new(self.dialect(), "heartbeat_alive");
+        let now = s.now(self.bound_now());
         let within = s.int(within_ms);
         s.push(&format!(
             "SELECT name, incarnation, beat_at + {within} - {now} FROM nodes WHERE beat_at > {now} - {within}"
@@ -101,20 +102,20 @@ impl ColdStore {
         let mut alive = BTreeMap::from([(me.name.clone(), me.incarnation.clone())]);
         let mut next_dead_ms = None;
         for row in &rows {
-            let (name, left): (String, i64) = (row.get(0)?, row.get(2)?);
+            let (name, remaining): (String, i64) = (row.get(0)?, row.get(2)?);
             if name != me.name {
-                next_dead_ms = Some(next_dead_ms.map_or(left, |least: i64| least.min(left)));
+                next_dead_ms = Some(next_dead_ms.map_or(remaining, |least: i64| least.min(remaining)));
             }
             alive.insert(name, row.get(1)?);
         }
         if let Some(row) = mine.first() {
             self.clock.observe(UnixMs::new(row.get(0)?));
         }
-        Ok(Beat { superseded: mine.is_empty(), alive, next_dead_ms })
+        Ok(Heartbeat { superseded: mine.is_empty(), alive, next_dead_ms })
     }
 
-    /// Renews the leases of these shards and keeps how far each has come (`cursor_at`, which only rises);
-    /// returns those that are still this node's under these epochs.
+    /// Renews the leases of these shards and stores their cursors (`cursor_at`, which only rises). Returns the
+    /// shards that are still this node's under these epochs.
     pub async fn renew(
         &self,
         me: &Identity,
@@ -130,7 +131,7 @@ impl ColdStore {
         let mut columns = held_columns(&held);
         columns.push(("b_cursor", Column::Int(held.iter().map(|(shard, _)| cursor(*shard)).collect())));
         let batch = s.batch("b", columns);
-        let now = s.now(self.given());
+        let now = s.now(self.bound_now());
         let (name, lease) = (s.text(&me.name), s.int(lease_ms));
         s.push(&format!(
             "WITH {batch} UPDATE shards SET lease_until = {now} + {lease}, \
@@ -140,17 +141,17 @@ impl ColdStore {
         self.urgent.write(s).await?.iter().map(|row| row.get(0)).collect()
     }
 
-    /// Takes up to `most` shards that nobody owns or whose lease has run out, and with `own_too` those that
-    /// stand under this node's own name. Each gets a new epoch; from then on nobody can claim under the old.
-    pub async fn take(
+    /// Takes over up to `most` shards that have no owner or whose lease has expired, and with `own_too` also
+    /// those of this node's own name. Each gets a new epoch; from then on no claim under the old one succeeds.
+    pub async fn take_over(
         &self,
         me: &Identity,
         most: usize,
         own_too: bool,
         lease_ms: i64,
     ) -> Result<Vec<(i32, Epoch)>, Error> {
-        let mut s = Statement::new(self.dialect(), "take");
-        let now = s.now(self.given());
+        let mut s = Statement::new(self.dialect(), "take_over");
+        let now = s.now(self.bound_now());
         let (name, lease, most) = (s.text(&me.name), s.int(lease_ms), s.int(most as i64));
         let own = if own_too { format!("OR owner = {name}") } else { String::new() };
         let lock = self.dialect().lock("FOR UPDATE SKIP LOCKED");
@@ -162,9 +163,10 @@ impl ColdStore {
         self.urgent.write(s).await?.iter().map(|row| Ok((row.get(0)?, Epoch(row.get(1)?)))).collect()
     }
 
-    /// Makes what crashed owners had claimed in these shards due again at once. What was claimed up to the epoch
-    /// that was last given up in order is spared, for its claims end by themselves, unless its node has given no
-    /// sign of life for `within_ms`, or has been started anew since. Returns the attempts that were recalled.
+    /// Recalls the claims of crashed owners in these shards: they are due again at once. Claims under the last
+    /// epoch that was given up in order, or an older one, are spared, because their node still ends them;
+    /// unless it has sent no heartbeat for `within_ms` or has been restarted since. Returns the attempts that
+    /// were recalled.
     pub async fn recall(&self, taken: &[(i32, Epoch)], within_ms: i64) -> Result<Vec<(Uid, Token)>, Error> {
         if taken.is_empty() {
             return Ok(Vec::new());
@@ -172,9 +174,9 @@ impl ColdStore {
         let mut tx = self.urgent.begin().await?;
         let mut s = Statement::new(self.dialect(), "recall");
         let batch = s.batch("b", held_columns(&sorted(taken)));
-        let now = s.now(self.given());
-        // A claim's expiry lies at most this far ahead, if its node had the same settings; that keeps the look
-        // within the index's near end.
+        let now = s.now(self.bound_now());
+        // With the same settings on all nodes a claim expires within this span. The bound keeps the scan of the
+        // index short.
         let known = columns::is_known_kind();
         let (reach, within) = (s.int(self.claim_ttl_ms), s.int(within_ms));
         s.push(&format!(
@@ -194,15 +196,15 @@ impl ColdStore {
         recalled.iter().map(token).collect()
     }
 
-    /// Gives shards up in order, so that others can take them at once, and learn of it at once
-    /// ([`ColdStore::hear`]). What is claimed under these epochs or older ones is spared by the next
-    /// [`ColdStore::recall`], so what crashed owners had left must have been recalled. Returns what was still
-    /// this owner's.
+    /// Gives shards up in order: other nodes can take them over at once, and are notified
+    /// ([`ColdStore::listen`]). The next [`ColdStore::recall`] spares the claims under these epochs and older
+    /// ones, so the claims of crashed owners must have been recalled before. Returns the shards that were still
+    /// this node's.
     pub async fn give_up(&self, me: &Identity, held: &[(i32, Epoch)]) -> Result<Vec<i32>, Error> {
         self.give_up_and(me, held, "b_epoch").await
     }
 
-    /// As [`ColdStore::give_up`], but what is claimed is recalled by the next owner.
+    /// The same as [`ColdStore::give_up`], but the next owner recalls the claims under these epochs.
     pub async fn give_up_sparing_nothing(
         &self,
         me: &Identity,
@@ -222,24 +224,24 @@ impl ColdStore {
         }
         let mut s = Statement::new(self.dialect(), "give_up");
         let batch = s.batch("b", held_columns(&sorted(held)));
-        let (name, teller) = (s.text(&me.name), s.text(&me.incarnation));
+        let (name, sender) = (s.text(&me.name), s.text(&me.incarnation));
         let update = format!(
             "UPDATE shards SET owner = NULL, lease_until = 0, spared = {spared} FROM b \
              WHERE shard = b_shard AND epoch = b_epoch AND owner = {name} RETURNING shard"
         );
         match self.dialect() {
-            // Told at the commit, and once however many they are.
+            // Delivered at the commit, and once for any number of shards.
             Dialect::Postgres => s.push(&format!(
                 "WITH {batch}, given_up AS ({update}) SELECT shard, {} FROM given_up",
-                notify::tell(&teller)
+                notify::notification(&sender)
             )),
-            // Nobody listens; but what is bound has to be used.
-            Dialect::Sqlite => s.push(&format!("WITH {batch} {update}, {teller}")),
+            // There are no notifications; but a bound value has to be used.
+            Dialect::Sqlite => s.push(&format!("WITH {batch} {update}, {sender}")),
         };
         self.urgent.write(s).await?.iter().map(|row| row.get(0)).collect()
     }
 
-    /// Takes this process off the list of nodes.
+    /// Removes this process from the list of nodes.
     pub async fn leave(&self, me: &Identity) -> Result<(), Error> {
         let mut s = Statement::new(self.dialect(), "leave");
         let (name, incarnation) = (s.text(&me.name), s.text(&me.incarnation));
@@ -247,7 +249,7 @@ impl ColdStore {
         self.urgent.write(s).await.map(drop)
     }
 
-    /// The nodes that the store knows, by name, with the shards each owns.
+    /// All nodes of the store, by name, each with the shards that it owns.
     pub async fn nodes(&self) -> Result<Vec<NodeRow>, Error> {
         let nodes =
             entity::node::Entity::find().order_by_asc(entity::node::Column::Name).all(&self.db).await?;
@@ -270,10 +272,10 @@ impl ColdStore {
             .collect())
     }
 
-    /// Drops nodes that gave no sign of life for a day.
+    /// Removes nodes that have sent no heartbeat for a day.
     pub async fn forget_nodes(&self) -> Result<(), Error> {
         let mut s = Statement::new(self.dialect(), "forget_nodes");
-        let now = s.now(self.given());
+        let now = s.now(self.bound_now());
         s.push(&format!("DELETE FROM nodes WHERE beat_at < {now} - 86400000"));
         self.urgent.write(s).await.map(drop)
     }
@@ -285,7 +287,7 @@ pub(super) fn sorted(held: &[(i32, Epoch)]) -> Vec<(i32, Epoch)> {
     sorted
 }
 
-/// Columns that name shards and epochs, in the order given.
+/// The batch columns of shards and epochs, in the order given.
 pub(super) fn held_columns(held: &[(i32, Epoch)]) -> Vec<(&'static str, Column)> {
     vec![
         ("b_shard", Column::Int(held.iter().map(|(shard, _)| i64::from(*shard)).collect())),

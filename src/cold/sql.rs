@@ -1,9 +1,11 @@
-//! Two databases behind one way to write a hot statement.
+//! The SQL dialects: a hot statement is written once and rendered for PostgreSQL or SQLite.
 //!
-//! A statement is written once. What differs is rendered here: a batch of rows is a set of arrays bound to
-//! `UNNEST` on PostgreSQL and a `VALUES` list on SQLite, `$n` marks any other value on both, the clock is
-//! `statement_timestamp()` on PostgreSQL (stable, so an index can use it, and never ahead of the truth)
-//! and a bound value on SQLite, and row locks are written only where rows can be locked.
+//! | | PostgreSQL | SQLite |
+//! |---|---|---|
+//! | a batch of rows | arrays bound to `UNNEST` | a `VALUES` list |
+//! | any other value | `$n` with a cast | `$n` |
+//! | the store's clock | `statement_timestamp()`: stable, so an index can use it, and never ahead of the truth | a bound value |
+//! | row locks | as written | none: there is one writer |
 
 use sea_orm::sqlx::postgres::{PgArguments, PgPool, PgRow};
 use sea_orm::sqlx::query::Query as SqlxQuery;
@@ -14,23 +16,23 @@ use uuid::Uuid;
 
 use super::Error;
 use super::columns::TimerColumn;
-use super::failpoint::{Begun, Call, Way};
+use super::failpoint::{Call, Hook, TxMark};
 
-/// The pools that hot statements run on; the same that sea-orm runs on.
+/// The pools that hot statements run on; sea-orm runs on the same ones.
 #[derive(Clone)]
 pub(super) struct Pool {
-    pub to: Database,
-    pub way: Way,
+    pub database: Database,
+    pub hook: Hook,
 }
 
-/// Which database it is, and its connections.
+/// The database and its connections.
 #[derive(Clone, Debug)]
 pub(super) enum Database {
     Postgres(PgPool),
     Sqlite { writer: SqlitePool, readers: SqlitePool },
 }
 
-/// Which database a statement is rendered for.
+/// The database that a statement is rendered for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dialect {
     Postgres,
@@ -38,7 +40,8 @@ pub(super) enum Dialect {
 }
 
 impl Dialect {
-    /// Locks the rows of a `SELECT` until the transaction ends; SQLite has one writer and needs none.
+    /// The clause that locks the rows of a `SELECT` until the transaction ends. Empty on SQLite, which has one
+    /// writer.
     pub fn lock(self, clause: &'static str) -> &'static str {
         match self {
             Self::Postgres => clause,
@@ -102,31 +105,32 @@ enum Args {
     Sqlite(SqliteArguments),
 }
 
-/// A statement being written: its text and what is bound to it.
+/// A statement under construction: its text and its bound values.
 pub(super) struct Statement {
     name: &'static str,
     dialect: Dialect,
     sql: String,
     args: Args,
     bound: usize,
-    /// Batches on SQLite have a text of their own for each size; caching those would only push others out.
+    /// Whether the prepared statement is cached. On SQLite a batch has a different text for each size; caching
+    /// those would evict the others.
     cached: bool,
-    patient: bool,
+    unbounded: bool,
 }
 
 impl Statement {
-    /// Starts a statement; `name` is the function it belongs to and heads the text as a comment.
+    /// Starts a statement. `name` is the function that runs it; the text begins with it, as a comment.
     pub fn new(dialect: Dialect, name: &'static str) -> Self {
         let args = match dialect {
             Dialect::Postgres => Args::Postgres(PgArguments::default()),
             Dialect::Sqlite => Args::Sqlite(SqliteArguments::default()),
         };
-        Self { name, dialect, sql: format!("/* {name} */ "), args, bound: 0, cached: true, patient: false }
+        Self { name, dialect, sql: format!("/* {name} */ "), args, bound: 0, cached: true, unbounded: false }
     }
 
-    /// Lets it run as long as it takes: the database bounds it itself.
-    pub fn patiently(&mut self) -> &mut Self {
-        self.patient = true;
+    /// Switches this process's own timeout off: the statement runs under a timeout that the database enforces.
+    pub fn without_timeout(&mut self) -> &mut Self {
+        self.unbounded = true;
         self
     }
 
@@ -164,28 +168,28 @@ impl Statement {
         format!("${}", self.bound)
     }
 
-    /// Binds a number and returns the text that stands for it.
+    /// Binds a number; returns its placeholder.
     pub fn int(&mut self, value: i64) -> String {
         let mark = self.add(value);
         self.typed(mark, "bigint")
     }
 
-    /// Binds a text and returns the text that stands for it.
+    /// Binds a text; returns its placeholder.
     pub fn text(&mut self, value: &str) -> String {
         let mark = self.add(value.to_owned());
         self.typed(mark, "text")
     }
 
-    /// Binds a uuid and returns the text that stands for it.
+    /// Binds a uuid; returns its placeholder.
     pub fn uuid(&mut self, value: Uuid) -> String {
         let mark = self.add(value);
         self.typed(mark, "uuid")
     }
 
-    /// Binds numbers and returns the text that asks whether what stands before it is one of them.
+    /// Binds numbers; returns an `IN` condition: the expression before it is one of them.
     pub fn among(&mut self, values: &[i64]) -> String {
         match self.dialect {
-            // A sub-select is hashed; `= ANY` would compare with one after the other.
+            // A sub-select is hashed; `= ANY` compares with each number in turn.
             Dialect::Postgres => format!("IN (SELECT unnest({}::bigint[]))", self.add_array(values.to_vec())),
             Dialect::Sqlite => {
                 let values: Vec<String> = values.iter().map(i64::to_string).collect();
@@ -201,20 +205,21 @@ impl Statement {
         }
     }
 
-    /// The store's clock in milliseconds: `given` where the store has none of its own, or in tests.
-    pub fn now(&mut self, given: Option<i64>) -> String {
+    /// The store's clock in milliseconds; `bound` replaces the database's own clock where it is given.
+    pub fn now(&mut self, bound: Option<i64>) -> String {
         match self.dialect {
             Dialect::Postgres => {
-                let mark = self.add(given);
+                let mark = self.add(bound);
                 format!(
                     "COALESCE({mark}::bigint, floor(extract(epoch FROM statement_timestamp()) * 1000)::bigint)"
                 )
             }
-            Dialect::Sqlite => self.int(given.unwrap_or_default()),
+            Dialect::Sqlite => self.int(bound.unwrap_or_default()),
         }
     }
 
-    /// A batch, bound before anything else, as a common table expression, `name(column, …) AS (…)`, its rows in the order given.
+    /// Binds a batch; returns it as a common table expression, `name(column, …) AS (…)`, with its rows in the
+    /// order given. A batch is bound before any other value.
     pub fn batch(&mut self, name: &str, columns: Vec<(&'static str, Column)>) -> String {
         let names = columns.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
         let rows = columns.first().map_or(0, |(_, column)| column.len());
@@ -247,8 +252,9 @@ impl Statement {
         format!("{mark}::{ty}")
     }
 
-    /// Marks without number, row by row: SQLite looks numbered ones up one by one, which for thousands of them
-    /// costs more than the statement itself. They count from 1, so a batch is bound before anything else.
+    /// Placeholders without numbers, row by row. SQLite looks numbered placeholders up one by one, which for
+    /// thousands of them costs more than the statement itself. Those without numbers count from 1, so a batch
+    /// is bound before any other value.
     fn values(&mut self, columns: Vec<(&'static str, Column)>, rows: usize) -> String {
         debug_assert_eq!(self.bound, 0, "the batch is bound first");
         let width = columns.len();
@@ -268,9 +274,9 @@ impl Statement {
             }
         }
         let row = format!("({})", vec!["?"; width].join(","));
-        // The limit tells SQLite how few they are. Left to itself it takes some hundreds of rows for more than
-        // the table can hold, and walks through the whole table instead of looking each of them up (10 s
-        // against 2 s for a burst of 20,000).
+        // The limit gives SQLite's planner the number of rows. Without it the planner expects more rows than
+        // the table has, and scans the whole table instead of looking each row up by its key (a burst of
+        // 20,000: 10 s against 2 s).
         format!("SELECT * FROM (VALUES {}) LIMIT {rows}", vec![row.as_str(); rows].join(","))
     }
 }
@@ -291,7 +297,7 @@ pub(super) enum Row {
 }
 
 impl Row {
-    /// The value of a timer's column, in a row that begins with [`super::columns::ALL`].
+    /// The value of a timer's column. The row must begin with the columns of [`super::columns::ALL`].
     pub fn of<T>(&self, column: TimerColumn) -> Result<T, Error>
     where
         T: for<'r> sqlx::Decode<'r, Postgres>
@@ -318,10 +324,10 @@ impl Row {
     }
 }
 
-/// A database whose machine is gone leaves a connection that never answers: what took longer than the
-/// database itself would allow is given up, and its connection with it.
-async fn bounded<T>(patient: bool, work: impl Future<Output = Result<T, sqlx::Error>>) -> Result<T, Error> {
-    if patient {
+/// Bounds a call in time. A database whose machine has failed leaves connections that never answer, so a call
+/// that takes longer than the database itself would allow fails, and its connection is closed.
+async fn bounded<T>(unbounded: bool, work: impl Future<Output = Result<T, sqlx::Error>>) -> Result<T, Error> {
+    if unbounded {
         return Ok(work.await?);
     }
     match tokio::time::timeout(super::STATEMENT_TIMEOUT + Duration::from_secs(5), work).await {
@@ -342,9 +348,9 @@ fn sqlite(statement: Statement) -> SqlxQuery<'static, Sqlite, SqliteArguments> {
 
 /// A transaction.
 pub(super) struct Tx {
-    to: OpenTx,
-    way: Way,
-    begun: Begun,
+    open: OpenTx,
+    hook: Hook,
+    mark: TxMark,
 }
 
 enum OpenTx {
@@ -355,49 +361,51 @@ enum OpenTx {
 impl Tx {
     /// Runs a statement and returns its rows.
     pub async fn fetch(&mut self, statement: Statement) -> Result<Vec<Row>, Error> {
-        let Self { to, way, .. } = self;
-        way.pass(Call::Within, statement.name, to.fetch(statement)).await
+        let Self { open, hook, .. } = self;
+        hook.run(Call::Within, statement.name, open.fetch(statement)).await
     }
 
-    /// Runs a statement and returns how many rows it touched.
+    /// Runs a statement and returns the number of rows it affected.
     pub async fn execute(&mut self, statement: Statement) -> Result<u64, Error> {
-        let Self { to, way, .. } = self;
-        way.pass(Call::Within, statement.name, to.execute(statement)).await
+        let Self { open, hook, .. } = self;
+        hook.run(Call::Within, statement.name, open.execute(statement)).await
     }
 
-    /// Makes it durable. An error leaves open whether it was.
+    /// Commits. After an error it is unknown whether the transaction was committed.
     pub async fn commit(self) -> Result<(), Error> {
-        let Self { to, way, begun } = self;
+        let Self { open, hook, mark } = self;
         let commit = async {
-            let _over = begun;
-            to.commit().await
+            let _ended = mark;
+            open.commit().await
         };
-        way.pass(Call::Commit, "commit", commit).await
+        hook.run(Call::Commit, "commit", commit).await
     }
 }
 
 impl OpenTx {
     async fn fetch(&mut self, statement: Statement) -> Result<Vec<Row>, Error> {
-        let patient = statement.patient;
+        let unbounded = statement.unbounded;
         Ok(match self {
             Self::Postgres(tx) => {
-                let rows = bounded(patient, postgres(statement).fetch_all(&mut **tx)).await?;
+                let rows = bounded(unbounded, postgres(statement).fetch_all(&mut **tx)).await?;
                 rows.into_iter().map(Row::Postgres).collect()
             }
             Self::Sqlite(tx) => {
-                let rows = bounded(patient, sqlite(statement).fetch_all(&mut **tx)).await?;
+                let rows = bounded(unbounded, sqlite(statement).fetch_all(&mut **tx)).await?;
                 rows.into_iter().map(Row::Sqlite).collect()
             }
         })
     }
 
     async fn execute(&mut self, statement: Statement) -> Result<u64, Error> {
-        let patient = statement.patient;
+        let unbounded = statement.unbounded;
         Ok(match self {
             Self::Postgres(tx) => {
-                bounded(patient, postgres(statement).execute(&mut **tx)).await?.rows_affected()
+                bounded(unbounded, postgres(statement).execute(&mut **tx)).await?.rows_affected()
             }
-            Self::Sqlite(tx) => bounded(patient, sqlite(statement).execute(&mut **tx)).await?.rows_affected(),
+            Self::Sqlite(tx) => {
+                bounded(unbounded, sqlite(statement).execute(&mut **tx)).await?.rows_affected()
+            }
         })
     }
 
@@ -409,39 +417,39 @@ impl OpenTx {
     }
 }
 
-/// SQLite's one writer says at once that it will write, so that it never has to give way halfway.
+/// SQLite's one writer takes the write lock at the beginning, so that the transaction cannot fail for it later.
 const BEGIN: &str = "BEGIN IMMEDIATE";
 
 impl Pool {
-    /// The pools, with nothing on the way to them.
-    pub fn to(to: Database) -> Self {
-        Self { to, way: Way::default() }
+    /// The pools, without a fail point.
+    pub fn new(database: Database) -> Self {
+        Self { database, hook: Hook::default() }
     }
 
     pub const fn dialect(&self) -> Dialect {
-        match self.to {
+        match self.database {
             Database::Postgres(_) => Dialect::Postgres,
             Database::Sqlite { .. } => Dialect::Sqlite,
         }
     }
 
-    /// Starts a transaction that may write.
+    /// Begins a transaction that may write.
     pub async fn begin(&self) -> Result<Tx, Error> {
         let begin = async {
-            let to = self.to.begin().await?;
-            Ok(Tx { to, way: self.way.clone(), begun: self.way.begun() })
+            let open = self.database.begin().await?;
+            Ok(Tx { open, hook: self.hook.clone(), mark: self.hook.begin() })
         };
-        self.way.pass(Call::Begin, "begin", begin).await
+        self.hook.run(Call::Begin, "begin", begin).await
     }
 
-    /// Runs a statement that only reads, on its own.
+    /// Runs a statement that only reads, outside any transaction.
     pub async fn read(&self, statement: Statement) -> Result<Vec<Row>, Error> {
-        self.way.pass(Call::Read, statement.name, self.to.read(statement)).await
+        self.hook.run(Call::Read, statement.name, self.database.read(statement)).await
     }
 
     /// Runs a statement that writes, as a transaction of its own, and returns its rows.
     pub async fn write(&self, statement: Statement) -> Result<Vec<Row>, Error> {
-        self.way.pass(Call::Write, statement.name, self.to.write(statement)).await
+        self.hook.run(Call::Write, statement.name, self.database.write(statement)).await
     }
 }
 
@@ -450,7 +458,7 @@ impl Database {
         Ok(match self {
             Self::Postgres(pool) => OpenTx::Postgres(bounded(false, pool.begin()).await?),
             Self::Sqlite { writer, .. } => match writer.begin_with(BEGIN).await {
-                // SQLite took a transaction back by itself (its disk was full) and the pool does not know.
+                // SQLite rolled a transaction back by itself (its disk was full), which the pool does not know.
                 Err(sqlx::Error::InvalidSavePointStatement) => {
                     writer.acquire().await?.close().await?;
                     OpenTx::Sqlite(writer.begin_with(BEGIN).await?)
@@ -461,28 +469,28 @@ impl Database {
     }
 
     async fn read(&self, statement: Statement) -> Result<Vec<Row>, Error> {
-        let patient = statement.patient;
+        let unbounded = statement.unbounded;
         Ok(match self {
             Self::Postgres(pool) => {
-                let rows = bounded(patient, postgres(statement).fetch_all(pool)).await?;
+                let rows = bounded(unbounded, postgres(statement).fetch_all(pool)).await?;
                 rows.into_iter().map(Row::Postgres).collect()
             }
             Self::Sqlite { readers, .. } => {
-                let rows = bounded(patient, sqlite(statement).fetch_all(readers)).await?;
+                let rows = bounded(unbounded, sqlite(statement).fetch_all(readers)).await?;
                 rows.into_iter().map(Row::Sqlite).collect()
             }
         })
     }
 
     async fn write(&self, statement: Statement) -> Result<Vec<Row>, Error> {
-        let patient = statement.patient;
+        let unbounded = statement.unbounded;
         Ok(match self {
             Self::Postgres(pool) => {
-                let rows = bounded(patient, postgres(statement).fetch_all(pool)).await?;
+                let rows = bounded(unbounded, postgres(statement).fetch_all(pool)).await?;
                 rows.into_iter().map(Row::Postgres).collect()
             }
             Self::Sqlite { writer, .. } => {
-                let rows = bounded(patient, sqlite(statement).fetch_all(writer)).await?;
+                let rows = bounded(unbounded, sqlite(statement).fetch_all(writer)).await?;
                 rows.into_iter().map(Row::Sqlite).collect()
             }
         })

@@ -1,9 +1,9 @@
-//! The near window as SQL knows it: how far each shard is promoted, what lies within, what replays found.
+//! Watermarks: how far each shard is promoted, the scan of the slice below, and the notes of replays.
 //!
-//! The watermark is the whole cure for the race between whoever writes a timer and the loader: the loader
-//! commits the new watermark *before* it scans the slice below it; whoever writes a timer commits it and
-//! *then* reads the watermark. Either the writer sees the new watermark and promotes the timer himself, or
-//! the loader's scan, which starts later, sees the timer.
+//! The watermark cures the race between a writer of timers and the loader. The loader commits the new watermark
+//! *before* it scans the slice below it. A writer commits its timer and *then* reads the watermark. So either
+//! the writer reads the new watermark and promotes the timer itself, or the loader's scan, which begins later,
+//! finds the timer.
 
 use sea_orm::{ColumnTrait, EntityTrait, QueryFilter, QueryOrder, QuerySelect};
 use uuid::Uuid;
@@ -18,78 +18,79 @@ use crate::model::id::Epoch;
 use crate::model::pointer::{Pointer, Via};
 use crate::model::time::UnixMs;
 
-/// How far a shard is promoted, and by whom.
+/// A shard: its owner, and how far it is promoted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShardRow {
     /// The shard.
     pub shard: i32,
     /// Its epoch.
     pub epoch: Epoch,
-    /// What was claimed up to this epoch ends by itself: it was given up in order.
+    /// Claims under this epoch or an older one are not recalled: their owner gave the shard up in order and
+    /// ends them.
     pub spared: Epoch,
     /// The node that owns it.
     pub owner: Option<String>,
-    /// What wakes before this was promoted, or is by whoever writes it.
+    /// Timers with a `wake_at` before this were promoted by the loader, or are promoted by their writers.
     pub watermark: UnixMs,
-    /// The wheels were handed over up to here, at least.
+    /// The wheels were handed over at least up to here.
     pub cursor_at: UnixMs,
-    /// Server and incarnation of the wheel that holds its window; empty when there is none.
+    /// Server and incarnation of the wheel that holds its window; empty for none.
     pub wheel: String,
 }
 
-/// A place in a shard's order of waking: strictly after this moment and uid.
+/// A position in a scan of a shard in order of (`wake_at`, uid): strictly after these two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
-    /// `wake_at` of the last row seen.
+pub struct ScanPosition {
+    /// `wake_at` of the last row scanned.
     pub wake_at: i64,
     /// Its uid.
     pub uid: Uuid,
 }
 
-impl Place {
-    /// Before everything that wakes at this moment.
+impl ScanPosition {
+    /// The position before all rows of this `wake_at`.
     pub const fn before(wake_at: i64) -> Self {
         Self { wake_at, uid: Uuid::nil() }
     }
 }
 
-/// A part of a shard's order of waking that is to be scanned.
+/// A range of a shard's rows, by `wake_at`, that is to be scanned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Range {
     /// The shard.
     pub shard: i32,
-    /// Where to go on.
-    pub after: Place,
-    /// Ends before this moment.
+    /// Where the scan continues.
+    pub after: ScanPosition,
+    /// The range ends before this `wake_at`.
     pub until: i64,
 }
 
-/// What was found when a shard was taken over or its wheel was lost.
+/// The note of one replay: a shard was taken over, or its wheel was lost.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReplayNote {
     /// When.
     pub at: UnixMs,
     /// The shard.
     pub shard: i32,
-    /// The node that did it.
+    /// The node that replayed it.
     pub node: String,
     /// Why, in words.
     pub cause: String,
-    /// How far the wheels had been handed over before.
+    /// How far the wheels had been handed over before it.
     pub cursor_at: UnixMs,
     /// What was done, in words.
     pub detail: String,
 }
 
 impl ColdStore {
-    /// How far these shards are promoted; all shards when none is named.
+    /// The rows of these shards; of all shards when none is given.
     pub async fn shard_rows(&self, shards: &[i32]) -> Result<Vec<ShardRow>, Error> {
         let mut find = entity::shard::Entity::find().order_by_asc(entity::shard::Column::Shard);
         if !shards.is_empty() {
             find = find.filter(entity::shard::Column::Shard.is_in(shards.iter().copied()));
         }
         let find = async { Ok(find.all(&self.db).await?) };
-        let rows = self.pool.way.pass(Call::Read, "shard_rows", find).await?;
+        let rows = self.pool.hook.run(Call::Read, "shard_rows", find).await?;
         Ok(rows
             .into_iter()
             .map(|row| ShardRow {
@@ -104,8 +105,9 @@ impl ColdStore {
             .collect())
     }
 
-    /// Raises the watermark of these shards, each under its epoch; returns those that are still this
-    /// owner's. It must only rise: with a shorter window a shard keeps its reach until time catches up with it.
+    /// Raises the watermark of these shards, each under its epoch. Returns the shards that are still this
+    /// owner's. A watermark must only rise: after the window was shortened a shard keeps its watermark until
+    /// time has caught up.
     pub async fn raise_watermarks(
         &self,
         held: &[(i32, Epoch)],
@@ -121,9 +123,9 @@ impl ColdStore {
         self.urgent.write(s).await?.iter().map(|row| row.get(0)).collect()
     }
 
-    /// Keeps which wheel holds the window of these shards, each under its epoch.
-    pub async fn keep_wheel(&self, held: &[(i32, Epoch)], wheel: &str) -> Result<(), Error> {
-        let mut s = Statement::new(self.dialect(), "keep_wheel");
+    /// Stores which wheel holds the window of these shards, each under its epoch.
+    pub async fn set_wheel(&self, held: &[(i32, Epoch)], wheel: &str) -> Result<(), Error> {
+        let mut s = Statement::new(self.dialect(), "set_wheel");
         let batch = s.batch("b", held_columns(&sorted(held)));
         let wheel = s.text(wheel);
         s.push(&format!(
@@ -132,7 +134,8 @@ impl ColdStore {
         self.urgent.write(s).await.map(drop)
     }
 
-    /// What waits within these ranges, at most `per_range` of each, each range in (wake, uid) order.
+    /// Pointers to the waiting timers of these ranges: at most `per_range` of each, each in order of
+    /// (`wake_at`, uid).
     pub async fn scan(&self, ranges: &[Range], per_range: usize) -> Result<Vec<Pointer>, Error> {
         let mut s = Statement::new(self.dialect(), "scan");
         let of = |pick: fn(&Range) -> i64| Column::Int(ranges.iter().map(pick).collect());
@@ -164,7 +167,7 @@ impl ColdStore {
         self.urgent.read(s).await?.iter().map(|row| pointer_of(row, Via::Loader)).collect()
     }
 
-    /// Keeps what replays found, for `explain`.
+    /// Stores notes of replays, for `explain`.
     pub async fn note_replays(&self, notes: &[ReplayNote]) -> Result<(), Error> {
         let mut s = Statement::new(self.dialect(), "note_replays");
         let text = |pick: fn(&ReplayNote) -> &str| {
@@ -189,7 +192,7 @@ impl ColdStore {
         self.pool.write(s).await.map(drop)
     }
 
-    /// Replays of a shard between two moments, the latest 100, oldest first.
+    /// Notes of a shard's replays between two moments: the latest 100, oldest first.
     pub async fn replays(&self, shard: i32, from: UnixMs, to: UnixMs) -> Result<Vec<ReplayNote>, Error> {
         let rows = entity::replay::Entity::find()
             .filter(entity::replay::Column::Shard.eq(shard))

@@ -33,7 +33,7 @@ use crate::metrics::Metrics;
 use crate::model::id::{Epoch, Uid};
 use crate::model::pointer::{Pointer, Via};
 use crate::model::timer::Token;
-use crate::ownership::{Ownership, PARTING_REACH};
+use crate::ownership::{CEDING_REACH, Ownership};
 use crate::sink::Sink;
 use crate::writer::Writer;
 
@@ -218,8 +218,8 @@ impl Dispatcher {
     }
 
     async fn claim(self: &Arc<Self>, owned: Vec<(Pointer, Epoch)>) -> Result<(), Error> {
-        let parting = owned.iter().any(|(pointer, _)| self.ownership.is_parting(pointer.shard));
-        let lead = if parting { self.lead.max(PARTING_REACH) } else { self.lead };
+        let ceding = owned.iter().any(|(pointer, _)| self.ownership.is_ceding(pointer.shard));
+        let lead = if ceding { self.lead.max(CEDING_REACH) } else { self.lead };
         let lead_ms = i64::try_from(lead.as_millis()).unwrap_or(0);
         let claimed = match self.store.claim(&owned, &self.ownership.me().name, lead_ms).await {
             Ok(claimed) => claimed,

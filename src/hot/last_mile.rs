@@ -19,7 +19,7 @@ use crate::dispatch::{Dispatcher, OVERDUE};
 use crate::metrics::Metrics;
 use crate::model::pointer::Pointer;
 use crate::model::time::UnixMs;
-use crate::ownership::PARTING_REACH;
+use crate::ownership::CEDING_REACH;
 
 /// With so many pointers the last mile is full, and the ticker takes no further slot.
 const MAX_HELD: usize = 500_000;
@@ -121,7 +121,7 @@ impl LastMile {
             tokio::select! {
                 () = stop.cancelled() => return,
                 () = tokio::time::sleep(wait) => {}
-                () = self.dispatcher.ownership().parting() => self.hand_out_ceding(self.clock.now()),
+                () = self.dispatcher.ownership().ceding() => self.hand_out_ceding(self.clock.now()),
                 // Even a pointer that is due at once waits a moment for others.
                 () = self.earlier.notified() => tokio::time::sleep(GATHER.min(wait) / 2).await,
             }
@@ -158,9 +158,9 @@ impl LastMile {
     /// Hands out the pointers that are due soon in shards that are about to be handed over. A pointer whose lane is full is
     /// dropped: the next owner reads its timer from SQL.
     pub fn hand_out_ceding(&self, now: UnixMs) {
-        let until = now.plus(PARTING_REACH);
+        let until = now.plus(CEDING_REACH);
         let ownership = self.dispatcher.ownership();
-        let is_ceding = |entry: &Entry| entry.wake_at <= until && ownership.is_parting(entry.pointer.shard);
+        let is_ceding = |entry: &Entry| entry.wake_at <= until && ownership.is_ceding(entry.pointer.shard);
         let mut ceding: Vec<Entry> = self.with(|heap| {
             let (ceding, others): (Vec<_>, Vec<_>) =
                 std::mem::take(heap).into_iter().partition(|Reverse(entry)| is_ceding(entry));

@@ -13,15 +13,15 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use super::promoter::Promoter;
-use super::{Error, Unreachable, replay, take_all, window_end};
+use super::{Error, UnreachableShards, replay, take_all, window_end};
 use crate::clock::Monotonic;
-use crate::cold::{ColdStore, Range, ScanPlace};
+use crate::cold::{ColdStore, Range, ScanPosition};
 use crate::dispatch::{Dispatcher, OVERDUE};
 use crate::model::pointer::{Pointer, Via};
 use crate::model::time::UnixMs;
 #[cfg(feature = "planted")]
 use crate::planted::Defect;
-use crate::positions::{Goes, Replay};
+use crate::positions::{Replay, Route};
 use crate::wheel::{Level, Slot, Take};
 
 /// Rows of one scan, all shards together.
@@ -96,7 +96,7 @@ impl Loader {
     ) -> Result<(), Error> {
         let Promoter { store, positions, .. } = &*self.promoter;
         let slice = |(shard, _): &(i32, _)| {
-            let after = ScanPlace::before(positions.watermark(*shard).get());
+            let after = ScanPosition::before(positions.watermark(*shard).get());
             Range { shard: *shard, after, until: target.get() }
         };
         let slices: Vec<Range> = due.iter().map(slice).collect();
@@ -110,11 +110,11 @@ impl Loader {
     /// Where these pointers go: into a slot, or to the last mile (`None`). Without those whose shard was lost or given up
     /// meanwhile: the next replay of the shard scans them again.
     fn destinations(&self, pointers: &[Pointer]) -> Vec<(Pointer, Option<Slot>)> {
-        let placed = pointers.iter().zip(self.promoter.positions.place(pointers));
+        let placed = pointers.iter().zip(self.promoter.positions.route(pointers));
         let destination = |(pointer, (goes, _)): (&Pointer, _)| match goes {
-            Goes::Slot(slot) => Some((*pointer, Some(slot))),
-            Goes::LastMile => Some((*pointer, None)),
-            Goes::NoWheel | Goes::Foreign | Goes::Cold => None,
+            Route::Slot(slot) => Some((*pointer, Some(slot))),
+            Route::LastMile => Some((*pointer, None)),
+            Route::NoWheel | Route::Foreign | Route::Cold => None,
         };
         placed.filter_map(destination).collect()
     }
@@ -176,7 +176,7 @@ impl Loader {
     pub async fn cascade(&self) -> Result<(), Error> {
         let Promoter { store, positions, hot, .. } = &*self.promoter;
         // The ticker reports these.
-        let mut unreachable = Unreachable::new();
+        let mut unreachable = UnreachableShards::new();
         loop {
             let mut takes = positions.takes(Level::Minute, store.clock().now().plus(self.promoter.near));
             takes.retain(|take| !unreachable.contains_key(&take.shard));
@@ -270,13 +270,13 @@ impl LoaderLoop {
 struct Page {
     range: Range,
     /// Where the next page begins; `None` at the end of the range.
-    next: Option<ScanPlace>,
+    next: Option<ScanPosition>,
     /// Timers past their due time.
     overdue: u64,
     /// All others.
     loaded: u64,
 }
 
-fn place_of(pointer: &Pointer) -> ScanPlace {
-    ScanPlace { wake_at: pointer.wake_at.get(), uid: pointer.uid.0 }
+fn place_of(pointer: &Pointer) -> ScanPosition {
+    ScanPosition { wake_at: pointer.wake_at.get(), uid: pointer.uid.0 }
 }

@@ -18,17 +18,17 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::cold::{Range, ScanPlace};
+use crate::cold::{Range, ScanPosition};
 use crate::model::pointer::Pointer;
 use crate::model::time::UnixMs;
 use crate::positions::Positions;
-use crate::wheel::{self, Away, HotWheel, PAGE, Take, Taken};
+use crate::wheel::{self, HotWheel, PAGE, Take, Taken, Unreachable};
 
 /// How long before its beginning a slot is taken, in milliseconds.
 pub const AHEAD_MS: i64 = 500;
 
 /// Shards whose wheels did not answer, while those of others did, and why.
-pub type Unreachable = BTreeMap<i32, Away>;
+pub type UnreachableShards = BTreeMap<i32, Unreachable>;
 
 /// Why a round failed.
 #[derive(Debug, thiserror::Error)]
@@ -48,8 +48,8 @@ pub(crate) async fn take_all(
     positions: &Positions,
     mut takes: Vec<Take>,
     mut on_page: impl FnMut(Option<&Take>, Vec<Pointer>),
-) -> Result<Unreachable, wheel::Error> {
-    let mut unreachable = Unreachable::new();
+) -> Result<UnreachableShards, wheel::Error> {
+    let mut unreachable = UnreachableShards::new();
     while !takes.is_empty() {
         let answers = hot.take(&takes).await?;
         let mut next = Vec::new();
@@ -68,7 +68,7 @@ pub(crate) async fn take_all(
                 }
                 Taken::NotMine => positions.lose(&[take.shard], "another node took it over meanwhile"),
                 Taken::Lost(why) => positions.lose(&[take.shard], why),
-                Taken::Away(why) => drop(unreachable.insert(take.shard, why)),
+                Taken::Unreachable(why) => drop(unreachable.insert(take.shard, why)),
             }
         }
         takes = next;
@@ -78,7 +78,7 @@ pub(crate) async fn take_all(
 
 /// The range of all rows of a shard that wake before a moment.
 pub(crate) fn everything_before(shard: i32, until: UnixMs) -> Range {
-    Range { shard, after: ScanPlace::before(i64::MIN), until: until.get() }
+    Range { shard, after: ScanPosition::before(i64::MIN), until: until.get() }
 }
 
 /// The moment up to which the loader promotes: the end of the window, rounded up to a step of the watermark.

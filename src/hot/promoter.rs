@@ -22,7 +22,7 @@ use crate::metrics::Metrics;
 use crate::model::pointer::Pointer;
 use crate::model::time::UnixMs;
 use crate::ownership::Ownership;
-use crate::positions::{Goes, Positions};
+use crate::positions::{Positions, Route};
 use crate::promotion::QUEUE;
 use crate::wheel::{APPEND, Append, Appended, HotWheel, Level, Slot};
 
@@ -66,15 +66,15 @@ impl Promoter {
     /// Promotes a batch; returns the pointers that failed.
     pub async fn promote(&self, pointers: &[Pointer]) -> Vec<Pointer> {
         let (mut own, mut foreign, mut failed) = (Vec::new(), Vec::new(), Vec::new());
-        for (pointer, (goes, epoch)) in pointers.iter().zip(self.positions.place(pointers)) {
+        for (pointer, (goes, epoch)) in pointers.iter().zip(self.positions.route(pointers)) {
             // Checked after the watermark was read: as long as this node owns the shard, no other has scanned it.
             let is_own = self.ownership.owns(pointer.shard, epoch);
             match goes {
-                Goes::LastMile if is_own => own.push((*pointer, None)),
-                Goes::Slot(slot) if is_own => own.push((*pointer, Some(slot))),
-                Goes::Cold if is_own => {}
+                Route::LastMile if is_own => own.push((*pointer, None)),
+                Route::Slot(slot) if is_own => own.push((*pointer, Some(slot))),
+                Route::Cold if is_own => {}
                 // This node reads it from SQL when it builds the wheel; but another may own the shard by then.
-                Goes::NoWheel if is_own => failed.push(*pointer),
+                Route::NoWheel if is_own => failed.push(*pointer),
                 _ => foreign.push(*pointer),
             }
         }
@@ -115,7 +115,7 @@ impl Promoter {
                             ceded.extend_from_slice(&append.pointers);
                         }
                         Appended::Taken => self.last_mile.push(&append.pointers),
-                        Appended::Away(why) => {
+                        Appended::Unreachable(why) => {
                             tracing::debug!(%why, append.shard, "pointers not promoted");
                             self.positions.lose(&[append.shard], NOT_ADDED);
                             failed.extend_from_slice(&append.pointers);

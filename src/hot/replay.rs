@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use super::promoter::Promoter;
 use super::{AHEAD_MS, Error, everything_before, window_end};
-use crate::cold::{Range, ReplayNote, ScanPlace, ShardRow};
+use crate::cold::{Range, ReplayNote, ScanPosition, ShardRow};
 use crate::model::id::Epoch;
 use crate::model::time::UnixMs;
 use crate::planted::Defect;
@@ -97,7 +97,7 @@ async fn replay_server(
         let wheels: Vec<(i32, Standing)> =
             build.iter().map(|(shard, epoch)| (*shard, fresh(*epoch))).collect();
         hot.build(&wheels, target.get()).await?;
-        store.keep_wheel(&build, &wheel_name(server, &incarnation)).await?;
+        store.set_wheel(&build, &wheel_name(server, &incarnation)).await?;
     }
     // Committed before any scan: a timer that is written from here on is promoted by its writer.
     let below: Vec<(i32, Epoch)> =
@@ -172,7 +172,7 @@ fn resume(shard: i32, epoch: Epoch, mut standing: Standing, watermark: UnixMs) -
     standing.marks.minute = Tick(standing.marks.minute.0 - 1);
     let mut ranges = vec![everything_before(shard, taken)];
     if standing.loaded < watermark.get() {
-        let after = ScanPlace::before(standing.loaded);
+        let after = ScanPosition::before(standing.loaded);
         ranges.push(Range { shard, after, until: watermark.get() });
     }
     (standing, ranges)

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use super::last_mile::LastMile;
-use super::{AHEAD_MS, Unreachable, take_all};
+use super::{AHEAD_MS, UnreachableShards, take_all};
 use crate::clock::StoreClock;
 use crate::metrics::Metrics;
 use crate::model::time::UnixMs;
@@ -52,9 +52,9 @@ impl Ticker {
 
     /// Compares the servers of all shards with the known ones. Another server, or the same one started again, may hold
     /// other contents or older ones, so the wheels in it are lost. Returns the shards whose servers do not answer.
-    pub async fn check_servers(&self, known: &mut HashMap<i32, String>) -> Result<Unreachable, Error> {
+    pub async fn check_servers(&self, known: &mut HashMap<i32, String>) -> Result<UnreachableShards, Error> {
         let shards = self.positions.shards();
-        let (mut changed, mut unreachable) = (Vec::new(), Unreachable::new());
+        let (mut changed, mut unreachable) = (Vec::new(), UnreachableShards::new());
         for (shard, server) in shards.iter().zip(self.hot.servers(&shards).await?) {
             match server {
                 Ok(server) if known.get(shard) == Some(&server) => {}
@@ -69,10 +69,10 @@ impl Ticker {
     /// Notes which shards' wheels do not answer; logs when that changes between all, some and none.
     fn set_unreachable(&self, shards: &[i32], why: Option<&Error>) {
         self.metrics.hot_up.set(i64::from(shards.is_empty()));
-        if self.positions.set_away(shards.iter().copied().collect()) {
+        if self.positions.set_unreachable(shards.iter().copied().collect()) {
             match why {
                 None => tracing::info!("the wheels turn"),
-                Some(why @ Error::Part { .. }) => {
+                Some(why @ Error::SomeShards { .. }) => {
                     tracing::warn!(%why, "some wheels do not answer; their timers fire from SQL, up to a second late");
                 }
                 Some(why) => {
@@ -90,8 +90,8 @@ impl Ticker {
 
     /// Takes every slot that begins within [`AHEAD_MS`], oldest first, and hands it to the last mile. Returns the shards
     /// whose wheels do not answer; the slots of the others are taken.
-    pub async fn run_once(&self, now: UnixMs) -> Result<Unreachable, Error> {
-        let mut unreachable = Unreachable::new();
+    pub async fn run_once(&self, now: UnixMs) -> Result<UnreachableShards, Error> {
+        let mut unreachable = UnreachableShards::new();
         let target = UnixMs::new(now.get() + AHEAD_MS);
         for level in [Level::Second, Level::WholeMinute] {
             loop {
@@ -144,19 +144,19 @@ impl TickerLoop {
         }
     }
 
-    async fn round(&mut self) -> Result<Unreachable, Error> {
+    async fn round(&mut self) -> Result<UnreachableShards, Error> {
         let mut unreachable = self.ticker.check_servers(&mut self.servers).await?;
         unreachable.extend(self.ticker.run_once(self.ticker.clock.now()).await?);
         Ok(unreachable)
     }
 
     /// The wheels answered, except these. Returns how long to wait for the next round.
-    fn answered(&self, unreachable: &Unreachable) -> Duration {
+    fn answered(&self, unreachable: &UnreachableShards) -> Duration {
         let Some((_, why)) = unreachable.first_key_value() else {
             self.ticker.set_unreachable(&[], None);
             return self.ticker.until_next_slot();
         };
-        let why = Error::Part { shards: unreachable.len(), why: why.clone() };
+        let why = Error::SomeShards { shards: unreachable.len(), why: why.clone() };
         let shards: Vec<i32> = unreachable.keys().copied().collect();
         self.ticker.set_unreachable(&shards, Some(&why));
         RETRY

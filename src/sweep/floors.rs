@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use crate::clock::Monotonic;
-use crate::cold::{Due, Probe};
+use crate::cold::{DueRow, Probe};
 
 /// A row's `wake_at` is at or after the store's time at the start of the statement that wrote it, and such a
 /// transaction has committed or failed well within this time. The `wake_at` of a retry may be earlier, because its
@@ -47,7 +47,7 @@ impl Floors {
 
     /// All due rows of these shards were seen. Rows below the earliest of them need not be read again, once no open
     /// transaction can add one there.
-    pub fn rise(&mut self, probes: &[Probe], rows: &[Due], now: i64) {
+    pub fn rise(&mut self, probes: &[Probe], rows: &[DueRow], now: i64) {
         for probe in probes {
             // Rows below a probe's higher floor were not read: they are a replay's, which may be over by now, or another
             // query's.

@@ -20,7 +20,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Monotonic;
-use crate::cold::{Change, ChangeEvent, ColdStore, Due, Error, MAX_APPLY_BATCH, Probe};
+use crate::cold::{Change, ChangeEvent, ColdStore, DueRow, Error, MAX_APPLY_BATCH, Probe};
 use crate::dispatch::{Dispatcher, OVERDUE, Offer};
 use crate::metrics::Metrics;
 use crate::model::pointer::Pointer;
@@ -230,10 +230,10 @@ impl Sweep {
     }
 
     /// Offers, ends or postpones these rows; returns how many of them are not in hand and not queued already.
-    async fn handle(&self, rows: Vec<Due>) -> Result<usize, Error> {
-        let (rows, unknown): (Vec<Due>, Vec<Due>) = rows.into_iter().partition(|due| due.is_known_kind);
+    async fn handle(&self, rows: Vec<DueRow>) -> Result<usize, Error> {
+        let (rows, unknown): (Vec<DueRow>, Vec<DueRow>) = rows.into_iter().partition(|due| due.is_known_kind);
         let mut postponed: Vec<(Pointer, i64)> = self.postpone_unknown(&unknown);
-        let (sending, ending): (Vec<Due>, Vec<Due>) =
+        let (sending, ending): (Vec<DueRow>, Vec<DueRow>) =
             rows.into_iter().partition(|due| due.state != State::Delivering && !due.too_late);
         let ended = self.end(ending.iter().map(ending_change).collect()).await?;
         let mut queued = 0;
@@ -259,7 +259,7 @@ impl Sweep {
 
     /// Timers whose target is of a kind that only newer nodes know are logged and postponed, so that they do not stand
     /// before others.
-    fn postpone_unknown(&self, unknown: &[Due]) -> Vec<(Pointer, i64)> {
+    fn postpone_unknown(&self, unknown: &[DueRow]) -> Vec<(Pointer, i64)> {
         if !unknown.is_empty() {
             tracing::warn!(
                 timers = unknown.len(),
@@ -372,7 +372,7 @@ impl<F: FnOnce()> SweepLoop<F> {
     }
 }
 
-fn ending_change(due: &Due) -> Change {
+fn ending_change(due: &DueRow) -> Change {
     let pointer = due.pointer;
     let event = if due.too_late {
         ChangeEvent::TooLate(pointer.generation)

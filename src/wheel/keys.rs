@@ -1,5 +1,5 @@
-//! Every key that Mainspring has in Redis. Those of one shard share a hash tag, so that a script may touch
-//! them together on a Redis Cluster too.
+//! All keys of Mainspring in Redis. The keys of one shard have one hash tag, so that a script may use several
+//! of them on a Redis Cluster too.
 
 use super::slot::{Level, Slot};
 
@@ -25,13 +25,14 @@ impl Keys {
         format!("mainspring:{{{}:{shard}}}:{}{}", self.store, mark(slot.level), slot.tick.0)
     }
 
-    /// LIST of pointers for a node's last mile, each its shard (4 bytes) and packed.
+    /// LIST of pointers for a node's last mile; each entry is the shard (4 bytes, big-endian) and the packed
+    /// pointer.
     pub fn express(&self, node: &str) -> String {
         format!("mainspring:{{{}:express:{node}}}", self.store)
     }
 }
 
-/// The letter of a level: the field of its mark, and the first of its slots' names.
+/// The letter of a level: the field of its mark, and the beginning of its slots' names.
 pub(super) const fn mark(level: Level) -> &'static str {
     match level {
         Level::Second => "s",

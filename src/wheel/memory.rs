@@ -1,4 +1,4 @@
-//! Wheels in this process: those of embedded mode, and the model that the tests hold against Redis.
+//! Wheels in the memory of this process: for embedded mode, and the model that the tests compare Redis with.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, PoisonError};
@@ -7,20 +7,23 @@ use tokio::sync::Notify;
 use uuid::Uuid;
 
 use super::slot::Slot;
-use super::{Append, Appended, Away, EXPRESS, Error, GONE, HotWheel, PAGE, Standing, Take, Taken, WENT_BACK};
+use super::{
+    Append, Appended, BEAT_WENT_BACK, EXPRESS, Error, HotWheel, OTHER_INCARNATION, PAGE, Standing, Take,
+    Taken, Unreachable,
+};
 use crate::model::id::Epoch;
 use crate::model::pointer::Pointer;
 
-/// What wheels held at some moment.
+/// The contents of the wheels at some moment.
 #[derive(Debug, Clone)]
 pub struct Snapshot(State);
 
-/// Wheels that live and die with this process.
+/// Wheels in the memory of this process; they are lost with it.
 #[derive(Debug)]
 pub struct MemoryWheel {
     server: String,
     state: Mutex<State>,
-    given: Notify,
+    arrived: Notify,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -37,7 +40,7 @@ struct Wheel {
 
 impl Default for MemoryWheel {
     fn default() -> Self {
-        Self { server: Uuid::now_v7().simple().to_string(), state: Mutex::default(), given: Notify::new() }
+        Self { server: Uuid::now_v7().simple().to_string(), state: Mutex::default(), arrived: Notify::new() }
     }
 }
 
@@ -46,17 +49,17 @@ impl MemoryWheel {
         run(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Forgets everything, as a cache that was emptied (tests).
+    /// Empties the wheels, as `FLUSHALL` does (tests).
     pub fn flush(&self) {
         self.with(|state| *state = State::default());
     }
 
-    /// What the wheels hold now, to go back to (tests).
+    /// Copies the contents, for [`MemoryWheel::roll_back`] (tests).
     pub fn snapshot(&self) -> Snapshot {
         self.with(|state| Snapshot(state.clone()))
     }
 
-    /// Holds again what it held then, as a server that was restored from a backup (tests).
+    /// Restores the contents of a snapshot, as a server that was restored from a backup (tests).
     pub fn roll_back(&self, to: &Snapshot) {
         self.with(|state| *state = to.0.clone());
     }
@@ -64,7 +67,7 @@ impl MemoryWheel {
 
 #[async_trait::async_trait]
 impl HotWheel for MemoryWheel {
-    async fn servers(&self, shards: &[i32]) -> Result<Vec<Result<String, Away>>, Error> {
+    async fn servers(&self, shards: &[i32]) -> Result<Vec<Result<String, Unreachable>>, Error> {
         Ok(shards.iter().map(|_| Ok(self.server.clone())).collect())
     }
 
@@ -128,17 +131,17 @@ impl HotWheel for MemoryWheel {
         Ok(self.with(|state| {
             let one = |take: &Take| {
                 let Some(wheel) = state.shards.get_mut(&take.shard) else {
-                    return Taken::Lost(GONE);
+                    return Taken::Lost(OTHER_INCARNATION);
                 };
                 let standing = &mut wheel.standing;
                 if standing.incarnation != take.incarnation {
-                    return Taken::Lost(GONE);
+                    return Taken::Lost(OTHER_INCARNATION);
                 }
                 if standing.epoch != take.epoch {
                     return Taken::NotMine;
                 }
                 if standing.beat < take.beat {
-                    return Taken::Lost(WENT_BACK);
+                    return Taken::Lost(BEAT_WENT_BACK);
                 }
                 standing.beat += 1;
                 let mark = standing.marks.of_mut(take.slot.level);
@@ -174,26 +177,26 @@ impl HotWheel for MemoryWheel {
     }
 
     async fn send_express(&self, node: &str, pointers: &[Pointer]) -> Result<bool, Error> {
-        let taken = self.with(|state| {
+        let sent = self.with(|state| {
             let list = state.express.entry(node.to_owned()).or_default();
-            let room = list.len() + pointers.len() <= EXPRESS;
-            if room {
+            let fits = list.len() + pointers.len() <= EXPRESS;
+            if fits {
                 list.extend(pointers);
             }
-            room
+            fits
         });
-        self.given.notify_waiters();
-        Ok(taken)
+        self.arrived.notify_waiters();
+        Ok(sent)
     }
 
     async fn receive_express(&self, node: &str) -> Result<Vec<Pointer>, Error> {
-        let given = self.given.notified();
+        let arrived = self.arrived.notified();
         let waiting = |state: &mut State| state.express.remove(node).unwrap_or_default();
         let pointers = self.with(waiting);
         if !pointers.is_empty() {
             return Ok(pointers);
         }
-        let _ = tokio::time::timeout(std::time::Duration::from_secs(2), given).await;
+        let _ = tokio::time::timeout(std::time::Duration::from_secs(2), arrived).await;
         Ok(self.with(waiting))
     }
 

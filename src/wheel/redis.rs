@@ -1,11 +1,11 @@
-//! Wheels in Redis: shared by all nodes, rebuilt whenever in doubt.
+//! Wheels in Redis: shared by all nodes, and built anew whenever they may be incomplete.
 //!
-//! Every call is one batch of commands, so that its cost is one round trip and not one for each slot; on a
-//! Redis Cluster, one to each master, all at once ([`Servers`]). The keys of a shard lie together, whatever
-//! master that is. Scripts are sent by hash and loaded where they are not known.
+//! Every call is one batch of commands. It costs one round trip, not one for each slot; on a Redis Cluster one
+//! to each master, to all at the same time ([`Servers`]). All keys of a shard are on one master. Scripts are
+//! sent by their hash, and loaded into servers that do not have them.
 //!
-//! A failover of a Redis Cluster may lose the last writes. Nothing here prevents it: the promoted replica is
-//! another server, or shows an older beat or another incarnation, and the wheel is built anew from SQL.
+//! A failover of a Redis Cluster may lose the last writes, and nothing here prevents that. The promoted replica
+//! is another server, or has an older beat or another incarnation, and the wheel is built anew from SQL.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,22 +16,23 @@ use super::keys::{Keys, mark};
 use super::servers::{Call, Servers};
 use super::slot::{Level, Marks, Slot, Tick};
 use super::{
-    Append, Appended, Away, EXPRESS, Error, GONE, HotWheel, PAGE, Standing, Take, Taken, WENT_BACK, scripts,
+    Append, Appended, BEAT_WENT_BACK, EXPRESS, Error, HotWheel, OTHER_INCARNATION, PAGE, Standing, Take,
+    Taken, Unreachable, scripts,
 };
 use crate::config::HotUrl;
 use crate::model::id::Epoch;
 use crate::model::pointer::{PACKED, Pointer};
 
-/// How long a reader of express lists waits for something to come.
+/// How long a read of an express list waits for an entry.
 const EXPRESS_WAIT: Duration = Duration::from_secs(5);
 
-/// How long after its end a slot that nobody took is forgotten, seconds.
-const FORGET_S: i64 = 3600;
+/// A slot that was not taken expires so long after its end, in seconds.
+const EXPIRE_S: i64 = 3600;
 
-/// How long an express list that nobody reads is kept, seconds.
-const FORGET_EXPRESS_S: i64 = 60;
+/// An express list that is not read expires after so long, in seconds.
+const EXPIRE_EXPRESS_S: i64 = 60;
 
-/// The most pointers read from an express list at once.
+/// The most pointers that one read of an express list takes.
 const EXPRESS_PAGE: usize = 5000;
 
 /// Wheels in a Redis server, or in a Redis Cluster.
@@ -45,12 +46,12 @@ pub struct RedisWheel {
 }
 
 impl RedisWheel {
-    /// The wheels of this name in the servers of this setting, with so many connections to each; they are
-    /// reached when they are first needed.
+    /// The wheels of this name in the servers of this setting, with up to `connections` to each. Connections
+    /// are made when they are first needed.
     pub fn open(url: &HotUrl, connections: usize, name: &str) -> Result<Self, Error> {
         let servers = Servers::open(url, connections, EXPRESS_WAIT)?;
         Ok(Self {
-            servers: servers.ok_or_else(|| Error::Url("memory:// is no Redis".into()))?,
+            servers: servers.ok_or_else(|| Error::Url("memory:// is not a Redis".into()))?,
             keys: Keys::new(name),
             append: redis::Script::new(scripts::APPEND),
             take: redis::Script::new(scripts::TAKE),
@@ -59,14 +60,14 @@ impl RedisWheel {
         })
     }
 
-    /// The command of this name on a key.
+    /// A command on one key.
     fn on(&self, name: &str, key: &str) -> Call {
         let mut command = cmd(name);
         command.arg(key);
         Call { slot: self.servers.slot_of(key), command }
     }
 
-    /// A script on keys that lie together.
+    /// A script on keys with one hash tag.
     fn call(&self, script: &redis::Script, keys: &[String]) -> Call {
         let mut command = cmd("EVALSHA");
         command.arg(script.get_hash()).arg(keys.len()).arg(keys);
@@ -92,11 +93,11 @@ fn standing((incarnation, epoch, beat, loaded, second, minute, whole): Fields) -
 
 #[async_trait::async_trait]
 impl HotWheel for RedisWheel {
-    async fn servers(&self, shards: &[i32]) -> Result<Vec<Result<String, Away>>, Error> {
+    async fn servers(&self, shards: &[i32]) -> Result<Vec<Result<String, Unreachable>>, Error> {
         let slots: Vec<u16> =
             shards.iter().map(|shard| self.servers.slot_of(&self.keys.standing(*shard))).collect();
         let names = self.servers.identities(&slots).await?;
-        Ok(names.into_iter().map(|name| name.map_err(Away::from)).collect())
+        Ok(names.into_iter().map(|name| name.map_err(Unreachable::from)).collect())
     }
 
     async fn look(&self, shards: &[i32]) -> Result<Vec<Option<Standing>>, Error> {
@@ -117,11 +118,11 @@ impl HotWheel for RedisWheel {
             start.arg("i").arg(&standing.incarnation).arg("e").arg(standing.epoch.0);
             start.arg("b").arg(standing.beat).arg("l").arg(standing.loaded);
             start.arg("s").arg(marks.second.0).arg("m").arg(marks.minute.0).arg("w").arg(marks.whole.0);
-            // The new incarnation first: from here on nobody takes from the old one's slots.
+            // The new incarnation comes first: from then on no take of the old incarnation succeeds.
             let slot = call.slot;
             let mut calls = vec![call];
             for level in Level::ALL {
-                // Seconds reach as far as the minutes that were cascaded, and a minute of slack.
+                // Second slots exist up to the last cascaded minute; one more minute for safety.
                 let last = match level {
                     Level::Second => (marks.minute.0 + 2) * 60,
                     Level::Minute | Level::WholeMinute => until / level.tick_ms() + 1,
@@ -164,20 +165,20 @@ impl HotWheel for RedisWheel {
             let keys = [self.keys.standing(append.shard), self.keys.slot(append.shard, slot)];
             let mut call = self.call(&self.append, &keys);
             let command = &mut call.command;
-            command.arg(mark(slot.level)).arg(slot.tick.0).arg(slot.ends_at().get() / 1000 + FORGET_S);
+            command.arg(mark(slot.level)).arg(slot.tick.0).arg(slot.ends_at().get() / 1000 + EXPIRE_S);
             for pointer in &append.pointers {
                 command.arg(&pointer.pack()[..]);
             }
             call
         };
-        let answers = self.servers.run_parts::<i64>(appends.iter().map(one).collect()).await?;
+        let answers = self.servers.run_each::<i64>(appends.iter().map(one).collect()).await?;
         Ok(answers
             .into_iter()
             .map(|kept| match kept {
                 Ok(-1) => Appended::NoWheel,
                 Ok(0) => Appended::Taken,
                 Ok(_) => Appended::Kept,
-                Err(why) => Appended::Away(why.into()),
+                Err(why) => Appended::Unreachable(why.into()),
             })
             .collect())
     }
@@ -193,17 +194,17 @@ impl HotWheel for RedisWheel {
             call
         };
         type Answer = (i64, i64, Vec<Vec<u8>>);
-        let answers = self.servers.run_parts::<Answer>(takes.iter().map(one).collect()).await?;
+        let answers = self.servers.run_each::<Answer>(takes.iter().map(one).collect()).await?;
         let read = |(take, answer): (&Take, Result<Answer, Arc<Error>>)| match answer {
-            Err(why) => Taken::Away(why.into()),
+            Err(why) => Taken::Unreachable(why.into()),
             Ok((1, beat, packed)) => {
-                // What cannot be read was written by another version; the sweep finds its timer.
+                // An entry that cannot be read was written by another version; the sweep finds its timer.
                 let pointers = packed.iter().filter_map(|one| Pointer::unpack(take.shard, one)).collect();
                 Taken::Page { pointers, beat, more: packed.len() == PAGE }
             }
             Ok((0, ..)) => Taken::NotMine,
-            Ok((-2, ..)) => Taken::Lost(WENT_BACK),
-            Ok(_) => Taken::Lost(GONE),
+            Ok((-2, ..)) => Taken::Lost(BEAT_WENT_BACK),
+            Ok(_) => Taken::Lost(OTHER_INCARNATION),
         };
         Ok(takes.iter().zip(answers).map(read).collect())
     }
@@ -223,7 +224,7 @@ impl HotWheel for RedisWheel {
         for chunk in pointers.chunks(super::APPEND) {
             let mut call = self.call(&self.express, &[self.keys.express(node)]);
             let command = &mut call.command;
-            command.arg(EXPRESS).arg(FORGET_EXPRESS_S);
+            command.arg(EXPRESS).arg(EXPIRE_EXPRESS_S);
             for pointer in chunk {
                 let mut item = pointer.shard.to_be_bytes().to_vec();
                 item.extend(pointer.pack());

@@ -1,13 +1,13 @@
-//! The scripts that Redis runs. Each is atomic and touches keys of one shard (or one node) only.
+//! The scripts that Redis runs. Each is atomic and uses keys of one shard (or one node) only.
 
-/// All of them, to be loaded where they are not known.
+/// All scripts, for servers that do not have them loaded.
 pub(super) const ALL: [&str; 4] = [APPEND, TAKE, ADOPT, EXPRESS];
 
-/// Appends pointers to a slot unless it was taken.
+/// Appends pointers to a slot, unless the slot was taken.
 ///
-/// KEYS: standing, slot. ARGV: field of the level's mark, tick, when the slot may be forgotten (Unix
-/// seconds), packed pointers… Returns the number kept, 0 when the slot was taken, −1 when there is no wheel.
-/// Atomic with [`TAKE`], so that no pointer falls between a take and its slot.
+/// KEYS: standing, slot. ARGV: field of the level's mark, tick, when the slot expires (Unix seconds), packed
+/// pointers… Returns the number of pointers appended, 0 if the slot was taken, −1 if there is no wheel. Atomic
+/// with [`TAKE`], so that no pointer is appended to a slot after its take.
 pub(super) const APPEND: &str = "
 local mark = redis.call('HGET', KEYS[1], ARGV[1])
 if not mark then return -1 end
@@ -16,12 +16,12 @@ local n = redis.call('RPUSH', KEYS[2], unpack(ARGV, 4))
 if n == #ARGV - 3 then redis.call('EXPIREAT', KEYS[2], ARGV[3]) end
 return #ARGV - 3";
 
-/// Takes a page of a slot: raises the level's mark and the beat, and reads.
+/// Takes a page of a slot: raises the level's mark and the beat, and returns the page.
 ///
 /// KEYS: standing, slot. ARGV: incarnation, epoch, beat, field of the level's mark, tick, first and last
-/// position of the page. Returns {1, beat, pointers}, or without the two {0} when the owner is another, {−1} when the
-/// incarnation is another, {−2} when the beat went back. Atomic with [`APPEND`]; the slot stays until it is
-/// handed over, so that a take whose answer was lost can be repeated.
+/// position of the page. Returns {1, beat, pointers}; or, with an empty page, 0 if the wheel has another epoch,
+/// −1 if it has another incarnation, −2 if its beat is lower than ARGV's. Atomic with [`APPEND`]. The slot
+/// stays until it is handed over, so that a take whose answer was lost can be repeated.
 pub(super) const TAKE: &str = "
 local s = redis.call('HMGET', KEYS[1], 'i', 'e', 'b', ARGV[4])
 if s[1] ~= ARGV[1] then return {-1, 0, {}} end
@@ -34,19 +34,18 @@ return {1, beat, redis.call('LRANGE', KEYS[2], ARGV[6], ARGV[7])}";
 
 /// Raises the epoch of a shard's wheel.
 ///
-/// KEYS: standing. ARGV: epoch. Returns 1, or 0 when there is no wheel or its epoch is not lower. Atomic, so
-/// that of two owners the one with the higher epoch keeps it, whoever comes last.
+/// KEYS: standing. ARGV: epoch. Returns 1, or 0 if there is no wheel or its epoch is not lower. Atomic, so that
+/// of two owners the one with the higher epoch has the wheel, whatever their order.
 pub(super) const ADOPT: &str = "
 local e = redis.call('HGET', KEYS[1], 'e')
 if not e or tonumber(e) >= tonumber(ARGV[1]) then return 0 end
 redis.call('HSET', KEYS[1], 'e', ARGV[1])
 return 1";
 
-/// Gives pointers to a node unless too many wait there.
+/// Appends pointers to a node's express list, unless it is full.
 ///
-/// KEYS: express list. ARGV: the most that may wait, seconds after which an unread list is forgotten,
-/// pointers… Returns 1, or 0 when the list is full. Atomic, so that the bound holds for any number of
-/// givers.
+/// KEYS: express list. ARGV: the most entries of the list, seconds after which an unread list expires, entries…
+/// Returns 1, or 0 if the list is full. Atomic, so that the bound holds for any number of senders.
 pub(super) const EXPRESS: &str = "
 if redis.call('LLEN', KEYS[1]) + #ARGV - 2 > tonumber(ARGV[1]) then return 0 end
 redis.call('RPUSH', KEYS[1], unpack(ARGV, 3))

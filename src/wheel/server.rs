@@ -1,7 +1,7 @@
-//! One Redis server, and connections to it.
+//! One Redis server, and the connections to it.
 //!
-//! It repeats commands, so it is only for those that may be repeated. It does not know what is asked of it,
-//! nor which keys are its own.
+//! Commands are sent again after some failures, so they must be repeatable. This room knows neither the meaning
+//! of the commands nor which keys the server has.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,23 +21,25 @@ const ANSWER: Duration = Duration::from_secs(2);
 /// How long connecting, or waiting for a free connection, may take.
 const CONNECT: Duration = Duration::from_secs(1);
 
-/// How long a master of a cluster may take to say who it is, before the others go on without it.
+/// How long the answer of a cluster's master about its identity is waited for. Meanwhile the other masters wait
+/// too.
 const IDENTITY: Duration = Duration::from_millis(1500);
 
-/// The same of one that did not say so last time: all wait for it each time.
+/// The same for a master that did not answer the last time.
 const IDENTITY_AGAIN: Duration = Duration::from_millis(300);
 
-/// Commands of one pipeline.
+/// The most commands of one pipeline.
 const PIPELINE: usize = 100;
 
-/// One Redis server, with connections to it.
+/// One Redis server, with its connections.
 pub struct Server {
     address: String,
     connections: Pool,
-    /// For reads that wait.
-    waiting: Pool,
-    /// It did not say who it is, last time: it is not asked for anything else meanwhile.
-    away: AtomicBool,
+    /// One connection, for blocking reads.
+    blocking: Pool,
+    /// It did not answer the last time its identity was asked for; until it does, no other command is sent to
+    /// it.
+    unreachable: AtomicBool,
 }
 
 impl Server {
@@ -57,8 +59,8 @@ impl Server {
                 .build()
                 .map_err(|why| Error::Url(why.to_string()))
         };
-        let (connections, waiting) = (pool(size, ANSWER)?, pool(1, wait + ANSWER)?);
-        Ok(Arc::new(Self { address, connections, waiting, away: AtomicBool::new(false) }))
+        let (connections, blocking) = (pool(size, ANSWER)?, pool(1, wait + ANSWER)?);
+        Ok(Arc::new(Self { address, connections, blocking, unreachable: AtomicBool::new(false) }))
     }
 
     /// Host and port.
@@ -66,13 +68,13 @@ impl Server {
         &self.address
     }
 
-    /// Runs commands in pipelines on one connection; answers in order. It fails if one of them does.
+    /// Runs commands in pipelines on one connection; answers in order. Fails if one of them fails.
     pub async fn run<T: FromRedisValue>(&self, commands: &[&Cmd]) -> Result<Vec<T>, Error> {
         Ok(self.run_each(commands).await?.into_iter().collect::<Result<_, _>>()?)
     }
 
-    /// The same, each answer by itself. Scripts that the server does not know are loaded, and those commands
-    /// are sent again.
+    /// The same, with a result for each command. Scripts that the server does not have are loaded, and their
+    /// commands are sent again.
     pub(super) async fn run_each<T: FromRedisValue>(
         &self,
         commands: &[&Cmd],
@@ -85,10 +87,10 @@ impl Server {
                 |answer: &RedisResult<T>| matches!(answer, Err(why) if why.code() == Some("NOSCRIPT"));
             if answered.iter().any(unknown) {
                 load_scripts(&mut connection).await?;
-                let again: Vec<usize> =
+                let repeated: Vec<usize> =
                     answered.iter().enumerate().filter(|(_, one)| unknown(one)).map(|(n, _)| n).collect();
-                let anew = send(&mut connection, again.iter().map(|n| &chunk[*n])).await?;
-                again.into_iter().zip(anew).for_each(|(n, answer)| answered[n] = answer);
+                let second = send(&mut connection, repeated.iter().map(|n| &chunk[*n])).await?;
+                repeated.into_iter().zip(second).for_each(|(n, answer)| answered[n] = answer);
             }
             answers.extend(answered);
         }
@@ -101,32 +103,33 @@ impl Server {
         answer.ok_or_else(|| Error::Answer("with nothing".into()))
     }
 
-    /// Waits for something to be in a list and takes it, up to so many; nothing if nothing comes in time.
+    /// Waits for an entry of a list, then takes up to `most` of them, at least one. Empty if none arrives in
+    /// time.
     pub(super) async fn take_list(
         &self,
         list: &str,
         wait: Duration,
         most: usize,
     ) -> Result<Vec<Vec<u8>>, Error> {
-        let mut connection = self.waiting.get().await?;
+        let mut connection = self.blocking.get().await?;
         let mut first = cmd("BLPOP");
         first.arg(list).arg(wait.as_secs());
         let first: Option<(String, Vec<u8>)> = first.query_async(&mut connection).await?;
         let Some((_, first)) = first else { return Ok(Vec::new()) };
         let mut rest = cmd("LPOP");
         rest.arg(list).arg(most);
-        // What has come is not lost with the rest.
+        // If this read fails, the first entry is still returned.
         let rest: Option<Vec<Vec<u8>>> = rest.query_async(&mut connection).await.unwrap_or_default();
         Ok(std::iter::once(first).chain(rest.unwrap_or_default()).collect())
     }
 
-    /// Whether it said who it is, last time it was asked.
-    pub(super) fn is_away(&self) -> bool {
-        self.away.load(Ordering::Relaxed)
+    /// Whether it did not answer the last time its identity was asked for.
+    pub(super) fn is_unreachable(&self) -> bool {
+        self.unreachable.load(Ordering::Relaxed)
     }
 
-    /// Its `run_id`: another one means another server, or this one started again. A node of a cluster would
-    /// send us away from most keys.
+    /// Its `run_id`, which changes when the server is restarted or replaced. Fails for a node of a cluster,
+    /// which would redirect most keys.
     pub(super) async fn identity(&self) -> Result<String, Error> {
         let text: String = self.ask(cmd("INFO").arg("server")).await?;
         match field(&text, "redis_mode") {
@@ -135,25 +138,26 @@ impl Server {
         }
     }
 
-    /// The same of a master in a cluster, which shall say so soon; whether it does is noted. One that takes no
-    /// commands, for it has lost the others or just found them again, is as good as away.
-    pub(super) async fn identity_soon(&self) -> Result<String, Error> {
+    /// The `run_id` of a master of a cluster, within [`IDENTITY`]; whether it answered is noted. A master that
+    /// takes no commands, because it cannot reach the other masters or has just found them again, counts as
+    /// unreachable.
+    pub(super) async fn master_identity(&self) -> Result<String, Error> {
         let (mut info, mut cluster) = (cmd("INFO"), cmd("CLUSTER"));
         let asked = [&*info.arg("server"), &*cluster.arg("INFO")];
-        let patience = if self.is_away() { IDENTITY_AGAIN } else { IDENTITY };
-        let answered = match tokio::time::timeout(patience, self.run::<String>(&asked)).await {
-            Err(_) => Err(Error::Away),
+        let timeout = if self.is_unreachable() { IDENTITY_AGAIN } else { IDENTITY };
+        let answered = match tokio::time::timeout(timeout, self.run::<String>(&asked)).await {
+            Err(_) => Err(Error::Unreachable),
             Ok(Err(why)) => Err(why),
             Ok(Ok(texts)) => match &texts[..] {
                 [server, cluster] if field(cluster, "cluster_state") == Some("ok") => run_id(server),
                 _ => Err(Error::Answer("that it takes no commands now (cluster_state is not ok)".into())),
             },
         };
-        self.away.store(answered.is_err(), Ordering::Relaxed);
-        answered.map_err(|why| self.told(why))
+        self.unreachable.store(answered.is_err(), Ordering::Relaxed);
+        answered.map_err(|why| self.with_address(why))
     }
 
-    /// Where this node of a cluster says that the slots are.
+    /// The topology of the cluster, as this node of it sees it.
     pub(super) async fn topology(&self) -> Result<Topology, Error> {
         let host = self.address.rsplit_once(':').map_or("", |(host, _)| host);
         let mut connection = self.connections.get().await?;
@@ -169,8 +173,8 @@ impl Server {
         }
     }
 
-    /// An error of this master, by its address.
-    pub(super) fn told(&self, why: Error) -> Error {
+    /// An error of this master, with its address.
+    pub(super) fn with_address(&self, why: Error) -> Error {
         match why {
             why @ Error::NotCluster(_) => why,
             why => Error::Master { address: self.address.clone(), source: Box::new(why) },
@@ -183,7 +187,7 @@ fn run_id(info: &str) -> Result<String, Error> {
     Ok(id.to_owned())
 }
 
-/// A line `name:value` of what Redis tells about itself.
+/// The value of a line `name:value` in an answer to `INFO` or `CLUSTER INFO`.
 pub fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
 }

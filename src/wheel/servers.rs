@@ -1,17 +1,18 @@
-//! The Redis servers that hold the wheels, and which of them has a key: one server, or the masters of a
-//! Redis Cluster.
+//! The Redis servers of the wheels, and which of them serves a key: one server, or the masters of a Redis
+//! Cluster.
 //!
-//! A batch is parted by server and sent as one pipeline (in chunks) on one connection to each, to all at
-//! once; on a single server there is one part. Where the masters of a cluster are and which hash slots they
-//! serve is read from whichever node answers, kept, and read again when a node says that a slot moved, is
-//! away, or does not take commands. What fails on one master leaves the answers of the others as they are.
+//! A batch is grouped by server. Each group is one pipeline (in chunks) on one connection, and all servers are
+//! asked at the same time. Which master of a cluster serves which hash slots is read from the first node that
+//! answers, kept, and read again when a node redirects a slot, is unreachable, or takes no commands. A failure
+//! of one master does not affect the answers of the others.
 //!
-//! This room knows neither shards nor slots of a wheel. It repeats commands, so it is only for those that
-//! may be repeated. A slot that is being moved between masters (`ASK`) counts as away until it has arrived.
+//! Slots here are Redis's hash slots; this room knows neither shards nor the slots of a wheel. Commands are
+//! sent again after some failures, so they must be repeatable. A hash slot that is being moved between masters
+//! (`ASK`) counts as unreachable until the move is done.
 //!
-//! Not redis-rs's own cluster connection: deadpool's manager for it sets no timeouts, its retries outlast
-//! them (redis-rs #1528), it takes one pipeline a hash slot, and the masters' own identities are needed
-//! here in any case.
+//! Why not redis-rs's own cluster connection: deadpool's manager for it sets no timeouts, its retries outlast
+//! them (redis-rs #1528), it needs one pipeline for each hash slot, and the identities of the masters are
+//! needed here anyway.
 
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -26,7 +27,7 @@ use super::server::Server;
 use super::topology::{Topology, hash_slot};
 use crate::config::HotUrl;
 
-/// How often a batch is tried while the cluster's slots move under it.
+/// How often a batch is tried while hash slots move between masters.
 const ROUNDS: usize = 3;
 
 /// A command, and the hash slot of its keys.
@@ -45,49 +46,49 @@ pub struct Servers {
 
 /// What is known of a cluster beside its masters.
 struct Cluster {
-    /// The nodes of the setting; each leads to all.
+    /// The nodes of the setting; each knows all others.
     seeds: Vec<Arc<Server>>,
-    /// The first of them, for what all have in common.
+    /// The first of them, for the settings that all nodes have in common (user, password, TLS).
     info: ConnectionInfo,
-    /// Held while somebody reads where the slots are.
+    /// Held while the topology is read.
     reading: tokio::sync::Mutex<()>,
 }
 
-/// Which server has which hash slots.
+/// Which server serves which hash slots.
 #[derive(Default)]
 struct Map {
     servers: Vec<Arc<Server>>,
-    /// First and last slot and the server's place, in order; without gaps only if the cluster has none.
+    /// First and last slot and the server's index, in order. Slots that no master serves are missing.
     ranges: Vec<(u16, u16, usize)>,
 }
 
 impl Map {
-    fn place(&self, slot: u16) -> Option<usize> {
+    fn index_of(&self, slot: u16) -> Option<usize> {
         let after = self.ranges.partition_point(|(first, ..)| *first <= slot);
         let (_, last, server) = self.ranges.get(after.checked_sub(1)?)?;
         (slot <= *last).then_some(*server)
     }
 
     fn of(&self, slot: u16) -> Option<&Arc<Server>> {
-        self.servers.get(self.place(slot)?)
+        self.servers.get(self.index_of(slot)?)
     }
 
-    /// These calls by server; those whose slot nobody serves have none.
-    fn part(&self, calls: &[Call], open: Vec<usize>) -> Vec<(Option<Arc<Server>>, Vec<usize>)> {
-        let mut parts: Vec<(Option<Arc<Server>>, Vec<usize>)> =
+    /// Groups these calls by server; `None` for calls whose slot no master serves.
+    fn by_server(&self, calls: &[Call], open: Vec<usize>) -> Vec<(Option<Arc<Server>>, Vec<usize>)> {
+        let mut groups: Vec<(Option<Arc<Server>>, Vec<usize>)> =
             self.servers.iter().map(|server| (Some(Arc::clone(server)), Vec::new())).collect();
-        parts.push((None, Vec::new()));
+        groups.push((None, Vec::new()));
         for one in open {
-            parts[self.place(calls[one].slot).unwrap_or(self.servers.len())].1.push(one);
+            groups[self.index_of(calls[one].slot).unwrap_or(self.servers.len())].1.push(one);
         }
-        parts.retain(|(_, members)| !members.is_empty());
-        parts
+        groups.retain(|(_, members)| !members.is_empty());
+        groups
     }
 }
 
 impl Servers {
-    /// The servers that a setting names, with up to so many connections to each; `wait` is how long a
-    /// reader may wait for something to come. Nothing is reached yet. `None` for wheels in memory.
+    /// The servers that a setting names, with up to `connections` to each; `wait` is how long a blocking read
+    /// waits. No connection is made yet. `None` for wheels in memory.
     pub fn open(url: &HotUrl, connections: usize, wait: Duration) -> Result<Option<Self>, Error> {
         let server = |info: &ConnectionInfo| Server::open(info.clone(), connections, wait);
         let (cluster, map) = match url {
@@ -104,33 +105,33 @@ impl Servers {
         Ok(Some(Self { cluster, map: RwLock::new(Arc::new(map)), connections, wait }))
     }
 
-    /// The hash slot of a key; on a single server all keys are alike.
+    /// The hash slot of a key; 0 on a single server.
     pub(super) fn slot_of(&self, key: &str) -> u16 {
         if self.cluster.is_some() { hash_slot(key) } else { 0 }
     }
 
-    /// The server, or the cluster's masters, as they are known now; reads where they are at the first call.
+    /// The single server, or the cluster's masters as they are known now. The first call reads the topology.
     pub async fn masters(&self) -> Result<Vec<Arc<Server>>, Error> {
-        Ok(self.known().await?.servers.clone())
+        Ok(self.map().await?.servers.clone())
     }
 
-    /// How the cluster says that it stands; `None` on a single server.
+    /// The topology of the cluster, read now; `None` on a single server.
     pub async fn topology(&self) -> Result<Option<Topology>, Error> {
         match &self.cluster {
             None => Ok(None),
-            Some(cluster) => ask_around(cluster, &self.now()).await.map(Some),
+            Some(cluster) => read_topology(cluster, &self.current()).await.map(Some),
         }
     }
 
-    /// Runs a batch; answers in order. It fails if any of it does.
+    /// Runs a batch; answers in order. Fails if any call fails.
     pub(super) async fn run<T: FromRedisValue>(&self, calls: Vec<Call>) -> Result<Vec<T>, Error> {
-        let parts: Vec<Result<T, Arc<Error>>> = self.run_parts(calls).await?;
-        parts.into_iter().collect::<Result<_, _>>().map_err(Error::Shared)
+        let answers: Vec<Result<T, Arc<Error>>> = self.run_each(calls).await?;
+        answers.into_iter().collect::<Result<_, _>>().map_err(Error::Shared)
     }
 
-    /// Runs a batch; answers in order, each by itself. A single server fails as a whole, a cluster only if
-    /// nobody tells where its slots are.
-    pub(super) async fn run_parts<T: FromRedisValue>(
+    /// Runs a batch; returns a result for each call, in order. Fails as a whole on a single server that fails,
+    /// and on a cluster of which no node returns the topology.
+    pub(super) async fn run_each<T: FromRedisValue>(
         &self,
         calls: Vec<Call>,
     ) -> Result<Vec<Result<T, Arc<Error>>>, Error> {
@@ -140,10 +141,10 @@ impl Servers {
             if open.is_empty() {
                 break;
             }
-            let map = self.known().await?;
-            let parts = map.part(&calls, std::mem::take(&mut open)).into_iter();
-            let asked = parts.map(|(server, members)| async {
-                let answered = self.ask_part(server.as_ref(), &members, &calls).await;
+            let map = self.map().await?;
+            let groups = map.by_server(&calls, std::mem::take(&mut open)).into_iter();
+            let asked = groups.map(|(server, members)| async {
+                let answered = self.ask(server.as_ref(), &members, &calls).await;
                 (server, members, answered)
             });
             for (server, members, answered) in join_all(asked).await {
@@ -156,9 +157,9 @@ impl Servers {
                 }
                 let Some((_, first)) = failed.first() else { continue };
                 let moved = failed.iter().map(|(_, why)| why).find(|why| why.moved_to().is_some());
-                let now = self.learn(&map, moved.unwrap_or(first)).await;
+                let now = self.refresh(&map, moved.unwrap_or(first)).await;
                 for (one, why) in failed {
-                    // Who served it before is asked again only if it sent us on.
+                    // The same server is asked again only if it redirected the call.
                     let again = match (now.of(calls[one].slot), &server) {
                         (Some(now), Some(then)) => why.moved_to().is_some() || !Arc::ptr_eq(now, then),
                         (now, then) => now.is_some() && then.is_none(),
@@ -178,8 +179,8 @@ impl Servers {
         }
     }
 
-    /// Asks one server for its part of a batch.
-    async fn ask_part<T: FromRedisValue>(
+    /// Runs the calls of one server.
+    async fn ask<T: FromRedisValue>(
         &self,
         server: Option<&Arc<Server>>,
         members: &[usize],
@@ -192,80 +193,85 @@ impl Servers {
         let Some(server) = server else {
             return all(Error::Uncovered(members.first().map_or(0, |one| calls[*one].slot)));
         };
-        if server.is_away() {
-            return all(server.told(Error::Away));
+        if server.is_unreachable() {
+            return all(server.with_address(Error::Unreachable));
         }
         let commands: Vec<&Cmd> = members.iter().map(|one| &calls[*one].command).collect();
-        let told = |why| Arc::new(self.told(server, why));
+        let failure = |why| Arc::new(self.with_address(server, why));
         match server.run_each(&commands).await {
-            Ok(answers) => answers.into_iter().map(|one| one.map_err(|why| told(why.into()))).collect(),
-            Err(why) => all(self.told(server, why)),
+            Ok(answers) => answers.into_iter().map(|one| one.map_err(|why| failure(why.into()))).collect(),
+            Err(why) => all(self.with_address(server, why)),
         }
     }
 
-    /// Who serves each of these slots: another name than before means another server, or the same one
-    /// started again. A master that does not say so soon is left alone until it does.
+    /// The identity (`run_id`) of the server of each of these slots. It changes when the server is restarted or
+    /// replaced. No other command is sent to a master that does not answer in time, until it answers.
     pub(super) async fn identities(&self, slots: &[u16]) -> Result<Vec<Result<String, Arc<Error>>>, Error> {
-        let map = self.known().await?;
+        let map = self.map().await?;
         let Some(_) = &self.cluster else {
             let name = map.servers[0].identity().await?;
             return Ok(slots.iter().map(|_| Ok(name.clone())).collect());
         };
-        let asked = map.servers.iter().map(|server| async { server.identity_soon().await.map_err(Arc::new) });
+        let asked =
+            map.servers.iter().map(|server| async { server.master_identity().await.map_err(Arc::new) });
         let names = join_all(asked).await;
         let uncovered = |slot: u16| Err(Arc::new(Error::Uncovered(slot)));
-        let of = |slot: &u16| map.place(*slot).map_or_else(|| uncovered(*slot), |place| names[place].clone());
-        let told: Vec<_> = slots.iter().map(of).collect();
-        if let Some(Err(why)) = names.iter().chain(&told).find(|name| name.is_err()) {
-            self.learn(&map, why).await;
+        let of =
+            |slot: &u16| map.index_of(*slot).map_or_else(|| uncovered(*slot), |index| names[index].clone());
+        let by_slot: Vec<_> = slots.iter().map(of).collect();
+        if let Some(Err(why)) = names.iter().chain(&by_slot).find(|name| name.is_err()) {
+            self.refresh(&map, why).await;
         }
         match names.first() {
             Some(Err(why)) if names.iter().all(Result::is_err) => Err(Error::Shared(Arc::clone(why))),
             None => Err(Error::Uncovered(0)),
-            _ => Ok(told),
+            _ => Ok(by_slot),
         }
     }
 
-    /// Waits for something to be in the list of this name and takes it, up to so many.
+    /// Waits for an entry of this list, then takes up to `most` of them.
     pub(super) async fn take_list(&self, list: &str, most: usize) -> Result<Vec<Vec<u8>>, Error> {
-        let (map, slot) = (self.known().await?, self.slot_of(list));
+        let (map, slot) = (self.map().await?, self.slot_of(list));
         let server = map.of(slot).ok_or(Error::Uncovered(slot))?;
         let taken = server.take_list(list, self.wait, most).await;
         if let Err(why) = &taken {
-            self.learn(&map, why).await;
+            self.refresh(&map, why).await;
         }
-        taken.map_err(|why| self.told(server, why))
+        taken.map_err(|why| self.with_address(server, why))
     }
 
-    fn told(&self, server: &Server, why: Error) -> Error {
+    fn with_address(&self, server: &Server, why: Error) -> Error {
         match &self.cluster {
-            Some(_) => server.told(why),
+            Some(_) => server.with_address(why),
             None => why,
         }
     }
 
-    fn now(&self) -> Arc<Map> {
+    fn current(&self) -> Arc<Map> {
         Arc::clone(&self.map.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    async fn known(&self) -> Result<Arc<Map>, Error> {
-        let now = self.now();
+    /// The map; a cluster's is read at the first call.
+    async fn map(&self) -> Result<Arc<Map>, Error> {
+        let now = self.current();
         match &self.cluster {
             Some(cluster) if now.servers.is_empty() => self.read(cluster, &now, None).await,
             _ => Ok(now),
         }
     }
 
-    /// Reads again where the slots are, after an error; what was known stays if nobody tells.
-    async fn learn(&self, stale: &Arc<Map>, after: &Error) -> Arc<Map> {
+    /// Reads the topology again after an error. The present map stays if no node returns one.
+    async fn refresh(&self, stale: &Arc<Map>, after: &Error) -> Arc<Map> {
         match &self.cluster {
-            Some(cluster) => self.read(cluster, stale, after.moved_to()).await.unwrap_or_else(|_| self.now()),
-            None => self.now(),
+            Some(cluster) => {
+                self.read(cluster, stale, after.moved_to()).await.unwrap_or_else(|_| self.current())
+            }
+            None => self.current(),
         }
     }
 
-    /// Reads where the slots are, unless somebody has since `stale` was read. Who was named by the node
-    /// that sent us on knows best.
+    /// Reads the topology, unless another task has replaced `stale` meanwhile. A node that a redirection named
+    /// is asked first.
     async fn read(
         &self,
         cluster: &Cluster,
@@ -273,7 +279,7 @@ impl Servers {
         named: Option<(String, u16)>,
     ) -> Result<Arc<Map>, Error> {
         let _reading = cluster.reading.lock().await;
-        let now = self.now();
+        let now = self.current();
         if !Arc::ptr_eq(&now, stale) {
             return Ok(now);
         }
@@ -284,24 +290,24 @@ impl Servers {
         }
         let topology = match topology {
             Some(topology) => topology,
-            None => ask_around(cluster, &now).await?,
+            None => read_topology(cluster, &now).await?,
         };
         let mut map = Map::default();
         for (first, last, host, port) in topology.ranges {
             let server = self.server(cluster, &now, host, port)?;
-            let place = map.servers.iter().position(|known| known.address() == server.address());
-            let place = place.unwrap_or_else(|| {
+            let index = map.servers.iter().position(|known| known.address() == server.address());
+            let index = index.unwrap_or_else(|| {
                 map.servers.push(server);
                 map.servers.len() - 1
             });
-            map.ranges.push((first, last, place));
+            map.ranges.push((first, last, index));
         }
         let map = Arc::new(map);
         *self.map.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&map);
         Ok(map)
     }
 
-    /// The server at this address: the one that is known, so that its connections stay, or a new one.
+    /// The server at this address: the known one, so that its connections stay, or a new one.
     fn server(&self, cluster: &Cluster, map: &Map, host: String, port: u16) -> Result<Arc<Server>, Error> {
         let info = cluster.info.clone().set_addr(ConnectionAddr::Tcp(host, port));
         let address = info.addr().to_string();
@@ -310,13 +316,14 @@ impl Servers {
     }
 }
 
-/// Asks every known node at once where the slots are. The first that belongs to a cluster that works is
-/// believed; else the one that has seen the latest election.
-async fn ask_around(cluster: &Cluster, map: &Map) -> Result<Topology, Error> {
+/// Reads the topology from all known nodes at the same time. Returns the first one of a cluster that works;
+/// else the one of the highest cluster epoch, which rises with every election.
+async fn read_topology(cluster: &Cluster, map: &Map) -> Result<Topology, Error> {
     let new = |seed: &&Arc<Server>| map.servers.iter().all(|known| known.address() != seed.address());
     let nodes = map.servers.iter().chain(cluster.seeds.iter().filter(new));
-    let mut asked: FuturesUnordered<_> =
-        nodes.map(|node| async move { node.topology().await.map_err(|why| node.told(why)) }).collect();
+    let mut asked: FuturesUnordered<_> = nodes
+        .map(|node| async move { node.topology().await.map_err(|why| node.with_address(why)) })
+        .collect();
     let (mut best, mut failed) = (None::<Topology>, None);
     while let Some(answer) = asked.next().await {
         match answer {
@@ -325,7 +332,7 @@ async fn ask_around(cluster: &Cluster, map: &Map) -> Result<Topology, Error> {
                 best = Some(topology);
             }
             Ok(_) => {}
-            // Says more than that another is away.
+            // This error says more than that another node is unreachable.
             Err(_) if matches!(failed, Some(Error::NotCluster(_))) => {}
             Err(why) => failed = Some(why),
         }

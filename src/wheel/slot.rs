@@ -1,4 +1,4 @@
-//! Ticks and slots: where a moment lies on which wheel. Plain arithmetic.
+//! Levels, ticks, slots and marks: pure arithmetic.
 
 use crate::model::pointer::Pointer;
 use crate::model::time::UnixMs;
@@ -9,11 +9,12 @@ const MINUTE_MS: i64 = 60_000;
 /// One of the wheels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Level {
-    /// Slots of one second; what is taken goes to the last mile.
+    /// Slots of one second; the pointers taken are handed to the last mile.
     Second,
-    /// Slots of one minute; what is taken is cascaded into second slots.
+    /// Slots of one minute; the pointers taken are cascaded into second slots.
     Minute,
-    /// Slots of one minute, for what is due at its beginning; what is taken goes to the last mile.
+    /// Slots of one minute, for timers due at its first millisecond; the pointers taken are handed to the last
+    /// mile.
     WholeMinute,
 }
 
@@ -21,7 +22,7 @@ impl Level {
     /// All levels.
     pub const ALL: [Self; 3] = [Self::Second, Self::Minute, Self::WholeMinute];
 
-    /// How long a slot lasts, in milliseconds.
+    /// The length of a slot, in milliseconds.
     pub const fn tick_ms(self) -> i64 {
         match self {
             Self::Second => SECOND_MS,
@@ -29,13 +30,13 @@ impl Level {
         }
     }
 
-    /// The slot in which a moment lies.
+    /// The slot that contains a moment.
     pub const fn slot_of(self, at: UnixMs) -> Slot {
         Slot { level: self, tick: Tick(at.get().div_euclid(self.tick_ms())) }
     }
 }
 
-/// The number of a slot, counted from the Unix epoch: absolute, so it never wraps.
+/// The number of a slot, counted from the Unix epoch. It is absolute and never wraps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Tick(pub i64);
 
@@ -46,22 +47,22 @@ impl Tick {
     }
 }
 
-/// One position of one wheel.
+/// One slot of one wheel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Slot {
-    /// Which wheel.
+    /// The wheel.
     pub level: Level,
-    /// Which position.
+    /// Its number.
     pub tick: Tick,
 }
 
 impl Slot {
-    /// When it begins.
+    /// The moment at which it begins.
     pub const fn starts_at(self) -> UnixMs {
         UnixMs::new(self.tick.0 * self.level.tick_ms())
     }
 
-    /// When the next one begins.
+    /// The moment at which the next one begins.
     pub const fn ends_at(self) -> UnixMs {
         UnixMs::new((self.tick.0 + 1) * self.level.tick_ms())
     }
@@ -72,24 +73,15 @@ impl Slot {
 pub struct Marks {
     /// Of the second wheel.
     pub second: Tick,
-    /// Of the minute wheel: cascaded up to here.
+    /// Of the minute wheel: minutes up to here are cascaded.
     pub minute: Tick,
-    /// Of the whole minutes.
+    /// Of the wheel of whole minutes.
     pub whole: Tick,
-}
-
-/// Where a pointer belongs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
-    /// In this slot.
-    Slot(Slot),
-    /// Its slot was taken: to the last mile.
-    LastMile,
 }
 
 impl Marks {
     /// The marks of a wheel that starts at `now`: slots that begin within `ahead_ms` count as taken, minutes
-    /// that begin within `near_ms` as cascaded.
+    /// that begin within `near_ms` count as cascaded.
     pub fn starting(now: UnixMs, ahead_ms: i64, near_ms: i64) -> Self {
         let at = |level: Level, by: i64| level.slot_of(UnixMs::new(now.get() + by)).tick;
         Self {
@@ -108,7 +100,7 @@ impl Marks {
         }
     }
 
-    /// The mark of a level, to be moved.
+    /// The mark of a level, to be raised.
     pub const fn of_mut(&mut self, level: Level) -> &mut Tick {
         match level {
             Level::Second => &mut self.second,
@@ -117,16 +109,16 @@ impl Marks {
         }
     }
 
-    /// Where a pointer belongs under these marks: the coarsest slot that is still to be taken.
-    pub fn place(&self, pointer: &Pointer) -> Place {
+    /// The coarsest slot for a pointer that is not taken yet; `None` if its slot was taken: then the pointer is
+    /// for the last mile.
+    pub fn open_slot(&self, pointer: &Pointer) -> Option<Slot> {
         let at = pointer.wake_at;
         let whole = pointer.minute && pointer.attempt == 0 && at.get() % MINUTE_MS == 0;
         let open = |level: Level| {
             let slot = level.slot_of(at);
             (slot.tick > self.of(level)).then_some(slot)
         };
-        let slot = if whole { open(Level::WholeMinute) } else { open(Level::Minute).or(open(Level::Second)) };
-        slot.map_or(Place::LastMile, Place::Slot)
+        if whole { open(Level::WholeMinute) } else { open(Level::Minute).or(open(Level::Second)) }
     }
 }
 
@@ -163,23 +155,23 @@ mod tests {
     }
 
     #[test]
-    fn a_pointer_goes_into_the_coarsest_slot_that_is_still_to_be_taken() {
+    fn a_pointer_gets_the_coarsest_slot_that_is_not_taken_yet() {
         // 00:10:00.000; slots up to half a second ahead are taken, minutes up to two ahead cascaded.
         let marks = Marks::starting(UnixMs::new(600_000), 500, 120_000);
-        let slot = |level, tick| Place::Slot(Slot { level, tick: Tick(tick) });
-        for (pointer, place) in [
-            (at(599_000, false, 0), Place::LastMile),
-            (at(600_999, false, 0), Place::LastMile),
-            (at(601_000, false, 0), slot(Level::Second, 601)),
-            (at(779_999, false, 0), slot(Level::Second, 779)),
-            (at(780_000, false, 0), slot(Level::Minute, 13)),
-            (at(3_600_000, false, 0), slot(Level::Minute, 60)),
-            (at(600_000, true, 0), Place::LastMile),
-            (at(660_000, true, 0), slot(Level::WholeMinute, 11)),
-            (at(660_001, true, 0), slot(Level::Second, 660)),
-            (at(660_000, true, 1), slot(Level::Second, 660)),
+        let open = |level, tick| Some(Slot { level, tick: Tick(tick) });
+        for (pointer, slot) in [
+            (at(599_000, false, 0), None),
+            (at(600_999, false, 0), None),
+            (at(601_000, false, 0), open(Level::Second, 601)),
+            (at(779_999, false, 0), open(Level::Second, 779)),
+            (at(780_000, false, 0), open(Level::Minute, 13)),
+            (at(3_600_000, false, 0), open(Level::Minute, 60)),
+            (at(600_000, true, 0), None),
+            (at(660_000, true, 0), open(Level::WholeMinute, 11)),
+            (at(660_001, true, 0), open(Level::Second, 660)),
+            (at(660_000, true, 1), open(Level::Second, 660)),
         ] {
-            assert_eq!(marks.place(&pointer), place, "{pointer:?}");
+            assert_eq!(marks.open_slot(&pointer), slot, "{pointer:?}");
         }
     }
 }

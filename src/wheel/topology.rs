@@ -1,29 +1,30 @@
-//! What a Redis Cluster says about itself, and the rule by which it spreads keys.
+//! The topology of a Redis Cluster, and the rule that assigns keys to hash slots (the Redis Cluster
+//! specification's).
 //!
-//! Pure: bytes and replies in, slots and addresses out. The rule is the Redis Cluster specification's.
+//! Pure: replies and keys in, addresses and slots out.
 
 use deadpool_redis::redis::{Value, from_redis_value_ref};
 
 use super::Error;
 use super::server::field;
 
-/// Hash slots of every Redis Cluster.
+/// The number of hash slots of every Redis Cluster.
 pub const SLOTS: u16 = 16_384;
 
-/// How a cluster stands, as one of its nodes sees it.
+/// The state of a cluster, as one of its nodes sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Topology {
     /// `cluster_state` is `ok`.
     pub works: bool,
     /// Rises with every election.
     pub epoch: i64,
-    /// First and last slot and its master's host and port, in order.
+    /// First and last slot and their master's host and port, in order.
     pub ranges: Vec<(u16, u16, String, u16)>,
 }
 
 impl Topology {
-    /// Reads the replies to `CLUSTER INFO` and `CLUSTER SLOTS` of the node at `asked`; a host that it leaves
-    /// out is its own.
+    /// Parses the replies to `CLUSTER INFO` and `CLUSTER SLOTS` of the node at `asked`. Where a host is missing
+    /// in them, it is that node's own.
     pub(super) fn read(asked: &str, info: &str, slots: Vec<Vec<Value>>) -> Result<Self, Error> {
         let epoch = field(info, "cluster_current_epoch").and_then(|epoch| epoch.parse().ok()).unwrap_or(0);
         let range = |entry: Vec<Value>| {
@@ -39,17 +40,17 @@ impl Topology {
             (first <= last && last < SLOTS).then_some((first, last, host, number(port)?))
         };
         let ranges: Option<Vec<_>> = slots.into_iter().map(range).collect();
-        let mut ranges = ranges.ok_or_else(|| Error::Answer("CLUSTER SLOTS as nobody knows it".into()))?;
+        let mut ranges = ranges.ok_or_else(|| Error::Answer("to CLUSTER SLOTS in an unknown form".into()))?;
         ranges.sort_unstable();
         Ok(Self { works: field(info, "cluster_state") == Some("ok"), epoch, ranges })
     }
 
-    /// How many slots a master serves, of [`SLOTS`].
+    /// The number of slots that have a master, of [`SLOTS`].
     pub fn covered(&self) -> usize {
         self.ranges.iter().map(|(first, last, ..)| usize::from(last - first) + 1).sum()
     }
 
-    /// How many masters serve slots.
+    /// The number of masters that serve slots.
     pub fn masters(&self) -> usize {
         let mut all: Vec<_> = self.ranges.iter().map(|(_, _, host, port)| (host, port)).collect();
         all.sort_unstable();
@@ -62,7 +63,7 @@ fn number(value: &Value) -> Option<u16> {
     from_redis_value_ref(value).ok()
 }
 
-/// The slot of a key: CRC16 (XMODEM) of its hash tag, or of all of it where it has none.
+/// The hash slot of a key: CRC16 (XMODEM) of its hash tag, or of the whole key if it has none.
 pub(super) fn hash_slot(key: &str) -> u16 {
     let tag = key.split_once('{').and_then(|(_, rest)| rest.split_once('}')).map(|(tag, _)| tag);
     crc16(tag.filter(|tag| !tag.is_empty()).unwrap_or(key).as_bytes()) % SLOTS

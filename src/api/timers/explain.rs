@@ -74,7 +74,7 @@ pub async fn explain(State(state): State<Arc<ApiState>>, Path(id): Path<String>)
     let facts = Facts { row: &row, config: &state.node.config, tier: tiers.of(&row), now };
     let explanation = Explanation {
         events: facts.events(&attempts, replays),
-        waiting_for: facts.waiting_for(!service.positions.away().contains(&row.shard)),
+        waiting_for: facts.waiting_for(!service.positions.unreachable().contains(&row.shard)),
         timer: TimerView::new(&row, tiers),
     };
     Ok(Json(explanation).into_response())

@@ -15,7 +15,7 @@ use crate::api::ApiState;
 use crate::api::problem::{FieldError, Problem};
 use crate::api::schema;
 use crate::api::view::{AttemptView, TimerView};
-use crate::cold::{Filter, Place, TimerRow};
+use crate::cold::{Filter, ListCursor, TimerRow};
 use crate::model::time::UnixMs;
 use crate::model::timer::State as TimerState;
 use crate::service::Service;
@@ -112,7 +112,7 @@ pub async fn list(
     Ok(Json(ListAnswer { items, next: page.next.map(cursor_text) }).into_response())
 }
 
-fn filter_of(query: Vec<(String, String)>) -> Result<(Filter, usize, Option<Place>), Problem> {
+fn filter_of(query: Vec<(String, String)>) -> Result<(Filter, usize, Option<ListCursor>), Problem> {
     let (mut filter, mut limit, mut cursor) = (Filter::default(), DEFAULT_LIST, None);
     let mut errors = Vec::new();
     let mut seen = HashSet::new();
@@ -155,13 +155,13 @@ fn filter_of(query: Vec<(String, String)>) -> Result<(Filter, usize, Option<Plac
     if errors.is_empty() { Ok((filter, limit, cursor)) } else { Err(Problem::invalid(errors)) }
 }
 
-fn cursor_text(place: Place) -> String {
+fn cursor_text(place: ListCursor) -> String {
     format!("{}.{}.{}", place.due_at, place.uid.simple(), place.generation)
 }
 
-fn place_after(text: &str) -> Option<Place> {
+fn place_after(text: &str) -> Option<ListCursor> {
     let mut fields = text.splitn(3, '.');
-    Some(Place {
+    Some(ListCursor {
         due_at: fields.next()?.parse().ok()?,
         uid: uuid::Uuid::try_parse(fields.next()?).ok()?,
         generation: fields.next()?.parse().ok()?,

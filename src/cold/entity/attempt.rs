@@ -22,7 +22,7 @@ pub struct Model {
     pub created_at: i64,
 }
 
-/// No relations: rows outlive what they belong to.
+/// None: an attempt may outlive its timer's row.
 #[derive(Copy, Clone, Debug, EnumIter, DeriveRelation)]
 pub enum Relation {}
 

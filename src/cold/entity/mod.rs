@@ -1,4 +1,5 @@
-//! sea-orm entities of the small tables. The large ones are read and written in batches (see `super::row`).
+//! sea-orm entities of the small tables. `timers` and `history` are read and written in batches (see
+//! `super::row`).
 
 pub mod attempt;
 pub mod node;

@@ -1,4 +1,4 @@
-//! A node that takes part.
+//! A node.
 
 use sea_orm::entity::prelude::*;
 

@@ -1,4 +1,4 @@
-//! What was found when a shard was taken over or its wheel was lost.
+//! The note of a replay.
 
 use sea_orm::entity::prelude::*;
 

@@ -1,4 +1,4 @@
-//! Who owns a shard, and how far its wheels reach.
+//! A shard: its owner, and how far its wheels reach.
 
 use sea_orm::entity::prelude::*;
 

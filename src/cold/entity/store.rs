@@ -1,4 +1,4 @@
-//! What was fixed when the store was made.
+//! The store itself: what was fixed when it was made.
 
 use sea_orm::entity::prelude::*;
 

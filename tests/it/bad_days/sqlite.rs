@@ -132,7 +132,7 @@ impl Fixture {
 #[tokio::test]
 async fn a_clock_that_is_set_back_fires_nothing_early_and_loses_nothing() {
     let f = Fixture::new().await;
-    let owned = f.store.take(&f.me, 4, true, LEASE_MS).await.expect("takes");
+    let owned = f.store.take_over(&f.me, 4, true, LEASE_MS).await.expect("takes");
     f.put("passed", Duration::from_secs(5)).await;
     f.put("coming", Duration::from_secs(60)).await;
     f.clock.advance(Duration::from_secs(10));

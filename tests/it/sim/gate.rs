@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use mainspring::clock::Clock;
-use mainspring::cold::{Call, Error, Gate};
+use mainspring::cold::{Call, Error, FailPoint};
 use mainspring::model::time::UnixMs;
 
 use super::world::World;
@@ -27,7 +27,7 @@ impl Clock for Door {
     }
 }
 
-impl Gate for Door {
+impl FailPoint for Door {
     fn before(&self, call: Call, name: &'static str) -> BoxFuture<'_, Result<(), Error>> {
         Box::pin(async move {
             let Self { world, process } = self;
@@ -59,7 +59,7 @@ impl Gate for Door {
         })
     }
 
-    fn begun(&self) -> Box<dyn Any + Send + Sync> {
+    fn begin(&self) -> Box<dyn Any + Send + Sync> {
         self.world.set_writer(Some(self.process));
         Box::new(Open(Arc::clone(&self.world)))
     }

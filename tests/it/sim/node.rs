@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::ThreadId;
 
-use mainspring::cold::{ColdStore, Gate, Identity};
+use mainspring::cold::{ColdStore, FailPoint, Identity};
 use mainspring::config::Config;
 use mainspring::dispatch::Dispatcher;
 use mainspring::hot::AHEAD_MS;
@@ -167,8 +167,8 @@ impl Node {
     pub fn start(common: &Common, name: &str, process: usize, receivers: Arc<dyn Sink>) -> Self {
         let Common { world, config, server, metrics, .. } = common;
         let door = Arc::new(Door { world: Arc::clone(world), process });
-        let gate: Arc<dyn Gate> = door.clone();
-        let store = common.store.through(gate, door);
+        let fail_point: Arc<dyn FailPoint> = door.clone();
+        let store = common.store.with_fail_point(fail_point, door);
         let me =
             Identity { name: name.into(), incarnation: process.to_string(), address: "127.0.0.1:1".into() };
         let ownership = Ownership::new(me, config.lease.get(), config.shards, false).with(config.planted());
@@ -295,7 +295,7 @@ impl Node {
                             format!("shards: taken {taken:?} lost {lost:?} given up {given_up:?} recalled {recalled}"),
                         );
                     }
-                    if ownership.has_company() {
+                    if ownership.has_peers() {
                         let rows = store.shard_rows(&[]).await.unwrap_or_default();
                         rows.iter().for_each(|row| positions.learn(row.shard, row.watermark));
                     }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use mainspring::model::id::Epoch;
 use mainspring::model::pointer::Pointer;
 use mainspring::wheel::{
-    Append, Appended, Away, Error, HotWheel, MemoryWheel, Slot, Snapshot, Standing, Take, Taken,
+    Append, Appended, Error, HotWheel, MemoryWheel, Slot, Snapshot, Standing, Take, Taken, Unreachable,
 };
 
 use super::world::World;
@@ -82,7 +82,7 @@ impl Reached {
 
 #[async_trait::async_trait]
 impl HotWheel for Reached {
-    async fn servers(&self, shards: &[i32]) -> Result<Vec<Result<String, Away>>, Error> {
+    async fn servers(&self, shards: &[i32]) -> Result<Vec<Result<String, Unreachable>>, Error> {
         self.call("wheel servers", || async {
             let name = format!("server-{}", self.server.generation.lock().expect("plain"));
             Ok(shards.iter().map(|_| Ok(name.clone())).collect())

@@ -249,7 +249,7 @@ impl World {
             let mut inner = self.lock();
             inner.busy = false;
             inner.answered = true;
-            inner.epochs_moved |= matches!(name, "take" | "give_up");
+            inner.epochs_moved |= matches!(name, "take_over" | "give_up");
         }
         self.stand().await;
     }

@@ -73,7 +73,7 @@ async fn a_claim_under_an_older_epoch_gets_nothing(f: Fixture) {
     let stale = f.due(&owned).await;
     f.clock.advance(Duration::from_millis(3001));
     let other = identity("b");
-    let taken = f.store.take(&other, 100, false, 3000).await.expect("takes");
+    let taken = f.store.take_over(&other, 100, false, 3000).await.expect("takes");
     assert_eq!(taken.len(), 8, "the lease has run out");
     assert!(f.claim(&stale).await.is_empty(), "fenced");
     assert_eq!(f.claim_due(&taken).await.len(), 1);

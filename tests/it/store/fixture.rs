@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use mainspring::clock::{Clock, ManualClock};
 use mainspring::cold::{
-    Applied, AttemptRecord, Change, ChangeEvent, ColdStore, Crowded, Due, Identity, NewTimer, Probe,
+    Applied, AttemptRecord, Change, ChangeEvent, ColdStore, Crowded, DueRow, Identity, NewTimer, Probe,
     Registered, TimerRow,
 };
 use mainspring::config::Config;
@@ -77,7 +77,7 @@ impl Fixture {
     }
 
     pub async fn own_all(&self) -> Vec<(i32, Epoch)> {
-        let mut taken = self.store.take(&self.me, 100, true, 3000).await.expect("takes");
+        let mut taken = self.store.take_over(&self.me, 100, true, 3000).await.expect("takes");
         taken.sort_unstable();
         assert_eq!(taken.len(), 8);
         taken
@@ -96,7 +96,7 @@ impl Fixture {
     }
 
     /// What a look at these shards finds.
-    pub async fn look(&self, owned: &[(i32, Epoch)], crowded: &Crowded) -> Vec<Due> {
+    pub async fn look(&self, owned: &[(i32, Epoch)], crowded: &Crowded) -> Vec<DueRow> {
         let probe = |shard| Probe { shard, floor: i64::MIN, grace_ms: 0 };
         let probes: Vec<_> = owned.iter().map(|(shard, _)| probe(*shard)).collect();
         self.store.due(&probes, crowded, 10_000, 10_000).await.expect("looks").rows

@@ -106,26 +106,26 @@ async fn nodes_are_counted_and_ranked_by_their_names(f: Fixture) {
     f.store.enter(&c).await.expect("enters");
     f.store.enter(&b).await.expect("enters");
     for (me, rank) in [(&f.me, 0), (&b, 1), (&c, 2)] {
-        let beat = f.store.beat(me, 3000).await.expect("beats");
+        let beat = f.store.heartbeat(me, 3000).await.expect("beats");
         assert_eq!((beat.alive.len(), beat.rank(&me.name), beat.superseded), (3, rank, false));
     }
     f.store.leave(&b).await.expect("leaves");
-    let beat = f.store.beat(&c, 3000).await.expect("beats");
+    let beat = f.store.heartbeat(&c, 3000).await.expect("beats");
     assert_eq!((beat.alive.len(), beat.rank("c")), (2, 1), "whoever has left does not count");
 }
 
 async fn when_the_next_node_counts_as_dead_is_known(f: Fixture) {
     let (b, c) = (identity("b"), identity("c"));
-    assert_eq!(f.store.beat(&f.me, 3000).await.expect("beats").next_dead_ms, None, "nobody else");
+    assert_eq!(f.store.heartbeat(&f.me, 3000).await.expect("beats").next_dead_ms, None, "nobody else");
     f.store.enter(&b).await.expect("enters");
     f.store.enter(&c).await.expect("enters");
     f.clock.advance(Duration::from_secs(1));
-    f.store.beat(&b, 3000).await.expect("beats");
+    f.store.heartbeat(&b, 3000).await.expect("beats");
     for (after, alive, left) in
         [(0, 3, Some(2000)), (1500, 3, Some(500)), (500, 2, Some(1000)), (1000, 1, None)]
     {
         f.clock.advance(Duration::from_millis(after));
-        let beat = f.store.beat(&f.me, 3000).await.expect("beats");
+        let beat = f.store.heartbeat(&f.me, 3000).await.expect("beats");
         assert_eq!((beat.alive.len(), beat.next_dead_ms), (alive, left), "{after} ms later");
     }
 }
@@ -141,10 +141,10 @@ async fn a_take_over_does_not_pass_a_running_claim() {
         .expect("locks");
     f.clock.advance(Duration::from_millis(3001));
     let other = identity("b");
-    let taken = f.store.take(&other, 100, false, 3000).await.expect("takes");
+    let taken = f.store.take_over(&other, 100, false, 3000).await.expect("takes");
     assert_eq!(taken.len(), 7, "all but the shard in which a claim runs");
     claiming.commit().await.expect("commits");
-    assert_eq!(f.store.take(&other, 100, false, 3000).await.expect("takes").len(), 1);
+    assert_eq!(f.store.take_over(&other, 100, false, 3000).await.expect("takes").len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

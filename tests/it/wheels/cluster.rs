@@ -8,7 +8,8 @@ use mainspring::model::id::{Epoch, Generation, Uid};
 use mainspring::model::pointer::{Pointer, Via};
 use mainspring::model::time::UnixMs;
 use mainspring::wheel::{
-    Append, Appended, Away, Error, HotWheel, Level, Marks, RedisWheel, Slot, Standing, Take, Taken, Tick,
+    Append, Appended, Error, HotWheel, Level, Marks, RedisWheel, Slot, Standing, Take, Taken, Tick,
+    Unreachable,
 };
 
 use super::space::START_MS;
@@ -80,7 +81,7 @@ impl Scene {
         self.wheel.take(&SHARDS.map(take).collect::<Vec<_>>()).await.expect("some give it")
     }
 
-    async fn servers(&self) -> Vec<Result<String, Away>> {
+    async fn servers(&self) -> Vec<Result<String, Unreachable>> {
         self.wheel.servers(&all()).await.expect("some answer")
     }
 
@@ -162,8 +163,8 @@ async fn a_master_that_died_is_told_by_its_shards_and_the_others_answer() {
     let servers = scene.servers().await;
     for shard in all() {
         let (n, away) = (shard as usize, its.contains(&shard));
-        assert_eq!(matches!(appended[n], Appended::Away(_)), away, "{shard}: {:?}", appended[n]);
-        assert_eq!(matches!(taken[n], Taken::Away(_)), away, "{shard}: {:?}", taken[n]);
+        assert_eq!(matches!(appended[n], Appended::Unreachable(_)), away, "{shard}: {:?}", appended[n]);
+        assert_eq!(matches!(taken[n], Taken::Unreachable(_)), away, "{shard}: {:?}", taken[n]);
         assert_eq!(servers[n].as_ref().ok(), (!away).then_some(&before[n]), "{shard}");
         assert!(away || (appended[n] == Appended::Kept && holds(&taken[n], 1)), "{shard}");
     }
@@ -263,7 +264,11 @@ async fn a_replica_that_took_over_is_found_and_counts_as_another_server() {
     eventually("the replica takes over", LONG, async || {
         let appended = scene.append().await;
         // No wheel of what was not replicated in time.
-        if appended.iter().any(|one| matches!(one, Appended::Away(_))) { Err(appended) } else { Ok(()) }
+        if appended.iter().any(|one| matches!(one, Appended::Unreachable(_))) {
+            Err(appended)
+        } else {
+            Ok(())
+        }
     })
     .await;
     assert_eq!(changed(&before, &scene.names().await), its);

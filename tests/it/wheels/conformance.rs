@@ -8,8 +8,8 @@ use mainspring::model::id::{Epoch, Generation, Uid};
 use mainspring::model::pointer::{Pointer, Via};
 use mainspring::model::time::{LAST, UnixMs};
 use mainspring::wheel::{
-    Append, Appended, Away, EXPRESS, HotWheel, Level, Marks, MemoryWheel, PAGE, Slot, Standing, Take, Taken,
-    Tick,
+    Append, Appended, EXPRESS, HotWheel, Level, Marks, MemoryWheel, PAGE, Slot, Standing, Take, Taken, Tick,
+    Unreachable,
 };
 
 use super::space::{START_MS, Space};
@@ -188,7 +188,7 @@ async fn what_is_not_the_wheel_that_was_filled_gives_nothing(f: Fixture) {
     let other = Take { incarnation: "two".to_owned(), ..mine.clone() };
     assert!(matches!(f.take(&other).await, Taken::Lost(_)), "another incarnation");
     let later = Take { beat: 2, ..mine.clone() };
-    assert_eq!(f.take(&later).await, Taken::Lost("it went back in time"));
+    assert_eq!(f.take(&later).await, Taken::Lost("it was rolled back"));
     for epoch in [Epoch(0), Epoch(2)] {
         assert_eq!(f.take(&Take { epoch, ..mine.clone() }).await, Taken::NotMine, "{epoch:?}");
     }
@@ -425,8 +425,9 @@ async fn an_empty_batch_asks_nothing(f: Fixture) {
     assert!(f.wheel.send_express("a", &[]).await.expect("sends"));
     let (one, two) =
         (f.wheel.servers(&[0, 1]).await.expect("answers"), f.wheel.servers(&[0, 1]).await.expect("answers"));
-    let blank =
-        |name: &Result<String, Away>| name.as_ref().is_ok_and(|name| name.contains(' ') || name.is_empty());
+    let blank = |name: &Result<String, Unreachable>| {
+        name.as_ref().is_ok_and(|name| name.contains(' ') || name.is_empty())
+    };
     assert!(one == two && one.len() == 2 && !one.iter().any(blank), "names without blanks: {one:?}");
 }
 
@@ -444,7 +445,7 @@ async fn of_an_append_and_a_take_that_meet_the_pointer_is_with_one_of_them(f: Fi
                 match wheel.append(&[append]).await.expect("appends")[0] {
                     Appended::Kept => {}
                     Appended::Taken => refused.push(one.uid),
-                    Appended::NoWheel | Appended::Away(_) => panic!("it is there"),
+                    Appended::NoWheel | Appended::Unreachable(_) => panic!("it is there"),
                 }
                 tokio::task::yield_now().await;
             }

@@ -263,7 +263,7 @@ impl Case {
                 self.log.push("take-over".into());
                 self.rig.hot.heal();
                 let name = format!("n{}", self.rng.random_range(0..u32::MAX));
-                let next = self.rig.usurp(&self.node, &name).await;
+                let next = self.rig.supersede(&self.node, &name).await;
                 self.ghosts.push(std::mem::replace(&mut self.node, next));
                 self.first_round().await;
             }

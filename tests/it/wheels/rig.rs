@@ -25,7 +25,7 @@ use mainspring::promotion::Promotion;
 use mainspring::sink::Sinks;
 use mainspring::sweep::Sweep;
 use mainspring::wheel::{
-    Append, Appended, Away, Error, HotWheel, Level, MemoryWheel, Slot, Snapshot, Standing, Take, Taken,
+    Append, Appended, Error, HotWheel, Level, MemoryWheel, Slot, Snapshot, Standing, Take, Taken, Unreachable,
 };
 use mainspring::writer::Writer;
 use tokio::sync::{Notify, mpsc};
@@ -211,7 +211,7 @@ impl TestWheel {
 
 #[async_trait::async_trait]
 impl HotWheel for TestWheel {
-    async fn servers(&self, shards: &[i32]) -> Result<Vec<Result<String, Away>>, Error> {
+    async fn servers(&self, shards: &[i32]) -> Result<Vec<Result<String, Unreachable>>, Error> {
         let name = self.name.lock().expect("plain").clone();
         match name {
             Some(name) => Ok(shards.iter().map(|_| Ok(name.clone())).collect()),
@@ -391,7 +391,7 @@ impl Rig {
     }
 
     /// Another node takes over without a word from the one before, which does not know it yet.
-    pub async fn usurp(&self, before: &Node, name: &str) -> Node {
+    pub async fn supersede(&self, before: &Node, name: &str) -> Node {
         let me = before.promoter.ownership.me();
         self.store.give_up(me, &before.promoter.ownership.claimable()).await.expect("gives up");
         self.store.leave(me).await.expect("leaves");

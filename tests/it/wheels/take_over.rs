@@ -108,7 +108,7 @@ async fn what_is_written_while_a_wheel_changes_hands_goes_into_it() {
     let (rig, _dir) = Parts::new(true, At::Redis).await.rig(&sets).await;
     let mut before = rig.start("a").await;
     before.crank().await;
-    let mut after = rig.usurp(&before, "b").await;
+    let mut after = rig.supersede(&before, "b").await;
     after.positions().sync(&after.promoter.ownership.kept());
     let all = after.write(&rig, &[rig.timer("second", 50 * SECOND), rig.timer("minute", 5 * MINUTE)]).await;
     after.crank().await;
@@ -127,7 +127,7 @@ async fn what_an_owner_could_not_add_goes_to_the_next_owner() {
     let mut before = rig.start("a").await;
     before.crank().await;
     let all = rig.commit(&[rig.timer("second", 50 * SECOND), rig.timer("minute", 5 * MINUTE)]).await;
-    let mut after = rig.usurp(&before, "b").await;
+    let mut after = rig.supersede(&before, "b").await;
     after.crank().await;
     rig.hot.fault(Call::Append, Fault::Fail);
     let left = before.promoter.promote(&all).await;
@@ -159,7 +159,7 @@ async fn a_wheel_that_was_set_back_before_its_new_owner_looked_is_built_anew() {
     let mut next = rig.start("a").await;
     next.crank().await;
     assert_eq!(rig.lying(&pointer).await, [0, 1, 0]);
-    assert_eq!(replays(&rig).await.pop().map(|(cause, _)| cause).as_deref(), Some("it went back in time"));
+    assert_eq!(replays(&rig).await.pop().map(|(cause, _)| cause).as_deref(), Some("it was rolled back"));
 }
 
 /// What could not be kept of how far a shard is loaded is read again, and its replay is told all the same.
@@ -262,8 +262,8 @@ async fn a_wheel_that_was_lost_is_built_anew(parts: Parts) {
         assert_eq!((rig.lying(&second).await, rig.lying(&minute).await), ([1, 0, 0], [0, 1, 0]));
         assert_eq!(node.claim(&[first], 0).await.len(), 1);
         let causes = match loss {
-            Loss::Emptied => "it was emptied or built by somebody else",
-            Loss::RolledBack => "it went back in time",
+            Loss::Emptied => "it was emptied, or built anew by another process",
+            Loss::RolledBack => "it was rolled back",
             Loss::Replaced => "Redis was restarted or replaced by another",
             Loss::Died if rig.hot.is_memory() => "this process started, and its wheels with it",
             Loss::Died => "Redis was restarted or replaced by another",

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use mainspring::cold::{NewTimer, Range, ScanPlace};
+use mainspring::cold::{NewTimer, Range, ScanPosition};
 use mainspring::hot::replay;
 use mainspring::model::id::Uid;
 use mainspring::model::pointer::Pointer;
@@ -112,7 +112,7 @@ async fn missed(
                 (Step::Loader(0), Order::ScanThenWatermark, _) => {
                     let slice = |(shard, _): &(i32, _)| Range {
                         shard: *shard,
-                        after: ScanPlace::before(old.get()),
+                        after: ScanPosition::before(old.get()),
                         until: target.get(),
                     };
                     let slices: Vec<Range> = owned.iter().map(slice).collect();
@@ -276,7 +276,7 @@ async fn an_owner_under_an_old_epoch_moves_nothing(parts: Parts) {
     old.crank().await;
     let near = old.write(&rig, &[rig.timer("near", 10 * SECOND)]).await[0];
     let minute = old.write(&rig, &[rig.timer("minute", 4 * MINUTE)]).await[0];
-    let mut new = rig.usurp(&old, "new").await;
+    let mut new = rig.supersede(&old, "new").await;
     new.crank().await;
     let shards: Vec<i32> = (0..4).collect();
     let rows = || async { rig.store.shard_rows(&[]).await.expect("reads") };
