@@ -36,7 +36,7 @@ pub struct NewTimer {
     pub due_at: UnixMs,
     /// `precision: minute`.
     pub minute: bool,
-    /// Where it goes.
+    /// The target.
     pub target: Target,
     /// The payload as written; `None` for `null`.
     pub data: Option<Vec<u8>>,

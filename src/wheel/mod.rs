@@ -121,10 +121,10 @@ pub enum Error {
     #[error("Redis Cluster (`hot.url`): no master serves hash slot {0}")]
     Uncovered(u16),
     /// The setting names a cluster, and this server is not part of one.
-    #[error("`hot.url`: {0} is a single Redis, not a Redis Cluster; set redis://{0}")]
+    #[error("`hot.url`: {0} is a single Redis, not a Redis Cluster; give redis://{0}")]
     NotCluster(String),
     /// The setting names a single server, and this server is part of a cluster.
-    #[error("`hot.url`: {0} is a node of a Redis Cluster; set redis+cluster://{0}")]
+    #[error("`hot.url`: {0} is a node of a Redis Cluster; give redis+cluster://{0}")]
     IsCluster(String),
     /// One failure of several calls of a batch.
     #[error(transparent)]
