@@ -13,6 +13,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
+use raw::Object;
 pub use raw::{LateIn, LateThen, Precision, Priority, PriorityIn, RawTimer, RetryIn, TargetIn, WebhookIn};
 
 use super::problem::FieldError;
@@ -77,10 +78,10 @@ pub enum Refused {
     Fields(Vec<FieldError>),
 }
 
-/// Reads JSON into `T`. Pointers of errors begin with `pointer_prefix`.
+/// Reads a JSON object into `T`. Pointers of errors begin with `pointer_prefix`.
 pub fn read<'de, T: Deserialize<'de>>(text: &'de [u8], pointer_prefix: &str) -> Result<T, Refused> {
     let mut json = serde_json::Deserializer::from_slice(text);
-    let value = serde_path_to_error::deserialize(&mut json).map_err(|why| {
+    let Object(value) = serde_path_to_error::deserialize(&mut json).map_err(|why| {
         let pointer = format!("{pointer_prefix}{}", pointer_of(why.path()));
         let inner = why.into_inner();
         // Reading stops at the first field that does not fit; the text after it may still not be JSON. Nor does the
@@ -98,7 +99,7 @@ pub fn read<'de, T: Deserialize<'de>>(text: &'de [u8], pointer_prefix: &str) -> 
                 let code = if detail.starts_with("unknown field") { "unknown_field" } else { "wrong_type" };
                 Refused::Fields(vec![FieldError::new(pointer, code, detail)])
             }
-            Err(_) => Refused::NotJson(format!("not JSON: {inner}")),
+            Err(why) => Refused::NotJson(format!("not JSON: {why}")),
         }
     })?;
     json.end().map_err(|why| Refused::NotJson(format!("not one JSON value: {why}")))?;

@@ -88,7 +88,9 @@ schemas! {
         text().pattern(Some("^[!-~]([ -~]{0,253}[!-~])?$"));
 }
 
-const DATE: &str = "[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])";
+/// From the year 1 on: in the year 0 the zone decides whether the instant can be kept.
+const DATE: &str =
+    "([1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])";
 const NO_CONTROLS: &str = r"^[^\u0000-\u001f\u007f-\u009f]*$";
 
 fn text() -> ObjectBuilder {

@@ -18,7 +18,6 @@ use crate::clock::Monotonic;
 use crate::cold::{ColdStore, Range, ScanPosition};
 use crate::dispatch::{Dispatcher, OVERDUE};
 use crate::model::pointer::{Pointer, Via};
-use crate::model::time::UnixMs;
 #[cfg(feature = "planted")]
 use crate::planted::Defect;
 use crate::positions::{Replay, Route};
@@ -92,7 +91,7 @@ impl Loader {
     async fn scan_then_raise(
         &self,
         due: &[(i32, crate::model::id::Epoch)],
-        target: UnixMs,
+        target: crate::model::time::UnixMs,
     ) -> Result<(), Error> {
         let Promoter { store, positions, .. } = &*self.promoter;
         let slice = |(shard, _): &(i32, _)| {

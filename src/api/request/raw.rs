@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
@@ -48,8 +50,10 @@ pub struct RawTimer {
     /// Default: `second`.
     pub precision: Option<Precision>,
     /// What happens when the timer is found late. Default: it is delivered.
+    #[serde(default, deserialize_with = "optional_object")]
     pub late: Option<LateIn>,
     /// How failed attempts are repeated.
+    #[serde(default, deserialize_with = "optional_object")]
     pub retry: Option<RetryIn>,
     #[schema(ignore)]
     #[serde(default)]
@@ -99,6 +103,7 @@ pub enum Precision {
 pub struct TargetIn {
     /// An HTTP receiver.
     #[schema(value_type = WebhookIn)]
+    #[serde(default, deserialize_with = "optional_object")]
     pub webhook: Option<WebhookIn>,
     #[schema(ignore)]
     pub(super) destination: Option<Value>,
@@ -161,4 +166,33 @@ pub struct RetryIn {
     /// The longest wait. Default: `PT1H`, or `first` if that is longer.
     #[schema(value_type = Option<schema::Duration>)]
     pub cap: Option<String>,
+}
+
+/// A `T` in a JSON object. Derived alone, `T` would also be read from an array of its fields in their order.
+pub struct Object<T>(pub T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct OfMap<T>(std::marker::PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for OfMap<T> {
+            type Value = Object<T>;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<Self::Value, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(fields)).map(Object)
+            }
+        }
+
+        deserializer.deserialize_map(OfMap(std::marker::PhantomData))
+    }
+}
+
+fn optional_object<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+    deserializer: D,
+) -> Result<Option<T>, D::Error> {
+    Ok(Option::<Object<T>>::deserialize(deserializer)?.map(|object| object.0))
 }

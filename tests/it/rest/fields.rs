@@ -101,6 +101,8 @@ async fn a_target_that_cannot_be_is_refused() {
         (json!({"delay": "PT1H"}), "/target", "missing"),
         (with(later(), "target", json!({})), "/target", "missing"),
         (with(later(), "target", json!("x")), "/target", "wrong_type"),
+        (with(later(), "target", json!([{"url": NOWHERE}, null, null])), "/target", "wrong_type"),
+        (with(later(), "target", json!({"webhook": [NOWHERE, null, {}]})), "/target/webhook", "wrong_type"),
         (with(later(), "target", json!({"webhook": {}})), "/target/webhook", "wrong_type"),
         (with(later(), "target", json!({"carrier": 1})), "/target/carrier", "unknown_field"),
         (hook(json!({"colour": 1})), "/target/webhook/colour", "unknown_field"),
@@ -160,6 +162,8 @@ async fn any_other_field_that_cannot_be_is_refused() {
         (retry("attempts", json!("8")), "/retry/attempts", "wrong_type"),
         (field("retry", json!({"first": "PT2S", "cap": "PT1S"})), "/retry/first", "range"),
         (field("late", json!({})), "/late", "wrong_type"),
+        (field("late", json!(["P1D", "expire"])), "/late", "wrong_type"),
+        (field("retry", json!([1, null, null])), "/retry", "wrong_type"),
         (field("late", json!({"then": "expire"})), "/late", "wrong_type"),
         // JSON, though the reader of a word takes a `null` for bad syntax.
         (field("late", json!({"grace": "PT1S", "then": null})), "/late/then", "wrong_type"),
@@ -325,7 +329,8 @@ async fn a_change_that_cannot_be_is_refused() {
         problem(&answer, 422, "invalid");
         assert_eq!(errors(&answer), [(pointer, code)], "{change}");
     }
-    for body in ["[]", "1", "null", "\"x\""] {
+    // The last are the fields of a change and of a batch in their order, without the object around them.
+    for body in ["[]", "1", "null", "\"x\"", r#"[null,"PT2H",null,null,null]"#, "[[]]"] {
         problem(&api.send_bytes(Method::PATCH, "/v1/timers/t", &[], body).await, 422, "invalid");
         problem(&api.send_bytes(Method::PUT, "/v1/timers/u", &[], body).await, 422, "invalid");
         problem(&api.send_bytes(Method::POST, "/v1/timers/batch", &[], body).await, 422, "invalid");
