@@ -15,7 +15,7 @@ const MAX_DEPTH: usize = 127;
 /// by their exact value), without `id`, which names the timer and is not its content.
 pub fn request_hash(text: &[u8], errors: &mut Vec<FieldError>) -> [u8; 16] {
     let mut canonical = String::with_capacity(text.len());
-    // It was read once already: what is left can only lie in the payload.
+    // The text was read as JSON before: what can still be wrong is in the payload.
     let written = std::str::from_utf8(text).ok().map_or(Ok(()), |text| write(text.trim(), 0, &mut canonical));
     if let Err(why) = written {
         errors.push(match why {
