@@ -1,7 +1,7 @@
 //! Reads a timer as a caller writes it and checks it into a [`NewTimer`].
 //!
 //! All faults of a request are collected and answered at once, each with its JSON pointer. The limits here are
-//! those that the OpenAPI document states ([`super::schema`]).
+//! those that the OpenAPI document states (`super::schema`).
 
 mod canonical;
 mod raw;

@@ -1,7 +1,7 @@
 //! Wiring: which tasks start in which order, what happens when one fails, and how they stop.
 //!
 //! Start: listen → cold store (tried until it answers) → name and shards → wheels (replay, loader, ticker) →
-//! sweep → ready. Every task belongs to one of the [`Phases`]; [`stop`] ends these in order.
+//! sweep → ready. Every task belongs to one of the phases (`phases.rs`); `stop` ends these in order.
 
 mod phases;
 mod shares;

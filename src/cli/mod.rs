@@ -1,6 +1,6 @@
 //! The command line: `serve`, the client of the REST API, and the tools.
 //!
-//! Data goes to stdout, everything else to stderr. Exit codes are in [`exit`]. When the reader of stdout goes away early
+//! Data goes to stdout, everything else to stderr. Exit codes are in `exit.rs`. When the reader of stdout goes away early
 //! (`… | head`), the verb ends without a message.
 
 mod arrival;

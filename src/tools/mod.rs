@@ -4,7 +4,7 @@
 //!
 //! | room | what it is for |
 //! |---|---|
-//! | [`bench`] | scenarios, load, figures |
+//! | [`mod@bench`] | scenarios, load, figures |
 //! | [`drill`] | faults, load, checker |
 //! | [`node`] | a Mainspring node as a child process |
 //! | [`process`] | any child process: signals, end, log |
