@@ -86,12 +86,16 @@ fn requests(schemas: &mut Value) {
     let set = |field: &str| json!({"required": [field], "properties": {field: {"not": {"type": "null"}}}});
     let patch = &mut schemas["Patch"];
     // Of `data` alone, `null` is a value.
-    patch["anyOf"] =
-        json!([set("fire_at"), set("delay"), {"required": ["data"]}, set("labels"), set("priority")]);
-    patch["not"] = json!({"allOf": [set("fire_at"), set("delay")]});
+    patch["anyOf"] = json!([set("fire_at"), set("delay"), set("local"), {"required": ["data"]}, set("labels"), set("priority")]);
+    patch["oneOf"] = json!([
+        time_form(&[]),
+        time_form(&["fire_at"]),
+        time_form(&["delay"]),
+        time_form(&["local", "zone"])
+    ]);
 }
 
-/// A request that says its time by these fields and no others.
+/// A request that says its time by these fields and no others; without any, it says none.
 fn time_form(used: &[&str]) -> Value {
     let kind = |field| if used.contains(&field) { "string" } else { "null" };
     let properties: serde_json::Map<_, _> =

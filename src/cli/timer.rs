@@ -11,7 +11,6 @@ use super::exit::Exit;
 use super::put::Put;
 use super::{input, out, show};
 use crate::clock::{Clock, SystemClock};
-use crate::model::time::UnixMs;
 use crate::model::timer::State;
 
 /// The most timers that the server lists at once.
@@ -113,27 +112,27 @@ pub struct When {
     pub zone: Option<String>,
 }
 
-/// The request of a `move`. PATCH takes no `local` and `zone`; they become a `fire_at` here.
+/// The request of a `move`.
 #[derive(Serialize)]
 struct Change<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
-    fire_at: Option<String>,
+    fire_at: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     delay: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    local: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    zone: Option<&'a str>,
 }
 
 impl When {
-    fn change(&self) -> anyhow::Result<Change<'_>> {
-        let fire_at = match (&self.at, &self.local, &self.zone) {
-            (Some(at), ..) => Some(at.clone()),
-            (None, Some(local), Some(zone)) => {
-                let at =
-                    UnixMs::from_local(local, zone).map_err(|why| super::exit::usage(why.to_string()))?;
-                Some(at.rfc3339())
-            }
-            _ => None,
-        };
-        Ok(Change { fire_at, delay: self.delay.as_deref() })
+    fn change(&self) -> Change<'_> {
+        Change {
+            fire_at: self.at.as_deref(),
+            delay: self.delay.as_deref(),
+            local: self.local.as_deref(),
+            zone: self.zone.as_deref(),
+        }
     }
 }
 
@@ -148,7 +147,7 @@ pub async fn run(timer: &Timer, json: bool) -> anyhow::Result<Exit> {
         Verb::Cancel { id } => cancel(&client, id, json).await?,
         Verb::Move(change) => {
             let path = format!("/v1/timers/{}", change.id);
-            let reply = client.call(Method::PATCH, &path, &[], Some(&change.when.change()?)).await?;
+            let reply = client.call(Method::PATCH, &path, &[], Some(&change.when.change())).await?;
             changed("move", &reply, json)?;
         }
         Verb::Fire { id } => {

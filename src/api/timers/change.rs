@@ -25,12 +25,18 @@ use crate::service::Service;
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Patch {
-    /// The new due time; not with `delay`.
+    /// The new due time: one of `fire_at`, `delay`, or `local` with `zone`.
     #[schema(value_type = Option<schema::Instant>)]
     fire_at: Option<String>,
-    /// The new due time, from now; not with `fire_at`.
+    /// The new due time, from now.
     #[schema(value_type = Option<schema::Duration>)]
     delay: Option<String>,
+    /// The new due time on the clocks of `zone`.
+    #[schema(value_type = Option<schema::LocalTime>)]
+    local: Option<String>,
+    /// The time zone of `local`.
+    #[schema(value_type = Option<schema::Zone>)]
+    zone: Option<String>,
     /// The new payload; `null` empties it.
     #[serde(default, deserialize_with = "present")]
     #[schema(value_type = Option<serde_json::Value>)]
@@ -78,15 +84,16 @@ pub async fn patch(
     let mut errors = Vec::new();
     request::check_priority(raw.priority, &mut errors);
     let now = service.store.clock().now();
-    let due_at = match (&raw.fire_at, &raw.delay) {
-        (None, None) => None,
-        _ => request::due(&raw.fire_at, &raw.delay, &None, &None, now, &mut errors),
+    let times = [&raw.fire_at, &raw.delay, &raw.local, &raw.zone].into_iter().any(Option::is_some);
+    let due_at = if times {
+        request::due(&raw.fire_at, &raw.delay, &raw.local, &raw.zone, now, &mut errors)
+    } else {
+        None
     };
     request::check_data(raw.data.as_deref(), &mut errors);
     let labels = raw.labels.as_ref().map(|labels| request::labels(Some(labels), &mut errors));
-    let times = raw.fire_at.is_some() || raw.delay.is_some();
     if !times && raw.data.is_none() && labels.is_none() && raw.priority.is_none() {
-        let detail = "give at least one of fire_at, delay, data, labels, priority";
+        let detail = "give at least one of fire_at, delay, local with zone, data, labels, priority";
         errors.push(FieldError::new("", "empty", detail));
     }
     if !errors.is_empty() {

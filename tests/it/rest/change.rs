@@ -170,6 +170,10 @@ async fn local_time_means_what_the_zone_says() {
         let timer = json!({"local": local, "zone": zone, "target": to(NOWHERE)});
         let (status, body) = api.put(&format!("t{n}"), &timer).await;
         assert_eq!((status, &body["due_at"]), (201, &json!(due)), "{local} {zone}");
+        api.put("moved", &later()).await;
+        let change = json!({"local": local, "zone": zone});
+        let moved = api.send(Method::PATCH, "/v1/timers/moved", &[], Some(&change)).await;
+        assert_eq!((moved.status, &moved.body["due_at"]), (200, &json!(due)), "{local} {zone}");
     }
 }
 
