@@ -71,14 +71,14 @@ impl Shares {
     pub async fn run(mut self, leave: CancellationToken) -> anyhow::Result<()> {
         let heard = Arc::new(Notify::new());
         let (store, ownership) = (self.store.clone(), Arc::clone(&self.ownership));
-        let hearing = async {
+        let listening = async {
             store.listen(ownership.me(), &heard).await;
             // It ended with the store's pools; there are still rounds without it.
             std::future::pending::<()>().await;
         };
         tokio::select! {
             ended = self.rounds(&heard, &leave) => ended?,
-            () = hearing => {}
+            () = listening => {}
         }
         self.leave().await;
         Ok(())

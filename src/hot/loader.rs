@@ -109,13 +109,13 @@ impl Loader {
     /// Where these pointers go: into a slot, or to the last mile (`None`). Without those whose shard was lost or given up
     /// meanwhile: the next replay of the shard scans them again.
     fn destinations(&self, pointers: &[Pointer]) -> Vec<(Pointer, Option<Slot>)> {
-        let placed = pointers.iter().zip(self.promoter.positions.route(pointers));
-        let destination = |(pointer, (goes, _)): (&Pointer, _)| match goes {
+        let routed = pointers.iter().zip(self.promoter.positions.route(pointers));
+        let destination = |(pointer, (route, _)): (&Pointer, _)| match route {
             Route::Slot(slot) => Some((*pointer, Some(slot))),
             Route::LastMile => Some((*pointer, None)),
             Route::NoWheel | Route::Foreign | Route::Cold => None,
         };
-        placed.filter_map(destination).collect()
+        routed.filter_map(destination).collect()
     }
 
     /// Scans one page of every range; returns how long to wait so that the rates are kept.
@@ -140,7 +140,7 @@ impl Loader {
         let mut insert: Vec<(Pointer, Option<Slot>)> = Vec::new();
         for range in ranges {
             let mut pointers = found.remove(&range.shard).unwrap_or_default();
-            let next = (pointers.len() >= per_range).then(|| pointers.last().map(place_of)).flatten();
+            let next = (pointers.len() >= per_range).then(|| pointers.last().map(position_of)).flatten();
             for pointer in pointers.iter_mut().filter(|pointer| pointer.wake_at < now) {
                 pointer.via = Via::Replay;
                 pointer.overdue = now.since(pointer.wake_at) > OVERDUE;
@@ -276,6 +276,6 @@ struct Page {
     loaded: u64,
 }
 
-fn place_of(pointer: &Pointer) -> ScanPosition {
+fn position_of(pointer: &Pointer) -> ScanPosition {
     ScanPosition { wake_at: pointer.wake_at.get(), uid: pointer.uid.0 }
 }

@@ -66,10 +66,10 @@ impl Promoter {
     /// Promotes a batch; returns the pointers that failed.
     pub async fn promote(&self, pointers: &[Pointer]) -> Vec<Pointer> {
         let (mut own, mut foreign, mut failed) = (Vec::new(), Vec::new(), Vec::new());
-        for (pointer, (goes, epoch)) in pointers.iter().zip(self.positions.route(pointers)) {
+        for (pointer, (route, epoch)) in pointers.iter().zip(self.positions.route(pointers)) {
             // Checked after the watermark was read: as long as this node owns the shard, no other has scanned it.
             let is_own = self.ownership.owns(pointer.shard, epoch);
-            match goes {
+            match route {
                 Route::LastMile if is_own => own.push((*pointer, None)),
                 Route::Slot(slot) if is_own => own.push((*pointer, Some(slot))),
                 Route::Cold if is_own => {}

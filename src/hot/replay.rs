@@ -148,7 +148,7 @@ fn inspect(
             let taken = Slot { level: Level::Second, tick: standing.marks.second }.ends_at();
             if taken < row.cursor_at {
                 // Its owner had taken more slots, so the wheel has lost takes, and appends with them.
-                (None, "it went back in time".to_owned())
+                (None, "it was rolled back".to_owned())
             } else if taken < oldest {
                 (None, "it stood still for long".to_owned())
             } else {
