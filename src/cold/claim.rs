@@ -78,17 +78,17 @@ pub struct Probe {
     pub grace_ms: i64,
 }
 
-/// Crowded lanes: so many attempts wait in them on this node that their rows are skipped.
+/// Lanes with a backlog: so many attempts are queued in them on this node that their rows are skipped.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub struct Crowded {
-    /// Lanes crowded with first attempts.
+pub struct Backlogged {
+    /// Lanes with a backlog of first attempts.
     pub first: Vec<i64>,
-    /// Lanes crowded with further attempts.
+    /// Lanes with a backlog of further attempts.
     pub retry: Vec<i64>,
 }
 
-impl Crowded {
-    /// Whether no lane is crowded.
+impl Backlogged {
+    /// Whether no lane has a backlog.
     pub fn is_empty(&self) -> bool {
         self.first.is_empty() && self.retry.is_empty()
     }
@@ -105,12 +105,12 @@ pub struct DueRows {
 
 impl ColdStore {
     /// Rows of these shards whose `wake_at` has passed by more than the probe's grace: at most `limit`, at most
-    /// `per_shard` of each shard, earliest first. Attempts to be sent in crowded lanes are skipped; expired
+    /// `per_shard` of each shard, earliest first. Attempts to be sent in lanes with a backlog are skipped; expired
     /// claims, and rows that have to end as `expired`, are not.
     pub async fn due(
         &self,
         probes: &[Probe],
-        crowded: &Crowded,
+        backlogged: &Backlogged,
         limit: usize,
         per_shard: usize,
     ) -> Result<DueRows, Error> {
@@ -126,7 +126,7 @@ impl ColdStore {
         );
         let now = s.now(self.bound_now());
         let (limit, per_shard) = (s.int(limit as i64), s.int(per_shard as i64));
-        let (first, retry) = (s.among(&crowded.first), s.among(&crowded.retry));
+        let (first, retry) = (s.among(&backlogged.first), s.among(&backlogged.retry));
         let (pointer, known) = (columns::list(POINTER), columns::is_known_kind());
         let columns = format!(
             "{pointer}, state, CASE WHEN expire_at < {now} AND attempt = 0 THEN true ELSE false END, {known}"

@@ -34,7 +34,7 @@ use sea_orm::DatabaseConnection;
 use sea_orm::sqlx::PgPool;
 
 pub use apply::{Applied, Change, ChangeEvent, Edit, MAX_BATCH as MAX_APPLY_BATCH};
-pub use claim::{Crowded, DueRow, DueRows, MAX_BATCH as MAX_CLAIM_BATCH, Probe};
+pub use claim::{Backlogged, DueRow, DueRows, MAX_BATCH as MAX_CLAIM_BATCH, Probe};
 pub use error::Error;
 #[cfg(feature = "planted")]
 pub use failpoint::{Call, FailPoint};

@@ -27,7 +27,7 @@ use lanes::{Class, LaneKey, Lanes};
 use record::{Recorder, Report};
 
 use crate::clock::Monotonic;
-use crate::cold::{ColdStore, Crowded, Error, MAX_CLAIM_BATCH};
+use crate::cold::{Backlogged, ColdStore, Error, MAX_CLAIM_BATCH};
 use crate::config::Config;
 use crate::metrics::Metrics;
 use crate::model::id::{Epoch, Uid};
@@ -120,8 +120,8 @@ impl Dispatcher {
 
     /// The lanes with a backlog, which the sweep skips; [`Dispatcher::backlog_cleared`] completes when one of them has
     /// none any more.
-    pub fn backlogged(&self) -> Crowded {
-        let mut backlogged = Crowded::default();
+    pub fn backlogged(&self) -> Backlogged {
+        let mut backlogged = Backlogged::default();
         self.with(|lanes| {
             for key in lanes.backlogged() {
                 match key.class {

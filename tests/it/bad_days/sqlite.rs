@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mainspring::clock::{Clock, ManualClock};
-use mainspring::cold::{ColdStore, Crowded, Identity, NewTimer, Probe, TimerRow};
+use mainspring::cold::{Backlogged, ColdStore, Identity, NewTimer, Probe, TimerRow};
 use mainspring::config::Config;
 use mainspring::model::id::{Epoch, TimerId};
 use mainspring::model::pointer::Pointer;
@@ -115,7 +115,7 @@ impl Fixture {
     async fn due(&self, owned: &[(i32, Epoch)]) -> Vec<(Pointer, Epoch)> {
         let probe = |shard| Probe { shard, floor: i64::MIN, grace_ms: 0 };
         let probes: Vec<_> = owned.iter().map(|(shard, _)| probe(*shard)).collect();
-        let found = self.store.due(&probes, &Crowded::default(), 100, 100).await.expect("looks");
+        let found = self.store.due(&probes, &Backlogged::default(), 100, 100).await.expect("looks");
         let epoch = |shard| owned.iter().find(|(one, _)| *one == shard).expect("owned").1;
         found.rows.iter().map(|due| (due.pointer, epoch(due.pointer.shard))).collect()
     }

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::time::Duration;
 
-use mainspring::cold::{Applied, Change, ChangeEvent, Crowded, Edit, NewTimer};
+use mainspring::cold::{Applied, Backlogged, Change, ChangeEvent, Edit, NewTimer};
 use mainspring::model::id::{Epoch, Generation};
 use mainspring::model::pointer::{Pointer, Via};
 use mainspring::model::policy::{Late, Policies, Then};
@@ -204,7 +204,7 @@ async fn postponed_rows_leave_the_head_and_keep_their_due_time(f: Fixture) {
     assert_eq!(f.claim_due(&owned).await.len(), 1);
 }
 
-async fn what_is_for_a_crowded_lane_is_passed_over_and_ends_are_not(f: Fixture) {
+async fn rows_of_a_lane_with_a_backlog_are_skipped_and_ends_are_not(f: Fixture) {
     let owned = f.own_all().await;
     let Target::Webhook(hook) = f.timer("t", 0).target else { panic!("a webhook") };
     let lane = hook.lane();
@@ -220,7 +220,7 @@ async fn what_is_for_a_crowded_lane_is_passed_over_and_ends_are_not(f: Fixture) 
     f.register(&[other.clone(), late.clone()]).await;
     f.clock.set(row.life.wake_at.plus(Duration::from_secs(60)));
     let but = async |first: &[i64], retry: &[i64]| {
-        let found = f.due_but(&owned, &Crowded { first: first.to_vec(), retry: retry.to_vec() }).await;
+        let found = f.due_but(&owned, &Backlogged { first: first.to_vec(), retry: retry.to_vec() }).await;
         let mut found: Vec<_> = found.into_iter().map(|(pointer, _)| pointer.uid).collect();
         for always in [&other, &late] {
             assert!(found.contains(&always.uid), "another receiver's and what is to expire: {}", always.id);
@@ -265,7 +265,7 @@ async fn a_timer_of_an_unknown_kind_is_never_claimed_and_can_be_cancelled(f: Fix
     let claimed = f.store.claim(&pointers, "a", 0).await.expect("claims");
     assert_eq!(claimed.rows.iter().map(|row| row.uid).collect::<Vec<_>>(), [known]);
     assert!(claimed.unreadable.is_empty());
-    let found = f.look(&owned, &Crowded::default()).await;
+    let found = f.look(&owned, &Backlogged::default()).await;
     let mut unknown: Vec<_> = found.iter().filter(|due| !due.is_known_kind).collect();
     unknown.sort_by_key(|due| due.pointer.uid != strange);
     assert_eq!(unknown.iter().map(|due| due.pointer.uid).collect::<Vec<_>>(), [strange, cancelled]);
@@ -293,7 +293,7 @@ on_both_stores!(
     what_is_found_later_than_its_grace_expires_unattempted,
     a_release_is_only_for_the_holder_of_the_epoch,
     postponed_rows_leave_the_head_and_keep_their_due_time,
-    what_is_for_a_crowded_lane_is_passed_over_and_ends_are_not,
+    rows_of_a_lane_with_a_backlog_are_skipped_and_ends_are_not,
     an_unreadable_timer_is_left_alone,
     a_timer_of_an_unknown_kind_is_never_claimed_and_can_be_cancelled,
 );

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use mainspring::clock::{Clock, ManualClock};
 use mainspring::cold::{
-    Applied, AttemptRecord, Change, ChangeEvent, ColdStore, Crowded, DueRow, Identity, NewTimer, Probe,
+    Applied, AttemptRecord, Backlogged, Change, ChangeEvent, ColdStore, DueRow, Identity, NewTimer, Probe,
     Registered, TimerRow,
 };
 use mainspring::config::Config;
@@ -85,21 +85,21 @@ impl Fixture {
 
     /// What is due, paired with the epochs of `owned`.
     pub async fn due(&self, owned: &[(i32, Epoch)]) -> Vec<(Pointer, Epoch)> {
-        self.due_but(owned, &Crowded::default()).await
+        self.due_but(owned, &Backlogged::default()).await
     }
 
-    /// The same, without what is for crowded lanes.
-    pub async fn due_but(&self, owned: &[(i32, Epoch)], crowded: &Crowded) -> Vec<(Pointer, Epoch)> {
+    /// The same, without the rows of lanes with a backlog.
+    pub async fn due_but(&self, owned: &[(i32, Epoch)], backlogged: &Backlogged) -> Vec<(Pointer, Epoch)> {
         let epoch = |shard: i32| owned.iter().find(|(one, _)| *one == shard).expect("owned").1;
-        let found = self.look(owned, crowded).await;
+        let found = self.look(owned, backlogged).await;
         found.into_iter().map(|due| (due.pointer, epoch(due.pointer.shard))).collect()
     }
 
     /// What a look at these shards finds.
-    pub async fn look(&self, owned: &[(i32, Epoch)], crowded: &Crowded) -> Vec<DueRow> {
+    pub async fn look(&self, owned: &[(i32, Epoch)], backlogged: &Backlogged) -> Vec<DueRow> {
         let probe = |shard| Probe { shard, floor: i64::MIN, grace_ms: 0 };
         let probes: Vec<_> = owned.iter().map(|(shard, _)| probe(*shard)).collect();
-        self.store.due(&probes, crowded, 10_000, 10_000).await.expect("looks").rows
+        self.store.due(&probes, backlogged, 10_000, 10_000).await.expect("looks").rows
     }
 
     pub async fn claim(&self, pointers: &[(Pointer, Epoch)]) -> Vec<TimerRow> {
