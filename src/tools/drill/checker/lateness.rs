@@ -82,7 +82,7 @@ impl Check<'_> {
     }
 
     /// Whether half of the calls that were answered between two moments were slow: then the machine is too small for
-    /// the load, or for what else runs on it, and crowded lanes leave timers to the sweep.
+    /// the load, or for what else runs on it, and full lanes drop pointers, whose timers the sweep finds.
     fn calls_were_slow(&self, from_us: Micros, until_us: Micros) -> bool {
         let answered =
             self.history.calls.iter().filter(|call| (from_us..=until_us).contains(&call.answered_us));
