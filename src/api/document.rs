@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use utoipa::openapi::OpenApi;
 
 use super::timers::many::MAX_BATCH;
+use crate::model::target::Kind;
 
 const JSON: &str = "application/json";
 const PROBLEM: &str = "application/problem+json";
@@ -71,7 +72,8 @@ fn fields(value: &mut Value) -> impl Iterator<Item = (&String, &mut Value)> {
 fn requests(schemas: &mut Value) {
     schemas["Timer"]["oneOf"] =
         json!([time_form(&["fire_at"]), time_form(&["delay"]), time_form(&["local", "zone"])]);
-    schemas["Target"]["required"] = json!(["webhook"]);
+    let kinds = Kind::ALL.iter().map(|kind| json!({"required": [kind.word()]}));
+    schemas["Target"]["oneOf"] = kinds.collect();
 
     let mut item = schemas["Timer"].clone();
     item["description"] =

@@ -5,6 +5,7 @@
 
 mod canonical;
 mod raw;
+mod target;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,13 +15,13 @@ use serde_json::value::RawValue;
 use uuid::Uuid;
 
 use raw::Object;
-pub use raw::{LateIn, LateThen, Precision, Priority, PriorityIn, RawTimer, RetryIn, TargetIn, WebhookIn};
+pub use raw::{LateIn, LateThen, Precision, Priority, PriorityIn, RawTimer, RetryIn};
+use target::target;
 
 use super::problem::FieldError;
 use crate::cold::NewTimer;
 use crate::model::id::{TimerId, Uid};
 use crate::model::policy::{Late, Policies, Retry};
-use crate::model::target::{Target, Webhook};
 use crate::model::time::{Span, UnixMs};
 use crate::sink::guard::Guard;
 
@@ -279,59 +280,6 @@ pub fn due(
         Err(why) => {
             let zone = matches!(why, crate::model::time::Error::Zone(_));
             errors.push(FieldError::new(if zone { "/zone" } else { pointer }, "bad_time", why.to_string()));
-            None
-        }
-    }
-}
-
-fn target(raw: Option<&RawValue>, guard: &Guard, errors: &mut Vec<FieldError>) -> Option<Target> {
-    let Some(raw) = raw else {
-        errors.push(FieldError::new(
-            "/target",
-            "missing",
-            "say where it goes: {\"webhook\":{\"url\":\"https://…\"}}",
-        ));
-        return None;
-    };
-    let target: TargetIn = match read(raw.get().as_bytes(), "/target") {
-        Ok(target) => target,
-        Err(Refused::Fields(found)) => {
-            errors.extend(found);
-            return None;
-        }
-        Err(Refused::NotJson(why)) => {
-            errors.push(FieldError::new("/target", "wrong_type", why));
-            return None;
-        }
-    };
-    for (kind, value) in [("destination", &target.destination), ("queue", &target.queue)] {
-        if value.is_some() {
-            errors.push(not_supported(&format!("/target/{kind}")));
-            return None;
-        }
-    }
-    let Some(hook) = target.webhook else {
-        errors.push(FieldError::new(
-            "/target",
-            "missing",
-            "give exactly one kind of target, such as webhook",
-        ));
-        return None;
-    };
-    match Webhook::new(&hook.url, hook.secret, hook.headers) {
-        Ok(hook) => match guard.check_url(&hook.url) {
-            Ok(()) => Some(Target::Webhook(hook)),
-            Err(why) => {
-                errors.push(FieldError::new("/target/webhook/url", "address_refused", why.to_string()));
-                None
-            }
-        },
-        Err(why) => {
-            errors.push(FieldError::new(
-                format!("/target/webhook{}", why.pointer),
-                "bad_webhook",
-                why.detail,
-            ));
             None
         }
     }

@@ -35,23 +35,38 @@ const RESERVED: [&str; 10] = [
     "user-agent",
 ];
 
-/// The kinds of targets that this build knows. Timers of other kinds are never claimed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// [`Target::Webhook`].
-    Webhook,
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $kind:ident = $code:literal $word:literal),* $(,)?) => {
+        /// The kinds of targets that this build knows. Timers of other kinds are never claimed.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum Kind {
+            $($(#[$doc])* $kind),*
+        }
+
+        impl Kind {
+            /// All kinds.
+            pub const ALL: &[Self] = &[$(Self::$kind),*];
+
+            /// The number of this kind in SQL. It is never reused for another kind.
+            pub const fn code(self) -> i16 {
+                match self {
+                    $(Self::$kind => $code),*
+                }
+            }
+
+            /// The field that holds a target of this kind in JSON.
+            pub const fn word(self) -> &'static str {
+                match self {
+                    $(Self::$kind => $word),*
+                }
+            }
+        }
+    };
 }
 
-impl Kind {
-    /// All kinds.
-    pub const ALL: [Self; 1] = [Self::Webhook];
-
-    /// The number of this kind in SQL. It is never reused for another kind.
-    pub const fn code(self) -> i16 {
-        match self {
-            Self::Webhook => 0,
-        }
-    }
+kinds! {
+    /// [`Target::Webhook`].
+    Webhook = 0 "webhook",
 }
 
 /// A target, as the cold store has it.
@@ -93,7 +108,7 @@ impl Target {
 
     /// Parses what [`Target::stored`] returned, for the kind with this number.
     pub fn read(kind: i16, stored: &str) -> Result<Self, serde_json::Error> {
-        match Kind::ALL.into_iter().any(|known| known.code() == kind) {
+        match Kind::ALL.iter().any(|known| known.code() == kind) {
             true => serde_json::from_str(stored),
             false => Ok(Self::Unknown { kind }),
         }

@@ -8,6 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use super::target::TargetIn;
 use crate::api::schema;
 use crate::model::policy::Then;
 
@@ -96,38 +97,6 @@ pub enum Precision {
     Minute,
 }
 
-/// Where a timer goes.
-#[derive(Debug, Deserialize, utoipa::ToSchema)]
-#[serde(deny_unknown_fields)]
-#[schema(as = Target)]
-pub struct TargetIn {
-    /// An HTTP receiver.
-    #[schema(value_type = WebhookIn)]
-    #[serde(default, deserialize_with = "optional_object")]
-    pub webhook: Option<WebhookIn>,
-    #[schema(ignore)]
-    pub(super) destination: Option<Value>,
-    #[schema(ignore)]
-    pub(super) queue: Option<Value>,
-}
-
-/// An HTTP receiver.
-#[derive(Debug, Deserialize, utoipa::ToSchema)]
-#[serde(deny_unknown_fields)]
-#[schema(as = Webhook)]
-pub struct WebhookIn {
-    /// Where deliveries are posted.
-    #[schema(value_type = schema::Url)]
-    pub url: String,
-    /// With it, deliveries are signed.
-    #[schema(value_type = Option<schema::Secret>)]
-    pub secret: Option<String>,
-    /// Headers that go with each delivery. Default: none.
-    #[serde(default)]
-    #[schema(value_type = schema::Headers)]
-    pub headers: BTreeMap<String, String>,
-}
-
 /// What happens to a timer whose first attempt would start later than `grace` past due.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -191,7 +160,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     }
 }
 
-fn optional_object<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+pub(super) fn optional_object<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     deserializer: D,
 ) -> Result<Option<T>, D::Error> {
     Ok(Option::<Object<T>>::deserialize(deserializer)?.map(|object| object.0))

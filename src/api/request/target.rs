@@ -1,0 +1,98 @@
+//! The target of a request: exactly one kind, checked.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use super::raw::optional_object;
+use super::{Refused, not_supported, read};
+use crate::api::problem::FieldError;
+use crate::api::schema;
+use crate::model::target::{Kind, Target, Webhook};
+use crate::sink::guard::Guard;
+
+/// Where a timer goes.
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = Target)]
+pub struct TargetIn {
+    /// An HTTP receiver.
+    #[schema(value_type = WebhookIn)]
+    #[serde(default, deserialize_with = "optional_object")]
+    pub webhook: Option<WebhookIn>,
+    #[schema(ignore)]
+    destination: Option<Value>,
+    #[schema(ignore)]
+    queue: Option<Value>,
+}
+
+/// An HTTP receiver.
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = Webhook)]
+pub struct WebhookIn {
+    /// Where deliveries are posted.
+    #[schema(value_type = schema::Url)]
+    pub url: String,
+    /// With it, deliveries are signed.
+    #[schema(value_type = Option<schema::Secret>)]
+    pub secret: Option<String>,
+    /// Headers that go with each delivery. Default: none.
+    #[serde(default)]
+    #[schema(value_type = schema::Headers)]
+    pub headers: BTreeMap<String, String>,
+}
+
+/// Reads and checks a target; pushes what is wrong with it.
+pub(super) fn target(raw: Option<&RawValue>, guard: &Guard, errors: &mut Vec<FieldError>) -> Option<Target> {
+    let Some(raw) = raw else {
+        errors.push(FieldError::new(
+            "/target",
+            "missing",
+            "say where it goes: {\"webhook\":{\"url\":\"https://…\"}}",
+        ));
+        return None;
+    };
+    let TargetIn { mut webhook, destination, queue } = match read(raw.get().as_bytes(), "/target") {
+        Ok(target) => target,
+        Err(Refused::Fields(found)) => {
+            errors.extend(found);
+            return None;
+        }
+        Err(Refused::NotJson(why)) => {
+            errors.push(FieldError::new("/target", "wrong_type", why));
+            return None;
+        }
+    };
+    for (kind, value) in [("destination", &destination), ("queue", &queue)] {
+        if value.is_some() {
+            errors.push(not_supported(&format!("/target/{kind}")));
+            return None;
+        }
+    }
+    let mut found = Kind::ALL.iter().filter_map(|kind| match kind {
+        Kind::Webhook => webhook.take().map(|hook| check_webhook(hook, guard)),
+    });
+    match (found.next(), found.next()) {
+        (Some(Ok(target)), None) => return Some(target),
+        (Some(Err(why)), None) => errors.push(why),
+        _ => errors.push(FieldError::new(
+            "/target",
+            "missing",
+            "give exactly one kind of target, such as webhook",
+        )),
+    }
+    None
+}
+
+fn check_webhook(hook: WebhookIn, guard: &Guard) -> Result<Target, FieldError> {
+    let hook = Webhook::new(&hook.url, hook.secret, hook.headers).map_err(|why| {
+        FieldError::new(format!("/target/webhook{}", why.pointer), "bad_webhook", why.detail)
+    })?;
+    guard
+        .check_url(&hook.url)
+        .map_err(|why| FieldError::new("/target/webhook/url", "address_refused", why.to_string()))?;
+    Ok(Target::Webhook(hook))
+}
