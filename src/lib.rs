@@ -5,32 +5,31 @@
 //!
 //! # The life of a timer
 //!
-//! 1. **Register** ([`api`] → [`writer`] → [`cold`]). A request is checked and becomes a row of `timers`,
-//!    committed in a group with whoever else waits; the answer follows the flush. Its *shard* is a hash of
-//!    its owner; its `wake_at` says when somebody must look at it: at its due time. Each shard is owned by
-//!    one node ([`ownership`]: a lease, and an *epoch* that only rises). Nodes that come and go hand shards over
-//!    in order, while their attempts are under way.
-//! 2. **Promotion** ([`hot::loader`], [`hot::promoter`]). Far-future timers rest in SQL and cost nothing. When its due
-//!    time comes within the window, a *pointer* to the timer goes into a slot of the [`wheel`]s: by the
-//!    loader, which raises the shard's *watermark* and then scans below it, or at once by whoever writes a
-//!    timer that is due below the watermark already. A pointer holds no payload and may be stale.
-//! 3. **Its time comes** ([`hot::ticker`], [`hot::last_mile`]). A minute's slot is cascaded into seconds; a second's
-//!    slot is taken half a second before it begins; the last mile keeps its pointers in order of their
+//! 1. **Register** ([`api`] → [`writer`] → [`cold`]). A request is checked and becomes a row of `timers`. Requests
+//!    that wait are committed together; the answer follows the flush. The *shard* of a timer is a hash of its
+//!    owner; `wake_at` says when a node must look at it: at its due time. One node owns each shard
+//!    ([`ownership`]: a lease, and an *epoch* that only rises).
+//! 2. **Promotion** ([`promotion`], [`hot::loader`], [`hot::promoter`]). Far-future timers rest in SQL and cost
+//!    nothing. A timer due within the window gets a *pointer* in a slot of the [`wheel`]s. The loader raises the
+//!    shard's *watermark* and then scans below it; a timer that is written below the watermark is promoted after
+//!    its commit. A pointer holds no payload and may be stale.
+//! 3. **Its time comes** ([`hot::ticker`], [`hot::last_mile`]). A minute's slot is cascaded into seconds. A second's
+//!    slot is taken half a second before it begins. The last mile keeps its pointers in order of their
 //!    milliseconds.
-//! 4. **Claim** ([`dispatch`]). 50 ms ahead, when the receiver's lane has room, one SQL statement moves the
-//!    row to `delivering`, if its generation and attempt are still the pointer's and the shard's epoch is
-//!    still this node's. Cancel and reschedule contend for the same row, so exactly one of them wins.
-//!    `wake_at` becomes the moment at which the claim expires.
-//! 5. **Attempt** ([`dispatch`]). At the due millisecond by the store's clock the lease is looked at once
-//!    more; then a CloudEvent goes out over HTTP, under the one delivery id of this firing.
-//! 6. **End, or again** ([`model::timer::Life::step`]). Taken: the row moves to `history` in the statement
-//!    that ends it. Not taken: it waits, as `retrying`, for its next attempt, through the wheels like the
-//!    first, until it is out of attempts and `dead`. Unknown (no answer, broken off, node killed): it is
-//!    tried again, and from then on nobody is told that nothing was sent.
-//! 7. **Whatever went wrong** ([`sweep`], [`hot::replay`]). SQL decides, the wheels only suggest. A row that is a
-//!    second overdue and in nobody's hands is found by the sweep, so a lost pointer costs a second or two. After a
-//!    restart or a take-over, and when the wheels were emptied, rolled back or replaced, replay reads from
-//!    SQL what is overdue and what belongs into the wheels. What a dead owner had claimed is due again.
+//! 4. **Claim** ([`dispatch`]). 50 ms ahead, when the receiver's lane has room, one SQL statement moves the row to
+//!    `delivering`, if its generation and attempt are still the pointer's and the shard's epoch is still this
+//!    node's. Cancel and reschedule contend for the same row, so exactly one of them wins. `wake_at` becomes the
+//!    moment at which the claim expires.
+//! 5. **Attempt** ([`dispatch`] → [`sink`]). At the due millisecond by the store's clock the lease is checked once
+//!    more. Then a sink sends a CloudEvent, under the one delivery id of this firing.
+//! 6. **End, or retry** ([`model::timer::Life::step`]). Success: the row moves to `history` in the statement that ends
+//!    it. Failure: it waits as `retrying` for its next attempt, through the wheels like the first, until it is out of
+//!    attempts and `dead`. Unknown outcome (no answer, broken connection, killed node): it is tried again, and from
+//!    then on no answer says that nothing was sent.
+//! 7. **Recovery** ([`sweep`], [`hot::replay`]). SQL decides, the wheels only suggest. The sweep finds rows that are a
+//!    second overdue and in no node's hands, so a lost pointer costs a second or two. After a restart, a take-over
+//!    or a loss of the wheels, replay reads from SQL what is overdue and what belongs into the wheels. The claims of
+//!    a dead owner are due again.
 //!
 //! # What is promised, and the test that proves it
 //!
@@ -90,23 +89,25 @@
 //!
 //! # Rooms
 //!
+//! A room knows only rooms below it; `docs/architecture.md` has the order and three walk-throughs.
+//!
 //! | room | what it is for |
 //! |---|---|
 //! | [`model`] | ids, time, state and its one transition, pointer, target, policies; no I/O |
 //! | [`cold`] | the SQL truth, on PostgreSQL and SQLite |
 //! | [`wheel`] | the slots, in Redis and in process: theory, levels, a worked example |
-//! | [`positions`] | where the wheels of this node's shards stand |
-//! | [`hot::loader`], [`hot::promoter`] | from SQL into the wheels: by time, and by whoever writes |
-//! | [`hot::ticker`], [`hot::last_mile`] | from the wheels to the due millisecond |
-//! | [`hot::replay`], [`sweep`] | after a loss or a restart; the guarantee beneath everything |
+//! | [`ownership`], [`positions`] | which shards are this node's; where their wheels stand |
+//! | [`promotion`] | the queue of timers that were just written, on their way into the wheels |
+//! | [`writer`] | the only writer of timers: commits in groups, then promotes and counts |
+//! | [`sink`] | one attempt at a receiver: a delivery in, an outcome out |
 //! | [`dispatch`] | lanes, claim, attempt, result |
-//! | [`ownership`] | which shards are this node's |
-//! | [`writer`] | group commit |
+//! | [`hot`] | from SQL into the wheels, from the wheels to the due millisecond, and replay after a loss |
+//! | [`sweep`] | the guarantee: overdue rows that no node has claimed |
 //! | [`housekeeping`] | partitions, retention, statistics |
-//! | [`tools::bench`] | measures a server from outside |
-//! | [`tools::drill`] | rehearses failures on nodes and servers of its own, and judges what was seen outside |
+//! | [`service`] | what the doors hold |
 //! | [`api`], [`cli`] | the doors |
-//! | [`app`] | wiring, start and stop |
+//! | [`app`] | start, watch, stop |
+//! | [`tools`] | `bench` measures a server, `drill` rehearses failures; both from outside |
 //! | [`config`], [`clock`], [`metrics`], [`telemetry`] | settings, time, series, log lines |
 //! | [`planted`] | defects that test builds can plant |
 
