@@ -7,6 +7,7 @@ mod m20261121_000001_timers;
 mod m20261121_000002_wheels;
 mod m20261121_000003_leaner;
 mod m20261122_000004_target_kind;
+mod m20261122_000005_null_kind;
 
 /// All steps, oldest first.
 #[derive(Debug)]
@@ -20,6 +21,7 @@ impl MigratorTrait for Migrator {
             Box::new(m20261121_000002_wheels::Migration),
             Box::new(m20261121_000003_leaner::Migration),
             Box::new(m20261122_000004_target_kind::Migration),
+            Box::new(m20261122_000005_null_kind::Migration),
         ]
     }
 }

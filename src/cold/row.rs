@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::Error;
-use super::columns::{AFTER, TimerColumn as C};
+use super::columns::{AFTER, TimerColumn as C, WEBHOOK};
 use super::sql::Row;
 use crate::model::id::{Epoch, Generation, TimerId, Uid, Version, delivery_id};
 use crate::model::pointer::{Pointer, Via};
@@ -150,7 +150,8 @@ impl TimerRow {
             epoch: Epoch(row.of(C::Epoch)?),
             lane: row.of(C::Lane)?,
             minute: row.of(C::Minute)?,
-            target: Target::read(row.of(C::Kind)?, &target).map_err(|_| bad("target"))?,
+            target: Target::read(row.of::<Option<i16>>(C::Kind)?.unwrap_or(WEBHOOK), &target)
+                .map_err(|_| bad("target"))?,
             data: row.of(C::Data)?,
             labels: row.of(C::Labels)?,
             policies: match policies {
