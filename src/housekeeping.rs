@@ -1,9 +1,10 @@
-//! Housekeeping: statistics, history's partitions, retention. One node does it for all, the owner of shard 0.
+//! Housekeeping: statistics, the forecast, history's partitions, retention. One node does it for all, the owner of shard 0.
 //!
 //! The duties run on tokio-cron-scheduler, by cron expressions; users' timers never pass through it. Each duty
 //! is idempotent, and two nodes may run it at the same time. A duty that is still running at its next time is
 //! not started again.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,8 +13,11 @@ use tokio::sync::Mutex;
 use tokio_cron_scheduler::{Job, JobScheduler};
 use tokio_util::sync::CancellationToken;
 
-use crate::cold::{ColdStore, DAYS_AHEAD, Error};
+use crate::clock::Monotonic;
+use crate::cold::{ColdStore, DAYS_AHEAD, Error, Summary};
 use crate::metrics::Metrics;
+use crate::model::time::UnixMs;
+use crate::model::timer::State;
 use crate::ownership::Ownership;
 
 /// A periodic duty.
@@ -21,12 +25,39 @@ use crate::ownership::Ownership;
 pub enum Duty {
     /// Counts live timers.
     Statistics,
+    /// Counts live timers by wake time ([`Summary`]).
+    Forecast,
     /// Makes history's partitions for the days ahead (PostgreSQL).
     Partitions,
     /// Removes history, attempts, replays and taken ids after their retention, and nodes after a day without a
     /// heartbeat.
     Retention,
 }
+
+impl Duty {
+    /// All duties, in the order of a start.
+    const ALL: [Self; 4] = [Self::Statistics, Self::Forecast, Self::Partitions, Self::Retention];
+
+    /// Its word in metrics.
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Statistics => "statistics",
+            Self::Forecast => "forecast",
+            Self::Partitions => "partitions",
+            Self::Retention => "retention",
+        }
+    }
+}
+
+/// A forecast is not counted again before so many times as long as the last count took: it costs at most a
+/// 500th of a core.
+const FORECAST_PAUSE: u32 = 500;
+
+/// About so many timers are counted by one statement.
+const FORECAST_STEP: usize = 250_000;
+
+/// The longest pause between two counts of the forecast.
+const FORECAST_LONGEST: Duration = Duration::from_secs(600);
 
 /// Runs the duties.
 #[derive(Clone)]
@@ -35,22 +66,27 @@ pub struct Housekeeping {
     ownership: Arc<Ownership>,
     metrics: Metrics,
     retention: Duration,
+    /// When the forecast is to be counted next.
+    forecast_at: Arc<Mutex<Option<Monotonic>>>,
 }
 
 impl Housekeeping {
     /// Housekeeping for a store that keeps ended timers for `retention`.
     pub fn new(store: ColdStore, ownership: Arc<Ownership>, metrics: Metrics, retention: Duration) -> Self {
-        Self { store, ownership, metrics, retention }
+        Self { store, ownership, metrics, retention, forecast_at: Arc::default() }
     }
 
     /// Runs until stopped: every duty once after the start, then by its cron expression.
     pub async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
         let failed = "the scheduler of the housekeeping cannot be started";
         let mut scheduler = JobScheduler::new().await.context(failed)?;
-        let duties =
-            [(Duty::Statistics, "*/15 * * * * *".to_owned()), (Duty::Partitions, "0 7 * * * *".to_owned())];
-        let retention = (Duty::Retention, every(self.retention / 2));
-        for (duty, cron) in duties.into_iter().chain([retention]) {
+        for duty in Duty::ALL {
+            let cron = match duty {
+                Duty::Statistics => "*/15 * * * * *".to_owned(),
+                Duty::Forecast => "*/5 * * * * *".to_owned(),
+                Duty::Partitions => "0 7 * * * *".to_owned(),
+                Duty::Retention => every(self.retention / 2),
+            };
             let (house, busy) = (self.clone(), Arc::new(Mutex::new(())));
             let job = Job::new_async(cron.as_str(), move |_, _| {
                 let (house, busy) = (house.clone(), Arc::clone(&busy));
@@ -65,7 +101,7 @@ impl Housekeeping {
         while !self.ownership.has_entered() && !stop.is_cancelled() {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        for duty in [Duty::Statistics, Duty::Partitions, Duty::Retention] {
+        for duty in Duty::ALL {
             self.run_logged(duty).await;
         }
         scheduler.start().await.context(failed)?;
@@ -74,23 +110,33 @@ impl Housekeeping {
     }
 
     async fn run_logged(&self, duty: Duty) {
-        if let Err(why) = self.run_once(duty).await {
-            self.metrics.store_errors.inc();
-            tracing::debug!(%why, ?duty, "a duty of the housekeeping failed; it is tried again at its next time");
+        match self.run_once(duty).await {
+            Ok(()) => {
+                let now = self.store.clock().now().get() as f64 / 1000.0;
+                self.metrics.housekeeping_done.with_label_values(&[duty.word()]).set(now);
+            }
+            Err(why) => {
+                tracing::debug!(%why, ?duty, "a duty of the housekeeping failed; it is tried again at its next time");
+            }
         }
     }
 
     /// Runs a duty once, if this node owns shard 0.
     pub async fn run_once(&self, duty: Duty) -> Result<(), Error> {
         if !self.ownership.is_first() {
-            if duty == Duty::Statistics {
-                self.metrics.pending.set(0);
+            match duty {
+                Duty::Statistics => self.show_live(0, &HashMap::new()),
+                Duty::Forecast => self.show_forecast(&Summary::default()),
+                Duty::Partitions | Duty::Retention => {}
             }
             return Ok(());
         }
         let now = self.store.clock().now();
         match duty {
-            Duty::Statistics => self.metrics.pending.set(self.store.pending().await?),
+            Duty::Statistics => {
+                self.show_live(self.store.tally().await?.pending, &self.store.held_back().await?)
+            }
+            Duty::Forecast => self.forecast(now).await?,
             Duty::Partitions => self.store.make_partitions(now, DAYS_AHEAD).await?,
             Duty::Retention => {
                 self.store.clean_up(now).await?;
@@ -98,6 +144,49 @@ impl Housekeeping {
             }
         }
         Ok(())
+    }
+
+    /// Counts the forecast, unless it was counted a moment ago.
+    async fn forecast(&self, now: UnixMs) -> Result<(), Error> {
+        let mut next_at = self.forecast_at.lock().await;
+        if next_at.is_some_and(|at| Monotonic::now() < at) {
+            return Ok(());
+        }
+        let began = Monotonic::now();
+        let mut summary = Summary::starting(now);
+        let shards: Vec<i32> = self.store.shards().collect();
+        let live = usize::try_from(self.store.tally().await?.pending).unwrap_or(0);
+        let at_once = (shards.len() * FORECAST_STEP / live.max(1)).clamp(1, shards.len());
+        for shards in shards.chunks(at_once) {
+            self.store.summarize(shards, now, &mut summary).await?;
+        }
+        self.store.put_summary(now, &summary).await?;
+        self.show_forecast(&summary);
+        *next_at = Some(Monotonic::now().plus((began.elapsed() * FORECAST_PAUSE).min(FORECAST_LONGEST)));
+        Ok(())
+    }
+
+    fn show_forecast(&self, summary: &Summary) {
+        for (within, count) in summary.horizons(self.store.clock().now()) {
+            self.metrics.forecast.with_label_values(&[within]).set(count);
+        }
+    }
+
+    /// Shows the live timers: all, and those of them that retry or are paused.
+    fn show_live(&self, pending: i64, held_back: &HashMap<State, i64>) {
+        let of = |state| held_back.get(&state).copied().unwrap_or(0);
+        let delivering = if pending > 0 { self.metrics.in_flight.get() } else { 0 };
+        let (retrying, paused) = (of(State::Retrying), of(State::Paused));
+        let scheduled = (pending - retrying - paused - delivering).max(0);
+        self.metrics.pending.set(pending);
+        for (state, count) in [
+            (State::Scheduled, scheduled),
+            (State::Delivering, delivering),
+            (State::Retrying, retrying),
+            (State::Paused, paused),
+        ] {
+            self.metrics.live.with_label_values(&[state.word()]).set(count);
+        }
     }
 }
 

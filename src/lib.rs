@@ -104,6 +104,7 @@
 //! | [`hot`] | from SQL into the wheels, from the wheels to the due millisecond, and replay after a loss |
 //! | [`sweep`] | the guarantee: overdue rows that no node has claimed |
 //! | [`housekeeping`] | partitions, retention, statistics |
+//! | [`observe`] | gauges, the overview and the frames of the live picture: for people |
 //! | [`service`] | what the doors hold |
 //! | [`api`], [`cli`] | the doors |
 //! | [`app`] | start, watch, stop |
@@ -122,6 +123,7 @@ pub mod hot;
 pub mod housekeeping;
 pub mod metrics;
 pub mod model;
+pub mod observe;
 pub mod ownership;
 pub mod planted;
 pub mod positions;

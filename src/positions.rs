@@ -292,12 +292,20 @@ impl Positions {
         })
     }
 
-    /// How far the slowest wheel is behind `now`. A wheel that was lost counts with its last cursor.
-    pub fn behind(&self, now: UnixMs) -> std::time::Duration {
+    /// How far the slowest wheel is behind `now`, by its level. A wheel that was lost counts with its last cursor.
+    pub fn behind(&self, level: Level, now: UnixMs) -> std::time::Duration {
         self.with(|own| {
-            let marks = own.values().filter_map(|position| Some(position.standing.as_ref()?.marks.second));
-            let cursor = marks.min().map(|tick| Slot { level: Level::Second, tick }.ends_at());
+            let marks = own.values().filter_map(|position| Some(position.standing.as_ref()?.marks.of(level)));
+            let cursor = marks.min().map(|tick| Slot { level, tick }.ends_at());
             cursor.map_or(std::time::Duration::ZERO, |cursor| now.since(cursor))
+        })
+    }
+
+    /// The lowest watermark of the owned shards whose wheel turns.
+    pub fn lowest_watermark(&self) -> Option<UnixMs> {
+        self.with(|own| {
+            let turning = own.values().filter(|position| position.turning().is_some());
+            turning.map(|position| position.watermark).min()
         })
     }
 

@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use crate::cold::ColdStore;
 use crate::config::Config;
 use crate::metrics::Metrics;
+use crate::observe::Observer;
 use crate::ownership::Ownership;
 use crate::positions::Positions;
 use crate::wheel::HotWheel;
@@ -27,6 +28,8 @@ pub struct Service {
     pub hot: Arc<dyn HotWheel>,
     /// The positions of this node's wheels.
     pub positions: Arc<Positions>,
+    /// What people look at.
+    pub observer: Arc<Observer>,
 }
 
 /// This node: settings, metrics and health. It exists from the start of the process.

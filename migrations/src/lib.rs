@@ -1,13 +1,14 @@
 //! The cold store's schema, step by step. Times are milliseconds since the Unix epoch, UTC.
 
 use sea_orm_migration::prelude::*;
-use sea_orm_migration::sea_orm::DbBackend;
+use sea_orm_migration::sea_orm::{DbBackend, TransactionTrait};
 
 mod m20261121_000001_timers;
 mod m20261121_000002_wheels;
 mod m20261121_000003_leaner;
 mod m20261122_000004_target_kind;
 mod m20261122_000005_null_kind;
+mod m20261122_000006_observe;
 
 /// All steps, oldest first.
 #[derive(Debug)]
@@ -22,13 +23,15 @@ impl MigratorTrait for Migrator {
             Box::new(m20261121_000003_leaner::Migration),
             Box::new(m20261122_000004_target_kind::Migration),
             Box::new(m20261122_000005_null_kind::Migration),
+            Box::new(m20261122_000006_observe::Migration),
         ]
     }
 }
 
-/// Runs the statements for the connected database, one by one.
+/// Runs the statements for the connected database, one by one in one transaction: a step is made as a whole or not at
+/// all. On SQLite it also keeps them on one connection: another one may not know yet what the statement before changed.
 async fn run(manager: &SchemaManager<'_>, postgres: &str, sqlite: &str) -> Result<(), DbErr> {
-    let db = manager.get_connection();
+    let db = manager.get_connection().begin().await?;
     let script = match manager.get_database_backend() {
         DbBackend::Postgres => postgres,
         DbBackend::Sqlite => sqlite,
@@ -39,5 +42,5 @@ async fn run(manager: &SchemaManager<'_>, postgres: &str, sqlite: &str) -> Resul
     for statement in script.split(";\n").map(str::trim).filter(|statement| !statement.is_empty()) {
         db.execute_unprepared(statement).await?;
     }
-    Ok(())
+    db.commit().await
 }

@@ -12,10 +12,8 @@ impl MigrationTrait for Migration {
         let postgres = "ALTER TABLE timers ALTER COLUMN kind DROP NOT NULL, ALTER COLUMN kind DROP DEFAULT;\n\
                         ALTER TABLE history ALTER COLUMN kind DROP NOT NULL, ALTER COLUMN kind DROP DEFAULT;\n\
                         COMMENT ON COLUMN timers.kind IS 'of the target: NULL or 0 webhook'";
-        // SQLite cannot change a column. Every target so far is a webhook, so nothing is lost.
-        let sqlite = "ALTER TABLE timers DROP COLUMN kind;\nALTER TABLE timers ADD COLUMN kind SMALLINT;\n\
-                      ALTER TABLE history DROP COLUMN kind;\nALTER TABLE history ADD COLUMN kind SMALLINT";
-        super::run(manager, postgres, sqlite).await
+        // SQLite cannot change a column, and a 0 takes no byte there.
+        super::run(manager, postgres, "").await
     }
 
     async fn down(&self, manager: &SchemaManager) -> Result<(), DbErr> {
@@ -23,10 +21,6 @@ impl MigrationTrait for Migration {
                         UPDATE history SET kind = 0 WHERE kind IS NULL;\n\
                         ALTER TABLE timers ALTER COLUMN kind SET DEFAULT 0, ALTER COLUMN kind SET NOT NULL;\n\
                         ALTER TABLE history ALTER COLUMN kind SET DEFAULT 0, ALTER COLUMN kind SET NOT NULL";
-        let sqlite = "ALTER TABLE timers DROP COLUMN kind;\n\
-                      ALTER TABLE timers ADD COLUMN kind SMALLINT NOT NULL DEFAULT 0;\n\
-                      ALTER TABLE history DROP COLUMN kind;\n\
-                      ALTER TABLE history ADD COLUMN kind SMALLINT NOT NULL DEFAULT 0";
-        super::run(manager, postgres, sqlite).await
+        super::run(manager, postgres, "").await
     }
 }

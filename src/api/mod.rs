@@ -3,6 +3,7 @@
 mod auth;
 mod document;
 mod drain;
+mod forecast;
 mod page;
 mod problem;
 pub mod request;
@@ -75,7 +76,10 @@ fn documented() -> OpenApiRouter<Arc<ApiState>> {
         .routes(routes!(timers::explain::explain))
         .routes(routes!(service::ledger))
         .routes(routes!(service::nodes))
+        .routes(routes!(service::receivers))
+        .routes(routes!(forecast::forecast))
         .routes(routes!(wheels::wheels))
+        .routes(routes!(wheels::watch))
         .routes(routes!(service::livez))
         .routes(routes!(service::readyz))
         .routes(routes!(service::startupz))

@@ -7,7 +7,7 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 
 use crate::cold::Error as ColdError;
-use crate::writer::NotTaken;
+use crate::writer::{ChangeError, NotTaken};
 
 /// One thing that is wrong in a request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, utoipa::ToSchema)]
@@ -133,6 +133,15 @@ impl From<ColdError> for Problem {
             _ => "the cold store cannot commit now".to_owned(),
         };
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "store_unavailable", detail).retry_after(1)
+    }
+}
+
+impl From<ChangeError> for Problem {
+    fn from(why: ChangeError) -> Self {
+        match why {
+            ChangeError::NotTaken(why) => why.into(),
+            ChangeError::Cold(why) => why.into(),
+        }
     }
 }
 

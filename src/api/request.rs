@@ -23,6 +23,7 @@ use crate::cold::NewTimer;
 use crate::model::id::{TimerId, Uid};
 use crate::model::policy::{Late, Policies, Retry};
 use crate::model::time::{Span, UnixMs};
+use crate::model::trace::Trace;
 use crate::sink::guard::Guard;
 
 /// The largest payload, in bytes of JSON.
@@ -68,6 +69,8 @@ pub struct Context<'a> {
     pub guard: &'a Guard,
     /// A uid for the timer, if the service makes its id.
     pub fresh: Uuid,
+    /// The trace of the call.
+    pub trace: Option<Trace>,
 }
 
 /// Why a body was refused.
@@ -163,6 +166,7 @@ pub fn timer(text: &[u8], naming: Naming, again: bool, context: &Context<'_>) ->
         policies,
         request_hash: hash,
         created_at: context.now,
+        trace: context.trace,
     })
 }
 

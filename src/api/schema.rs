@@ -54,6 +54,9 @@ schemas! {
           settings allow them." =
         text().format(Some(SchemaFormat::Custom("uri".into()))).max_length(Some(MAX_URL)).pattern(Some(url()))
             .examples(["https://shop.example/hooks/review"]);
+    Receiver: "Scheme, host and port." =
+        text().format(Some(SchemaFormat::Custom("uri".into()))).max_length(Some(MAX_URL)).pattern(Some(url()))
+            .examples(["https://shop.example"]);
     Secret: "The key that signs deliveries as Standard Webhooks asks: base64, usually behind `whsec_`. Never shown again." =
         text().pattern(Some(secret())).write_only(true).examples(["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"]);
     Headers: "Static headers. Not those of the connection and the content, nor `ce-…` and `webhook-…`, which are the \
@@ -77,6 +80,7 @@ schemas! {
     ItemStatus: "201 new, 200 the same again, 409 taken, 422 not valid, 429 beyond the quota (in a stream), 503 not \
                  committed." =
         ObjectBuilder::new().schema_type(Type::Integer).enum_values(Some([200, 201, 409, 422, 429, 503]));
+    ReceiverState: "`failing`: its last attempts failed." = words(["ok", "failing"]);
     ListLimit: "How many timers a page may have." =
         ObjectBuilder::new().schema_type(Type::Integer).minimum(Some(1)).maximum(Some(MAX_LIST))
             .default(Some(DEFAULT_LIST.into()));

@@ -13,6 +13,7 @@ use super::ApiState;
 use super::problem::Problem;
 use super::schema;
 use crate::cold::{Ledger, NodeRow};
+use crate::dispatch::ReceiverLoad;
 use crate::model::time::UnixMs;
 
 /// How long the readiness check waits for the cold store.
@@ -102,6 +103,9 @@ pub async fn startupz(State(state): State<Arc<ApiState>>) -> Response {
 #[utoipa::path(get, path = "/metrics", tag = "service",
     responses((status = 200, body = String, content_type = "text/plain", description = "Prometheus text")))]
 pub async fn metrics(State(state): State<Arc<ApiState>>) -> Response {
+    if let Some(service) = state.node.service() {
+        service.observer.refresh();
+    }
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], state.node.metrics.text()).into_response()
 }
 
@@ -151,4 +155,52 @@ pub async fn nodes(State(state): State<Arc<ApiState>>) -> Result<Response, Probl
     };
     let items = service.store.nodes().await?.into_iter().map(view).collect();
     Ok(Json(NodesAnswer { items }).into_response())
+}
+
+/// The receivers of inline webhooks.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct ReceiversAnswer {
+    items: Vec<ReceiverView>,
+}
+
+/// One receiver, all nodes together.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct ReceiverView {
+    /// Scheme, host and port.
+    receiver: String,
+    #[schema(value_type = schema::ReceiverState)]
+    state: &'static str,
+    /// Since when.
+    #[schema(value_type = schema::Moment)]
+    since: UnixMs,
+    /// Claimed timers whose attempt has not ended.
+    in_flight: usize,
+    /// Due timers that wait for room.
+    waiting: usize,
+    /// Why the last attempt that failed did so.
+    #[schema(required)]
+    last_error: Option<String>,
+    /// When that was.
+    #[schema(required, value_type = Option<schema::Moment>)]
+    last_error_at: Option<UnixMs>,
+}
+
+/// The receivers of inline webhooks, worst first: those that this node has sent to since its start, and the worst
+/// hundred of each other node.
+#[utoipa::path(get, path = "/v1/receivers", tag = "service", responses((status = 200, body = ReceiversAnswer)))]
+pub async fn receivers(State(state): State<Arc<ApiState>>) -> Result<Response, Problem> {
+    let view = |one: ReceiverLoad| {
+        let (last_error, last_error_at) = one.last_error.map(|error| (error.detail, error.at)).unzip();
+        ReceiverView {
+            receiver: one.receiver,
+            state: if one.failing { "failing" } else { "ok" },
+            since: one.since,
+            in_flight: one.in_flight,
+            waiting: one.waiting,
+            last_error,
+            last_error_at,
+        }
+    };
+    let items = state.service()?.observer.receivers().await?.into_iter().map(view).collect();
+    Ok(Json(ReceiversAnswer { items }).into_response())
 }

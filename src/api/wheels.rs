@@ -1,19 +1,26 @@
-//! `GET /v1/wheels`: the cursors of the wheels, and how many pointers are in each slot.
+//! `GET /v1/wheels`: the cursors of the wheels, and how many pointers are in each slot. `GET /v1/wheels/stream`: the same
+//! as it changes.
 
 use std::collections::{BTreeMap, HashMap};
+use std::convert::Infallible;
 use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
+use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
+use futures::StreamExt;
 use serde::Serialize;
+use tokio::sync::broadcast::error::RecvError;
 
 use super::ApiState;
 use super::problem::Problem;
 use super::schema;
 use crate::model::time::{Span, UnixMs};
-use crate::wheel::{Level, Slot, Standing, Tick};
+use crate::observe::frame::Frame;
+use crate::observe::slots::reach;
+use crate::wheel::{Level, Slot, Standing};
 
 /// The wheels of the whole store, or of this node when they live in its process.
 #[derive(Serialize, utoipa::ToSchema)]
@@ -111,7 +118,7 @@ pub async fn wheels(State(state): State<Arc<ApiState>>) -> Result<Response, Prob
         let marks = standings.iter().flatten().map(|standing| standing.marks.of(level));
         let of_level = by_slot.iter().filter(|(slot, _)| slot.level == level);
         WheelView {
-            level: word(level),
+            level: level.word(),
             cursor: marks.min().map(|tick| Slot { level, tick }.ends_at()),
             count: of_level.clone().map(|(_, count)| count).sum(),
             slots: of_level
@@ -143,19 +150,28 @@ pub async fn wheels(State(state): State<Arc<ApiState>>) -> Result<Response, Prob
     Ok(Json(view).into_response())
 }
 
-/// The slots that may hold pointers: from the last one taken on, which may not be handed over yet.
-fn reach(level: Level, standing: &Standing, watermark: UnixMs) -> impl Iterator<Item = Slot> {
-    let end = match level {
-        Level::Second => Slot { level: Level::Minute, tick: standing.marks.minute }.ends_at(),
-        Level::Minute | Level::WholeMinute => watermark,
-    };
-    (standing.marks.of(level).0..=level.slot_of(end).tick.0).map(move |tick| Slot { level, tick: Tick(tick) })
-}
-
-const fn word(level: Level) -> &'static str {
-    match level {
-        Level::Second => "second",
-        Level::Minute => "minute",
-        Level::WholeMinute => "whole_minute",
-    }
+/// The wheels as they change, four times a second: server-sent events `full` and `delta`
+/// ([`crate::observe::frame`]).
+#[utoipa::path(get, path = "/v1/wheels/stream", tag = "service",
+    responses((status = 200, body = String, content_type = "text/event-stream",
+        description = "`full` at the start and now and then: all counts. `delta`: the counts that changed, 0 for a slot that \
+                       is empty now; once a second with the overview `x`")))]
+pub async fn watch(State(state): State<Arc<ApiState>>) -> Result<Response, Problem> {
+    let (first, frames) = state.service()?.observer.watch().await;
+    let event = |frame: Frame| Event::default().event(frame.event).data(&*frame.data);
+    let following = futures::stream::unfold(frames, |mut frames| async move {
+        loop {
+            match frames.recv().await {
+                Ok(frame) => return Some((frame, frames)),
+                // One who was behind has missed some; the next `full` makes it right.
+                Err(RecvError::Lagged(_)) => {}
+                Err(RecvError::Closed) => return None,
+            }
+        }
+    });
+    let events = futures::stream::once(std::future::ready(first))
+        .chain(following)
+        .map(move |frame| Ok::<_, Infallible>(event(frame)))
+        .take_until(state.closing.clone().cancelled_owned());
+    Ok(Sse::new(events).keep_alive(KeepAlive::default()).into_response())
 }

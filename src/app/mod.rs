@@ -27,13 +27,14 @@ use crate::hot::ticker::Ticker;
 use crate::housekeeping::Housekeeping;
 use crate::metrics::Metrics;
 use crate::model::pointer::Pointer;
+use crate::observe::{Observer, Sources};
 use crate::ownership::Ownership;
 use crate::positions::Positions;
 use crate::promotion::Promotion;
 use crate::service::{Node, Service};
 use crate::sink::Sinks;
 use crate::sweep::Sweep;
-use crate::wheel;
+use crate::wheel::{self, HotWheel, Measured};
 use crate::writer::{Intake, Writer};
 use phases::{DRAIN, Phases};
 use shares::Shares;
@@ -74,8 +75,9 @@ pub async fn run(config: Config, clock: Arc<dyn Clock>, stop: CancellationToken)
         anyhow::anyhow!("cannot listen on {listen}: {why}; free the port, or set another in `server.listen`")
     })?;
     let address = listener.local_addr().context("the listener has no address")?;
-    let store = ColdStore::open(&config, clock, false, true)?;
-    let node = Arc::new(Node::new(Arc::clone(&config), Metrics::new()?, stop.clone()));
+    let metrics = Metrics::new()?;
+    let store = ColdStore::open(&config, clock, false, true)?.measured(&metrics);
+    let node = Arc::new(Node::new(Arc::clone(&config), metrics, stop.clone()));
     let (phases, failure) = Phases::new();
     phases.doors.spawn("api", api::serve(listener, Arc::clone(&node), phases.doors.stop.clone()));
     tracing::info!(
@@ -158,8 +160,6 @@ async fn stop(phases: &Phases, dispatcher: Arc<Dispatcher>, shared: bool, grace:
     }
     phases.loops.stop.cancel();
     tokio::join!(phases.doors.end_within(DRAIN), dispatcher.drain(grace));
-    // The recorder ends with the last handle.
-    drop(dispatcher);
     phases.loops.end().await;
     phases.recording.end().await;
     phases.promoting.end().await;
@@ -182,6 +182,7 @@ async fn start(
     let ownership = Ownership::new(me, config.lease.get(), config.shards, !store.is_shared());
     let ownership = Arc::new(ownership.with(config.planted()));
     let hot = wheel::open(config, &store.wheels_name().await?).context("the wheels cannot be opened")?;
+    let hot: Arc<dyn HotWheel> = Arc::new(Measured::new(hot, node.metrics.clone()));
     let positions = Arc::new(Positions::new(config.shards));
     let (promotion, to_promote) = Promotion::new(
         store.clock().clone(),
@@ -205,12 +206,23 @@ async fn start(
     let callers = Writer::new(store.clone(), promotion, node.metrics.clone());
     let (intake, workers) = Intake::new(callers, store.writers());
     workers.into_iter().for_each(|worker| phases.intake.spawn("intake", worker));
+    let observer = Arc::new(Observer::new(Sources {
+        config: Arc::clone(config),
+        store: store.clone(),
+        hot: Arc::clone(&hot),
+        positions: Arc::clone(&positions),
+        ownership: Arc::clone(&ownership),
+        dispatcher: Arc::clone(&dispatcher),
+        metrics: node.metrics.clone(),
+    }));
+    phases.loops.spawn("observer", Arc::clone(&observer).run(phases.loops.stop.clone()));
     node.set_service(Service {
         store: store.clone(),
         intake,
         ownership: Arc::clone(&ownership),
         hot: Arc::clone(&hot),
         positions: Arc::clone(&positions),
+        observer,
     });
     let shares = Shares::new(
         Arc::clone(node),

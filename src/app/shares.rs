@@ -142,7 +142,6 @@ impl Shares {
     /// A round failed: the store is away, or cannot be written.
     fn failed(&mut self, why: &Error) {
         let metrics = &self.node.metrics;
-        metrics.store_errors.inc();
         metrics.store_up.set(0);
         metrics.shards_owned.set(self.ownership.claimable().len() as i64);
         self.node.set_can_write(false);
@@ -186,7 +185,7 @@ impl Shares {
         metrics.shards_owned.set(self.ownership.count() as i64);
         metrics.shards_taken.inc_by(round.taken.len() as u64);
         let skew = self.store.clock().skew_ms();
-        metrics.clock_skew_ms.set(skew);
+        metrics.clock_skew.set(skew as f64 / 1000.0);
         if skew.abs() > 500 {
             tracing::warn!(
                 skew_ms = skew,

@@ -218,6 +218,27 @@ impl Client {
         }
     }
 
+    /// Opens a stream of server-sent events.
+    pub async fn events(&self, path: &str) -> anyhow::Result<Events> {
+        let mut request = streaming()?.get(format!("{}{path}", self.base));
+        if let Some(key) = &self.key {
+            request = request.header(AUTHORIZATION, key);
+        }
+        let answer = request.send().await.map_err(|why| self.failed(&why, ""))?;
+        let status = answer.status();
+        let kind = answer.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+        if status.is_success() && kind.starts_with("text/event-stream") {
+            return Ok(Events { answer, unread: String::new() });
+        }
+        let is_problem = kind.starts_with("application/problem+json");
+        let text = answer.text().await.map_err(|why| self.failed(&why, ""))?;
+        Err(match serde_json::from_str::<Problem>(&text) {
+            Ok(problem) if is_problem => Error::Refused(Box::new(Problem { status, ..problem })),
+            _ => Error::NotMainspring { server: self.base.clone(), status },
+        }
+        .into())
+    }
+
     /// A call without a body.
     pub async fn ask(&self, method: Method, path: &str, query: &[(String, String)]) -> Result<Reply, Error> {
         self.call::<()>(method, path, query, None).await
@@ -234,15 +255,51 @@ impl Client {
     }
 }
 
+/// Server-sent events, as they come.
+pub struct Events {
+    answer: reqwest::Response,
+    unread: String,
+}
+
+impl Events {
+    /// The next event: its name and its data, which is one line. `None` at the end of the stream; fails when the server
+    /// has been silent for too long. Cancel safe.
+    pub async fn next(&mut self) -> anyhow::Result<Option<(String, String)>> {
+        loop {
+            while let Some((event, rest)) = self.unread.split_once("\n\n") {
+                let field = |name: &str| event.lines().find_map(|line| line.strip_prefix(name));
+                let value = |name: &str| field(name).map(|value| value.trim().to_owned());
+                let (name, data) = (value("event:"), value("data:"));
+                self.unread = rest.to_owned();
+                // What has no name is a comment that keeps the connection alive.
+                if let (Some(name), Some(data)) = (name, data) {
+                    return Ok(Some((name, data)));
+                }
+            }
+            match self.answer.chunk().await.map_err(|why| anyhow::anyhow!(root_cause(&why)))? {
+                Some(bytes) => self.unread.push_str(&String::from_utf8_lossy(&bytes)),
+                None => return Ok(None),
+            }
+        }
+    }
+}
+
+/// The same for streams: they have no end, but must not be silent.
+fn streaming() -> anyhow::Result<reqwest::Client> {
+    Ok(builder().read_timeout(TIMEOUT).build()?)
+}
+
 /// An HTTP client without proxies and redirects, so that the key goes to no other server.
 pub fn http(timeout: Duration) -> anyhow::Result<reqwest::Client> {
-    Ok(reqwest::Client::builder()
+    Ok(builder().timeout(timeout).build()?)
+}
+
+fn builder() -> reqwest::ClientBuilder {
+    reqwest::Client::builder()
         .no_proxy()
         .redirect(reqwest::redirect::Policy::none())
         .connect_timeout(CONNECT_TIMEOUT)
-        .timeout(timeout)
         .user_agent(concat!("mainspring/", env!("CARGO_PKG_VERSION")))
-        .build()?)
 }
 
 /// The innermost cause. It says what failed; the outer ones say where.

@@ -11,6 +11,7 @@ mod doctor;
 mod drill;
 mod exit;
 mod input;
+mod look;
 mod out;
 mod put;
 mod receive;
@@ -19,6 +20,7 @@ mod show;
 mod signature;
 mod store;
 mod timer;
+mod watch;
 
 use std::process::ExitCode;
 
@@ -55,6 +57,12 @@ enum Verb {
     Serve(Serve),
     /// Register, read, change and cancel timers on a running server
     Timer(timer::Timer),
+    /// Watch the wheels of a running server
+    Wheel(watch::Wheel),
+    /// Show which receiver fails, since when, and what waits for it
+    Receivers(look::Receivers),
+    /// Show how much is due when, on a running server
+    Forecast(look::Forecast),
     /// Print deliveries as they arrive: a receiver for trials
     Receive(receive::Receive),
     /// Bring the database's schema up to this version
@@ -121,6 +129,9 @@ async fn dispatch(cli: &Cli) -> anyhow::Result<Exit> {
             Ok(Exit::Ok)
         }
         Verb::Timer(timer) => timer::run(timer, cli.json).await,
+        Verb::Wheel(wheel) => watch::run(wheel, cli.json).await,
+        Verb::Receivers(args) => look::receivers(args, cli.json).await,
+        Verb::Forecast(args) => look::forecast(args, cli.json).await,
         Verb::Receive(receive) => receive::run(receive, cli.json).await,
         Verb::Migrate(verb) => store::migrate(verb, &cli.settings, cli.json).await,
         Verb::Verify(settings) => store::verify(&cli.settings.and(settings), cli.json).await,
@@ -192,6 +203,11 @@ mod tests {
             "timer --server http://a ls --state dead --label a=b --limit 5",
             "timer move a --in 1h",
             "timer cancel a",
+            "timer ls --id a --id b --receiver http://a:81",
+            "forecast",
+            "forecast --from 2026-12-01T09:00:00Z --for 10m --step 1m --json",
+            "receivers --server http://a",
+            "wheel watch --json --server http://a",
             "receive --fail 2 --status 503 --delay 500ms --count 3",
             "migrate up",
             "verify --json",
@@ -223,6 +239,9 @@ mod tests {
             "timer put a/b --in 5s --webhook http://a/",
             "timer move a",
             "timer ls --state asleep",
+            "wheel",
+            "forecast --from tomorrow",
+            "forecast --to 2026-12-01T09:00:00Z --for 1h",
             "receive --status 99",
             "receive --count 0",
             "timer ls --set shards=8",

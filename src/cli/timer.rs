@@ -64,12 +64,18 @@ enum Verb {
 
 #[derive(Args)]
 struct Ls {
+    /// Only this one; repeatable
+    #[arg(long, value_parser = input::id)]
+    id: Vec<String>,
     /// Only those in this state
     #[arg(long, value_parser = clap::builder::PossibleValuesParser::new(State::ALL.map(State::word)))]
     state: Option<String>,
     /// Only those of this owner
     #[arg(long)]
     owner: Option<String>,
+    /// Only those to this receiver: scheme, host and port
+    #[arg(long, value_name = "URL")]
+    receiver: Option<String>,
     /// Only those with this label; repeatable
     #[arg(long, value_name = "NAME=VALUE", value_parser = input::label)]
     label: Vec<(String, String)>,
@@ -213,12 +219,14 @@ async fn list(client: &Client, ls: &Ls, json: bool) -> anyhow::Result<()> {
     let mut filter: Vec<(String, String)> = [
         ("state", &ls.state),
         ("owner", &ls.owner),
+        ("receiver", &ls.receiver),
         ("due_after", &ls.due_after),
         ("due_before", &ls.due_before),
     ]
     .into_iter()
     .filter_map(|(name, value)| value.clone().map(|value| (name.to_owned(), value)))
     .collect();
+    filter.extend(ls.id.iter().map(|id| ("id".to_owned(), id.clone())));
     filter.extend(ls.label.iter().map(|(name, value)| (format!("label.{name}"), value.clone())));
     let mut found = Vec::new();
     let mut count = 0;

@@ -75,6 +75,7 @@ columns! {
     Node = "node",
     Via = "via",
     Kind = "kind",
+    Trace = "trace",
 }
 
 /// The position of the first expression that is selected after [`ALL`].
@@ -172,6 +173,10 @@ impl TimerColumn {
             Self::CreatedAt => int(|row| row.created_at.get()),
             Self::ClaimedAt => maybe(|row| row.claimed_at.map(UnixMs::get)),
             Self::Node => text_or_null(|row| row.node.clone()),
+            Self::Trace => {
+                let packed = |row: &&TimerRow| row.trace.map(|trace| trace.packed().to_vec());
+                Column::BytesOrNull(rows.iter().map(packed).collect())
+            }
             Self::Via => maybe(|row| row.via.map(|via| via.code().into())),
             Self::Kind => maybe(|row| Some(row.target.kind()).filter(|kind| *kind != WEBHOOK).map(i64::from)),
         }

@@ -14,12 +14,14 @@ mod decide;
 mod end;
 mod entity;
 mod error;
-mod failpoint;
+mod forecast;
 mod history;
+mod hook;
 mod notify;
 mod open;
 mod query;
 mod register;
+mod report;
 mod row;
 mod schema;
 mod shards;
@@ -36,16 +38,19 @@ use sea_orm::sqlx::PgPool;
 pub use apply::{Applied, Change, ChangeEvent, Edit, MAX_BATCH as MAX_APPLY_BATCH};
 pub use claim::{Backlogged, DueRow, DueRows, MAX_BATCH as MAX_CLAIM_BATCH, Probe};
 pub use error::Error;
+pub use forecast::Summary;
 #[cfg(feature = "planted")]
-pub use failpoint::{Call, FailPoint};
+pub use hook::{Call, FailPoint};
 pub use query::{Filter, Ledger, ListCursor, Page, Verification};
 pub use register::{MAX_BATCH as MAX_REGISTER_BATCH, NewTimer, Registered};
+pub use report::NodeReport;
 pub use row::{AttemptRecord, TimerRow};
 pub use schema::MigrationState;
 pub use shards::{Heartbeat, Identity, NodeRow};
 pub use watermark::{Range, ReplayNote, ScanPosition, ShardRow};
 
 use crate::clock::StoreClock;
+use crate::metrics::{Connections, Metrics};
 use crate::planted::Planted;
 use sql::{Column, Dialect, Pool, Statement, Tx};
 
@@ -118,9 +123,31 @@ impl ColdStore {
         this
     }
 
+    /// The same store, whose calls are counted in these series.
+    #[must_use]
+    pub fn measured(mut self, metrics: &Metrics) -> Self {
+        self.pool.hook.metrics = Some(metrics.clone());
+        self.urgent.hook.metrics = Some(metrics.clone());
+        self
+    }
+
+    /// The connections in use, by pool.
+    pub fn connections(&self) -> Vec<(&'static str, Connections)> {
+        let mut pools = vec![("cold", self.pool.connections())];
+        if self.is_shared() {
+            pools.push(("cold_urgent", self.urgent.connections()));
+        }
+        pools
+    }
+
     /// The planted defect, for the rooms that work with this store.
     pub const fn planted(&self) -> Planted {
         self.planted
+    }
+
+    /// Every shard of the store.
+    pub fn shards(&self) -> impl Iterator<Item = i32> + use<> {
+        0..i32::from(self.shards)
     }
 
     /// The namespace of this store's timers.

@@ -20,8 +20,12 @@ const SCAN: i64 = 10_000;
 /// Which timers a list contains: those that match every field given.
 #[derive(Debug, Clone, Default)]
 pub struct Filter {
+    /// One of these; any if empty.
+    pub uids: Vec<Uid>,
     /// In this state.
     pub state: Option<State>,
+    /// To the receiver of this lane.
+    pub lane: Option<i64>,
     /// Of this owner.
     pub owner: Option<String>,
     /// With these labels.
@@ -183,6 +187,10 @@ impl ColdStore {
                     " AND due_at >= {due} AND (due_at, uid, generation) > ({due}, {uid}, {generation})"
                 );
             }
+            if !filter.uids.is_empty() {
+                let uids: Vec<String> = filter.uids.iter().map(|uid| s.uuid(uid.0)).collect();
+                inner += &format!(" AND uid IN ({})", uids.join(", "));
+            }
             if let Some(at) = filter.due_after {
                 inner += &format!(" AND due_at >= {}", s.int(at.get()));
             }
@@ -206,6 +214,9 @@ impl ColdStore {
             let mut outer = String::from("true");
             if let Some(state) = filter.state {
                 outer += &format!(" AND state = {}", s.int(i64::from(state.code())));
+            }
+            if let Some(lane) = filter.lane {
+                outer += &format!(" AND lane = {}", s.int(lane));
             }
             for (name, value) in &filter.labels {
                 let value = s.text(value);
@@ -285,14 +296,28 @@ impl ColdStore {
         Ok(ledger_of(&totals))
     }
 
-    /// The number of live timers, from the totals: the cost does not depend on that number.
-    pub async fn pending(&self) -> Result<i64, Error> {
-        let mut s = Statement::new(self.dialect(), "pending");
-        s.push(
-            "SELECT CAST(COALESCE(sum(CASE WHEN name = 'registered' THEN value ELSE -value END), 0) AS BIGINT) \
-             FROM totals WHERE name IN ('registered', 'delivered', 'cancelled', 'expired', 'dead')",
-        );
-        self.pool.read(s).await?.first().map_or(Ok(0), |row| row.get(0))
+    /// The ledger from the totals alone, without a count of the live timers: the cost does not depend on their number.
+    pub async fn tally(&self) -> Result<Ledger, Error> {
+        let mut s = Statement::new(self.dialect(), "ledger");
+        s.push("SELECT name, CAST(sum(value) AS BIGINT) FROM totals GROUP BY name");
+        let rows = self.pool.read(s).await?;
+        let totals: BTreeMap<String, i64> =
+            rows.iter().map(|row| Ok((row.get(0)?, row.get(1)?))).collect::<Result<_, Error>>()?;
+        let Ledger { registered, delivered, cancelled, expired, dead, .. } = ledger_of(&totals);
+        Ok(Ledger { pending: registered - delivered - cancelled - expired - dead, ..ledger_of(&totals) })
+    }
+
+    /// Live timers that retry or are paused, by state.
+    pub async fn held_back(&self) -> Result<HashMap<State, i64>, Error> {
+        let mut s = Statement::new(self.dialect(), "held_back");
+        // The states are written out: only then does PostgreSQL find the partial index.
+        s.push("SELECT state, count(*) FROM timers WHERE state IN (2, 3) GROUP BY state");
+        let read = |row: &super::sql::Row| {
+            let state =
+                State::from_code(row.get(0)?).ok_or_else(|| Error::Corrupt("an unknown state".into()))?;
+            Ok((state, row.get(1)?))
+        };
+        self.pool.read(s).await?.iter().map(read).collect()
     }
 
     /// Compares the ledger with a count of all rows, from one snapshot.

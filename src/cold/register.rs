@@ -6,15 +6,16 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::columns::{self, ALL, TimerColumn};
+use super::columns::{self, ALL, TimerColumn, WEBHOOK};
 use super::row::TimerRow;
-use super::sql::{Column, Statement};
+use super::sql::{Column, Dialect, Statement};
 use super::{ColdStore, Error};
 use crate::model::id::{Epoch, Generation, TimerId, Uid, shard_of};
 use crate::model::policy::Policies;
 use crate::model::target::Target;
 use crate::model::time::UnixMs;
 use crate::model::timer::Life;
+use crate::model::trace::Trace;
 
 /// The most timers one transaction registers.
 pub const MAX_BATCH: usize = 1000;
@@ -48,6 +49,8 @@ pub struct NewTimer {
     pub request_hash: [u8; 16],
     /// When the request came in, by the store's clock.
     pub created_at: UnixMs,
+    /// The trace of the call.
+    pub trace: Option<Trace>,
 }
 
 /// The outcome of a registration.
@@ -239,6 +242,8 @@ impl ColdStore {
         let value = |column: &TimerColumn| match column {
             // Not before the store's clock: a row written after a sweep never lies below the sweep's floor.
             TimerColumn::WakeAt => format!("CASE WHEN b_wake_at > {now} THEN b_wake_at ELSE {now} END"),
+            // On SQLite the column cannot be NULL.
+            TimerColumn::Kind if self.dialect() == Dialect::Sqlite => format!("COALESCE(b_kind, {WEBHOOK})"),
             other => initial(*other).unwrap_or(other.batch_name()).to_owned(),
         };
         let values = TimerColumn::EACH.iter().map(value).collect::<Vec<_>>().join(", ");
@@ -273,6 +278,7 @@ impl ColdStore {
             claimed_at: None,
             node: None,
             via: None,
+            trace: timer.trace,
             ended_at: None,
             last: None,
         }

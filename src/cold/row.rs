@@ -11,6 +11,7 @@ use crate::model::policy::Policies;
 use crate::model::target::Target;
 use crate::model::time::UnixMs;
 use crate::model::timer::{AttemptResult, Life, State};
+use crate::model::trace::Trace;
 
 /// A timer as the cold store has it, live or ended.
 #[derive(Debug, Clone)]
@@ -53,6 +54,8 @@ pub struct TimerRow {
     pub node: Option<String>,
     /// Which path led to the latest claim.
     pub via: Option<Via>,
+    /// The trace of the call that registered it.
+    pub trace: Option<Trace>,
     /// When it ended; `None` for a live timer.
     pub ended_at: Option<UnixMs>,
     /// The attempt that ended it.
@@ -163,6 +166,7 @@ impl TimerRow {
             claimed_at: row.of::<Option<i64>>(C::ClaimedAt)?.map(UnixMs::new),
             node: row.of(C::Node)?,
             via: via.and_then(|code| Via::from_code(u8::try_from(code).ok()?)),
+            trace: row.of::<Option<Vec<u8>>>(C::Trace)?.and_then(|packed| Trace::from_packed(&packed)),
             ended_at: ended_at.map(UnixMs::new),
             last: match last {
                 Some(text) => Some(serde_json::from_str(&text).map_err(|_| bad("last attempt"))?),

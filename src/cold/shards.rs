@@ -272,12 +272,15 @@ impl ColdStore {
             .collect())
     }
 
-    /// Removes nodes that have sent no heartbeat for a day.
+    /// Removes nodes that have sent no heartbeat for a day, and their reports.
     pub async fn forget_nodes(&self) -> Result<(), Error> {
-        let mut s = Statement::new(self.dialect(), "forget_nodes");
-        let now = s.now(self.bound_now());
-        s.push(&format!("DELETE FROM nodes WHERE beat_at < {now} - 86400000"));
-        self.urgent.write(s).await.map(drop)
+        for (table, column) in [("nodes", "beat_at"), ("node_reports", "at")] {
+            let mut s = Statement::new(self.dialect(), "forget_nodes");
+            let now = s.now(self.bound_now());
+            s.push(&format!("DELETE FROM {table} WHERE {column} < {now} - 86400000"));
+            self.urgent.write(s).await?;
+        }
+        Ok(())
     }
 }
 

@@ -16,7 +16,8 @@ use uuid::Uuid;
 
 use super::Error;
 use super::columns::TimerColumn;
-use super::failpoint::{Call, Hook, TxMark};
+use super::hook::{Call, Hook, TxMark};
+use crate::metrics::Connections;
 
 /// The pools that hot statements run on; sea-orm runs on the same ones.
 #[derive(Clone)]
@@ -430,6 +431,21 @@ impl Pool {
         match self.database {
             Database::Postgres(_) => Dialect::Postgres,
             Database::Sqlite { .. } => Dialect::Sqlite,
+        }
+    }
+
+    /// The connections of this pool; of SQLite's, the writer and the readers together.
+    pub fn connections(&self) -> Connections {
+        let of = |size: u32, idle: usize, max: u32| Connections::new(size as usize, idle, max as usize);
+        match &self.database {
+            Database::Postgres(pool) => {
+                of(pool.size(), pool.num_idle(), pool.options().get_max_connections())
+            }
+            Database::Sqlite { writer, readers } => of(
+                writer.size() + readers.size(),
+                writer.num_idle() + readers.num_idle(),
+                writer.options().get_max_connections() + readers.options().get_max_connections(),
+            ),
         }
     }
 

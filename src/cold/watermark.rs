@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use super::claim::{POINTER, pointer_of};
 use super::columns;
-use super::failpoint::Call;
+use super::hook::Call;
 use super::shards::{held_columns, sorted};
 use super::sql::{Column, Dialect, Statement};
 use super::{ColdStore, Error, entity};

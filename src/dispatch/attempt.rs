@@ -8,12 +8,16 @@ use super::lanes::{AttemptEnd, LaneKey};
 use super::record::Report;
 use crate::clock::Monotonic;
 use crate::cold::{AttemptRecord, TimerRow};
+use crate::metrics::Metrics;
 use crate::model::id::Epoch;
 use crate::model::pointer::Pointer;
 use crate::model::time::UnixMs;
-use crate::model::timer::{AttemptResult, Next, Token};
+use crate::model::timer::{AttemptResult, MISSED, Next, Token};
 use crate::planted::Defect;
 use crate::sink::{Claim, Delivery, Outcome};
+
+/// A first attempt that starts at most so long after the due time counts as on time.
+const ON_TIME: Duration = Duration::from_secs(1);
 
 /// The longest that a claimed timer waits for a permit of its lane.
 const PERMIT_WAIT: Duration = Duration::from_secs(2);
@@ -41,9 +45,7 @@ impl Dispatcher {
         let clock = self.store.clock();
         let started_at = clock.now();
         let began = Monotonic::now();
-        if row.life.attempt == 1 {
-            self.metrics.lateness.observe(started_at.since(row.life.due_at).as_secs_f64());
-        }
+        self.count_started(&row, &pointer, started_at);
         let delivery = delivery(&mut row);
         let outcome = tokio::select! {
             outcome = self.sink.send(&delivery) => outcome,
@@ -61,8 +63,9 @@ impl Dispatcher {
             },
         );
         self.metrics.attempt_seconds.observe(began.elapsed().as_secs_f64());
-        self.metrics.attempts.with_label_values(&[outcome.result.word()]).inc();
         let ended_at = clock.now();
+        self.metrics.attempts.with_label_values(&[row.target.kind_word(), outcome.result.word()]).inc();
+        self.receivers.note(&row.target, &outcome, ended_at);
         let next = next_after(&row, &outcome, ended_at);
         let record = AttemptRecord {
             generation: row.life.generation.0,
@@ -75,7 +78,33 @@ impl Dispatcher {
             detail: outcome.detail,
             node: self.ownership.me().name.clone(),
         };
-        self.report(Report::Attempted(row.uid, next, record)).await;
+        self.report(Report::Attempted {
+            uid: row.uid,
+            next,
+            record,
+            due_at: row.life.due_at.max(row.created_at),
+        })
+        .await;
+    }
+
+    /// Counts an attempt that starts now.
+    fn count_started(&self, row: &TimerRow, pointer: &Pointer, started_at: UnixMs) {
+        let Metrics { fired, lateness, early, missed, repeats, .. } = &self.metrics;
+        early.inc_by(u64::from(started_at < pointer.wake_at.max(row.life.due_at)));
+        repeats.inc_by(u64::from(row.life.uncertain));
+        if row.life.attempt > 1 {
+            return;
+        }
+        // A timer that was registered after its due time could not be sent before.
+        let late = started_at.since(row.life.due_at.max(row.created_at));
+        lateness.observe(late.as_secs_f64());
+        let class = match pointer.overdue {
+            true => "catch_up",
+            false if late <= ON_TIME => "on_time",
+            false => "late",
+        };
+        fired.with_label_values(&[pointer.via.word(), class]).inc();
+        missed.inc_by(u64::from(pointer.overdue && late > MISSED));
     }
 
     /// Waits for a permit to send; returns whether it got one. The wait is short: a claim without a permit is given
@@ -123,6 +152,7 @@ fn delivery(row: &mut TimerRow) -> Delivery {
         attempt: row.life.attempt,
         target: row.target.clone(),
         data: row.data.take().unwrap_or_else(|| b"null".to_vec()),
+        trace: row.trace,
         claim: Claim { shard: row.shard, epoch: row.epoch, via: row.via },
     }
 }

@@ -11,6 +11,7 @@
 
 mod attempt;
 mod lanes;
+mod receivers;
 mod record;
 
 use std::collections::HashMap;
@@ -22,8 +23,10 @@ use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-pub use lanes::Offer;
 use lanes::{Class, LaneKey, Lanes};
+pub use lanes::{LaneLoad, Load, Offer};
+use receivers::Receivers;
+pub use receivers::{LastError, ReceiverLoad, sort_worst_first};
 use record::{Recorder, Report};
 
 use crate::clock::Monotonic;
@@ -32,6 +35,7 @@ use crate::config::Config;
 use crate::metrics::Metrics;
 use crate::model::id::{Epoch, Uid};
 use crate::model::pointer::{Pointer, Via};
+use crate::model::time::UnixMs;
 use crate::model::timer::Token;
 use crate::ownership::{CEDING_REACH, Ownership};
 use crate::sink::Sink;
@@ -47,6 +51,7 @@ pub struct Dispatcher {
     metrics: Metrics,
     sink: Arc<dyn Sink>,
     lanes: Arc<Mutex<Lanes>>,
+    receivers: Receivers,
     /// A pointer was queued, or there is room in a lane.
     work: Arc<Notify>,
     /// A lane that the sweep skipped has no backlog any more.
@@ -91,6 +96,7 @@ impl Dispatcher {
         let this = Arc::new(Self {
             sink,
             lanes,
+            receivers: Receivers::default(),
             work,
             backlog_cleared: Notify::new(),
             backlogs_cleared: AtomicU64::new(0),
@@ -114,7 +120,6 @@ impl Dispatcher {
         if offers.contains(&Offer::Queued) {
             self.work.notify_one();
         }
-        self.gauge();
         offers
     }
 
@@ -213,7 +218,6 @@ impl Dispatcher {
         if self.backlogs_cleared.swap(cleared, Ordering::Relaxed) != cleared {
             self.backlog_cleared.notify_one();
         }
-        self.gauge();
         Ok(count)
     }
 
@@ -221,10 +225,12 @@ impl Dispatcher {
         let ceding = owned.iter().any(|(pointer, _)| self.ownership.is_ceding(pointer.shard));
         let lead = if ceding { self.lead.max(CEDING_REACH) } else { self.lead };
         let lead_ms = i64::try_from(lead.as_millis()).unwrap_or(0);
-        let claimed = match self.store.claim(&owned, &self.ownership.me().name, lead_ms).await {
+        let began = Monotonic::now();
+        let claimed = self.store.claim(&owned, &self.ownership.me().name, lead_ms).await;
+        self.metrics.claim_seconds.observe(began.elapsed().as_secs_f64());
+        let claimed = match claimed {
             Ok(claimed) => claimed,
             Err(why) => {
-                self.metrics.store_errors.inc();
                 tracing::warn!(%why, batch = owned.len(), "claim failed");
                 for (pointer, epoch) in &owned {
                     self.with(|lanes| lanes.free_claim(LaneKey::of(pointer)));
@@ -247,9 +253,6 @@ impl Dispatcher {
                     if pointer.via == Via::Sweep {
                         self.metrics.swept.inc();
                     }
-                    if row.life.attempt == 1 {
-                        self.metrics.fired.with_label_values(&[pointer.via.word()]).inc();
-                    }
                     let this = Arc::clone(self);
                     self.attempts.spawn(async move { this.attempt(row, pointer, epoch).await });
                 }
@@ -263,6 +266,7 @@ impl Dispatcher {
     }
 
     async fn report(&self, report: Report) {
+        self.metrics.unrecorded.inc();
         // Fails only when the recorder has ended, at the end of a stop; then the claim expires.
         let _ = self.reports.send(report).await;
     }
@@ -279,13 +283,26 @@ impl Dispatcher {
             let _ = tokio::time::timeout(Duration::from_secs(2), self.attempts.wait()).await;
         }
         self.all_reported.cancel();
-        self.gauge();
     }
 
-    fn gauge(&self) {
-        let (queued, in_flight) = self.with(|lanes| (lanes.queued(), lanes.in_flight()));
-        self.metrics.held.set(queued as i64);
-        self.metrics.in_flight.set(in_flight as i64);
+    /// The earliest moment at which a queued pointer was due.
+    pub fn oldest_queued(&self) -> Option<UnixMs> {
+        self.with(|lanes| lanes.oldest_queued())
+    }
+
+    /// What the lanes hold now.
+    pub fn load(&self) -> Load {
+        let mut load = self.with(|lanes| lanes.load());
+        let failing = self.receivers.failing();
+        for (lane, in_lane) in &mut load.lanes {
+            in_lane.failing = failing.contains(lane);
+        }
+        load
+    }
+
+    /// The receivers that this node has sent to, worst first, at most `most`.
+    pub fn receivers(&self, most: usize) -> Vec<ReceiverLoad> {
+        self.receivers.worst(&self.load(), most)
     }
 
     fn with<T>(&self, run: impl FnOnce(&mut Lanes) -> T) -> T {

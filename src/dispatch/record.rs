@@ -15,6 +15,7 @@ use crate::clock::{Monotonic, StoreClock};
 use crate::cold::{AttemptRecord, Change, ChangeEvent, Error, MAX_APPLY_BATCH};
 use crate::metrics::Metrics;
 use crate::model::id::{Epoch, Uid};
+use crate::model::time::UnixMs;
 use crate::model::timer::{AttemptResult, Next, Token};
 use crate::writer::Writer;
 
@@ -24,8 +25,9 @@ const STOP_PATIENCE: u32 = 10;
 /// The outcome of a claim.
 #[derive(Debug)]
 pub(super) enum Report {
-    /// An attempt was made: what follows unless it succeeded, and its record.
-    Attempted(Uid, Next, AttemptRecord),
+    /// An attempt was made: what follows unless it succeeded, its record, and when its timer was due, or was
+    /// registered if that was later.
+    Attempted { uid: Uid, next: Next, record: AttemptRecord, due_at: UnixMs },
     /// The timer is claimed, or may be, and surely nothing was sent.
     Unsent(Uid, Token, Epoch),
 }
@@ -33,15 +35,25 @@ pub(super) enum Report {
 impl Report {
     const fn uid(&self) -> Uid {
         match self {
-            Self::Attempted(uid, ..) | Self::Unsent(uid, ..) => *uid,
+            Self::Attempted { uid, .. } | Self::Unsent(uid, ..) => *uid,
         }
     }
 
     /// The record of an attempt that succeeded.
     fn succeeded(&self) -> Option<(Uid, AttemptRecord)> {
         match self {
-            Self::Attempted(uid, _, record) if record.result == AttemptResult::Ok => {
+            Self::Attempted { uid, record, .. } if record.result == AttemptResult::Ok => {
                 Some((*uid, record.clone()))
+            }
+            _ => None,
+        }
+    }
+
+    /// The due time of a timer whose first attempt succeeded.
+    fn succeeded_first(&self) -> Option<UnixMs> {
+        match self {
+            Self::Attempted { record, due_at, .. } if record.attempt == 1 => {
+                (record.result == AttemptResult::Ok).then_some(*due_at)
             }
             _ => None,
         }
@@ -49,7 +61,7 @@ impl Report {
 
     fn change(&self) -> Change {
         match self {
-            Self::Attempted(uid, next, record) => {
+            Self::Attempted { uid, next, record, .. } => {
                 Change { uid: *uid, event: ChangeEvent::Attempted(*next, record.clone()) }
             }
             Self::Unsent(uid, token, epoch) => {
@@ -87,6 +99,7 @@ impl Recorder {
                 () = self.all_reported.cancelled() => return,
             }
             self.record_all(&reports).await;
+            self.metrics.unrecorded.sub(i64::try_from(reports.len()).unwrap_or_default());
             let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
             for report in &reports {
                 if lanes.recorded(&report.uid(), Monotonic::now().as_ms()) {
@@ -103,7 +116,6 @@ impl Recorder {
         let mut batches = vec![reports];
         while let Some(batch) = batches.pop() {
             let Err(why) = self.record(batch).await else { continue };
-            self.metrics.store_errors.inc();
             if !why.is_passing() || why.is_data() {
                 match batch {
                     [_] => tracing::error!(%why, "a result cannot be recorded; its claim expires"),
@@ -133,6 +145,11 @@ impl Recorder {
         let mut ended = HashSet::new();
         if !succeeded.is_empty() {
             ended.extend(self.writer.finish_delivered(&succeeded).await?);
+            let now = self.clock.now();
+            let confirmed = reports.iter().filter(|report| ended.contains(&report.uid()));
+            for due_at in confirmed.filter_map(Report::succeeded_first) {
+                self.metrics.confirmed.observe(now.since(due_at).as_secs_f64());
+            }
         }
         let is_open =
             |report: &&Report| matches!(report, Report::Unsent(..)) || !ended.contains(&report.uid());

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use super::promoter::Promoter;
+use super::promoter::{Promoter, Source};
 use super::{Error, UnreachableShards, replay, take_all, window_end};
 use crate::clock::Monotonic;
 use crate::cold::{ColdStore, Range, ScanPosition};
@@ -102,7 +102,7 @@ impl Loader {
         let found = store.scan(&slices, PAGE).await?;
         let raised = store.raise_watermarks(due, target).await?;
         positions.raise_unscanned(&raised, target);
-        self.promoter.insert(self.destinations(&found)).await;
+        self.promoter.insert(self.destinations(&found), Source::Sql).await;
         Ok(())
     }
 
@@ -150,7 +150,7 @@ impl Loader {
             insert.extend(self.destinations(&pointers));
             pages.push(Page { range, next, overdue, loaded });
         }
-        self.promoter.insert(insert).await;
+        self.promoter.insert(insert, Source::Sql).await;
         // A page counts as scanned only now. The shard of a pointer that could not be inserted has lost its wheel.
         let (mut loaded_until, mut done) = (Vec::new(), Vec::new());
         for Page { range, next, overdue, loaded } in &pages {
@@ -195,7 +195,7 @@ impl Loader {
                 // The minute is taken; its mark here moves only below.
                 *slot = slot.map(|_| Level::Second.slot_of(pointer.wake_at));
             }
-            self.promoter.insert(insert).await;
+            self.promoter.insert(insert, Source::Minute).await;
             // Only now: a round that fails before takes the same minutes again, which still hold their pointers.
             taken.iter().for_each(|take| positions.handed_over(take.shard, &take.incarnation, take.slot));
             let slots: Vec<(i32, Slot)> = taken.iter().map(|take| (take.shard, take.slot)).collect();

@@ -78,14 +78,14 @@ impl Promoter {
                 _ => foreign.push(*pointer),
             }
         }
-        failed.extend(self.insert(own).await);
+        failed.extend(self.insert(own, Source::Sql).await);
         failed.extend(self.promote_foreign(foreign).await);
         failed
     }
 
     /// Inserts pointers of own shards into their slots, or into the last mile when their slot is taken (`None`). A shard
     /// whose append failed has lost its wheel. Returns the pointers that failed.
-    pub async fn insert(&self, pointers: Vec<(Pointer, Option<Slot>)>) -> Vec<Pointer> {
+    pub async fn insert(&self, pointers: Vec<(Pointer, Option<Slot>)>, source: Source) -> Vec<Pointer> {
         let mut due_now: Vec<Pointer> = Vec::new();
         let mut slots: BTreeMap<(i32, Slot), Vec<Pointer>> = BTreeMap::new();
         for (pointer, slot) in pointers {
@@ -94,7 +94,7 @@ impl Promoter {
                 Some(slot) => slots.entry((pointer.shard, slot)).or_default().push(pointer),
             }
         }
-        self.last_mile.push(&due_now);
+        self.express(&due_now);
         let appends = appends(slots);
         if appends.is_empty() {
             return Vec::new();
@@ -105,16 +105,16 @@ impl Promoter {
             Ok(answers) => {
                 for (append, appended) in appends.iter().zip(answers) {
                     match appended {
-                        Appended::Kept => self.metrics.promoted.inc_by(append.pointers.len() as u64),
+                        Appended::Kept => self.count(source.step(append.slot), append.pointers.len()),
                         // The minute has just been cascaded: its seconds are still open, or taken too.
                         Appended::Taken if append.slot.level == Level::Minute => {
-                            failed.extend(Box::pin(self.insert(in_seconds(&append.pointers))).await);
+                            failed.extend(Box::pin(self.insert(in_seconds(&append.pointers), source)).await);
                         }
                         // The next owner may have taken it.
                         Appended::Taken if self.ownership.begin(append.shard).is_none() => {
                             ceded.extend_from_slice(&append.pointers);
                         }
-                        Appended::Taken => self.last_mile.push(&append.pointers),
+                        Appended::Taken => self.express(&append.pointers),
                         Appended::Unreachable(why) => {
                             tracing::debug!(%why, append.shard, "pointers not promoted");
                             self.positions.lose(&[append.shard], NOT_ADDED);
@@ -135,6 +135,16 @@ impl Promoter {
         }
         failed.extend(self.promote_foreign(ceded).await);
         failed
+    }
+
+    /// Hands pointers whose slot is taken to the last mile.
+    fn express(&self, pointers: &[Pointer]) {
+        self.count("express", pointers.len());
+        self.last_mile.push(pointers);
+    }
+
+    fn count(&self, step: &str, pointers: usize) {
+        self.metrics.promoted.with_label_values(&[step]).inc_by(pointers as u64);
     }
 
     /// Promotes timers of other nodes' shards, if the wheels are shared; returns the pointers that failed.
@@ -190,7 +200,7 @@ impl Promoter {
             for (append, appended) in appends.into_iter().zip(answers) {
                 let owner = rows.get(&append.shard).and_then(|row| row.owner.as_deref());
                 match (appended, owner) {
-                    (Appended::Kept, _) => self.metrics.promoted.inc_by(append.pointers.len() as u64),
+                    (Appended::Kept, _) => self.count(Source::Sql.step(append.slot), append.pointers.len()),
                     (Appended::Taken, _) if append.slot.level == Level::Minute => {
                         let second = |pointer: Pointer| (pointer, Level::Second.slot_of(pointer.wake_at));
                         open.extend(append.pointers.into_iter().map(second));
@@ -208,6 +218,26 @@ impl Promoter {
             }
         }
         Ok(failed)
+    }
+}
+
+/// Where pointers come from that are put into slots.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// The cold store.
+    Sql,
+    /// A minute slot that was taken.
+    Minute,
+}
+
+impl Source {
+    /// The step that a pointer makes into this slot, as a word in metrics.
+    const fn step(self, slot: Slot) -> &'static str {
+        match (self, slot.level) {
+            (_, Level::Minute | Level::WholeMinute) => "minute",
+            (Self::Sql, Level::Second) => "second",
+            (Self::Minute, Level::Second) => "cascade",
+        }
     }
 }
 
@@ -233,7 +263,12 @@ impl PromotionLoop {
                 () = clock.sleep(self.retries.wait()), if !self.retries.is_empty() => {}
             }
             self.add_retries(&mut batch, clock.now());
+            if batch.is_empty() {
+                continue;
+            }
+            let began = Monotonic::now();
             let failed = self.promoter.promote(&batch).await;
+            self.promoter.metrics.promotion_seconds.observe(began.elapsed().as_secs_f64());
             self.keep_failed(failed);
         }
     }

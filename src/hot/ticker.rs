@@ -92,6 +92,7 @@ impl Ticker {
     /// whose wheels do not answer; the slots of the others are taken.
     pub async fn run_once(&self, now: UnixMs) -> Result<UnreachableShards, Error> {
         let mut unreachable = UnreachableShards::new();
+        let promoted = self.metrics.promoted.with_label_values(&["last_mile"]);
         let target = UnixMs::new(now.get() + AHEAD_MS);
         for level in [Level::Second, Level::WholeMinute] {
             loop {
@@ -106,6 +107,7 @@ impl Ticker {
                 let mut done: Vec<(i32, Slot)> = Vec::new();
                 let failed = take_all(&self.hot, &self.positions, takes, |take, page| {
                     self.last_mile.push(&page);
+                    promoted.inc_by(page.len() as u64);
                     if let Some(take) = take {
                         self.positions.handed_over(take.shard, &take.incarnation, take.slot);
                         done.push((take.shard, take.slot));
@@ -131,8 +133,6 @@ impl TickerLoop {
     async fn run(mut self, stop: CancellationToken) {
         while !stop.is_cancelled() {
             let outcome = self.round().await;
-            let Ticker { metrics, positions, clock, .. } = &self.ticker;
-            metrics.cursor_lag.set(positions.behind(clock.now()).as_secs_f64());
             let wait = match outcome {
                 Ok(unreachable) => self.answered(&unreachable),
                 Err(why) => self.failed(&why),

@@ -9,3 +9,4 @@ pub mod policy;
 pub mod target;
 pub mod time;
 pub mod timer;
+pub mod trace;

@@ -93,6 +93,22 @@ impl Target {
         }
     }
 
+    /// The word of its kind, in metrics.
+    pub const fn kind_word(&self) -> &'static str {
+        match self {
+            Self::Webhook(_) => Kind::Webhook.word(),
+            Self::Unknown { .. } => "unknown",
+        }
+    }
+
+    /// Scheme, host and port of a webhook.
+    pub fn receiver(&self) -> Option<String> {
+        match self {
+            Self::Webhook(hook) => Some(hook.url.origin().ascii_serialization()),
+            Self::Unknown { .. } => None,
+        }
+    }
+
     /// The lane of this target. Targets of one lane share limits and wait for each other.
     pub fn lane(&self) -> i64 {
         match self {

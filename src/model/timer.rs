@@ -237,6 +237,9 @@ pub enum Answer {
     Stale,
 }
 
+/// A timer that nobody could fire for longer than this after its due time counts as missed.
+pub const MISSED: std::time::Duration = std::time::Duration::from_secs(60);
+
 /// The result of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Step {

@@ -15,7 +15,8 @@ pub fn source(namespace: &str) -> String {
 
 /// The headers of one attempt, without the static headers of the target. `at` is the time of the attempt.
 pub fn headers(delivery: &Delivery, source: &str, at: UnixMs) -> Vec<(&'static str, String)> {
-    vec![
+    let trace = delivery.trace.map(|trace| ("ce-traceparent", trace.to_string()));
+    let always = [
         ("content-type", "application/json".into()),
         ("ce-specversion", "1.0".into()),
         ("ce-type", "mainspring.timer.fired.v1".into()),
@@ -28,7 +29,8 @@ pub fn headers(delivery: &Delivery, source: &str, at: UnixMs) -> Vec<(&'static s
         ("ce-generation", delivery.generation.0.to_string()),
         ("webhook-id", delivery.id.clone()),
         ("webhook-timestamp", at.get().div_euclid(1000).to_string()),
-    ]
+    ];
+    always.into_iter().chain(trace).collect()
 }
 
 /// The `webhook-signature` header: HMAC-SHA256 over `id.timestamp.body`, base64, version 1.

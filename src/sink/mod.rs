@@ -20,6 +20,7 @@ use crate::model::pointer::Via;
 use crate::model::target::Target;
 use crate::model::time::UnixMs;
 use crate::model::timer::AttemptResult;
+use crate::model::trace::Trace;
 
 /// One attempt to deliver one firing.
 #[derive(Debug, Clone)]
@@ -38,6 +39,8 @@ pub struct Delivery {
     pub target: Target,
     /// The payload: JSON.
     pub data: Vec<u8>,
+    /// The trace of the call that registered the timer.
+    pub trace: Option<Trace>,
     /// The claim that this attempt is made under.
     pub claim: Claim,
 }

@@ -24,6 +24,7 @@ use crate::cold::{Change, ChangeEvent, ColdStore, DueRow, Error, MAX_APPLY_BATCH
 use crate::dispatch::{Dispatcher, OVERDUE, Offer};
 use crate::metrics::Metrics;
 use crate::model::pointer::Pointer;
+use crate::model::time::UnixMs;
 use crate::model::timer::{State, Token};
 use crate::ownership::Ownership;
 use crate::positions::Positions;
@@ -110,6 +111,8 @@ struct Pass {
     handled: usize,
     /// A page was full: there is more.
     more: bool,
+    /// When the oldest row found was due that nobody had in hand.
+    oldest: Option<UnixMs>,
 }
 
 impl Sweep {
@@ -152,10 +155,18 @@ impl Sweep {
                 self.progress().complete_at = Some(Monotonic::now());
             }
             handled += pass.handled;
+            self.show_oldest(pass.oldest);
             if !pass.more || pass.handled == 0 || self.may_pause() {
                 return Ok(handled);
             }
         }
+    }
+
+    /// Shows the age of the oldest due timer: a row that was found, or a pointer that waits in a lane.
+    fn show_oldest(&self, found: Option<UnixMs>) {
+        let oldest = found.into_iter().chain(self.dispatcher.oldest_queued()).min();
+        let age = oldest.map(|at| self.store.clock().now().since(at)).unwrap_or_default();
+        self.metrics.oldest_due.set(age.as_secs_f64());
     }
 
     /// Whether there may be deep rows that were not seen. A query that took long is not repeated at once. A row that was
@@ -225,6 +236,10 @@ impl Sweep {
             self.progress().floors.rise(probes, &found.rows, now.get());
         }
         pass.more |= !all;
+        let waits =
+            |due: &&DueRow| due.state != State::Delivering && !self.dispatcher.has_in_hand(&due.pointer.uid);
+        let oldest = found.rows.iter().filter(waits).map(|due| due.pointer.wake_at).min();
+        pass.oldest = pass.oldest.into_iter().chain(oldest).min();
         pass.handled += self.handle(found.rows).await?;
         Ok(remaining)
     }
@@ -365,7 +380,6 @@ impl<F: FnOnce()> SweepLoop<F> {
     }
 
     fn failed(&mut self, why: &Error) {
-        self.sweep.metrics.store_errors.inc();
         if !std::mem::replace(&mut self.failing, true) {
             tracing::warn!(%why, "the sweep failed; trying again");
         }

@@ -60,6 +60,7 @@
 //! pointer that is lost, repeated or restored here costs lateness only.
 
 mod keys;
+mod measured;
 mod memory;
 mod redis;
 mod scripts;
@@ -70,6 +71,7 @@ mod topology;
 
 use std::sync::Arc;
 
+pub use measured::Measured;
 pub use memory::{MemoryWheel, Snapshot};
 pub use redis::RedisWheel;
 pub use server::{Server, field};
@@ -78,6 +80,7 @@ pub use slot::{Level, Marks, Slot, Tick};
 pub use topology::{SLOTS, Topology};
 
 use crate::config::{Config, HotUrl};
+use crate::metrics::Connections;
 use crate::model::id::Epoch;
 use crate::model::pointer::Pointer;
 
@@ -310,6 +313,11 @@ pub trait HotWheel: Send + Sync {
 
     /// Whether other nodes share these wheels.
     fn is_shared(&self) -> bool;
+
+    /// The connections to the servers, all together; `None` for wheels in process.
+    fn connections(&self) -> Option<Connections> {
+        None
+    }
 }
 
 /// Opens the wheels that `hot.url` names, under the store's own name. No connection to Redis is made yet.

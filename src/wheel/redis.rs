@@ -20,6 +20,7 @@ use super::{
     Taken, Unreachable, scripts,
 };
 use crate::config::HotUrl;
+use crate::metrics::Connections;
 use crate::model::id::Epoch;
 use crate::model::pointer::{PACKED, Pointer};
 
@@ -246,5 +247,9 @@ impl HotWheel for RedisWheel {
 
     fn is_shared(&self) -> bool {
         true
+    }
+
+    fn connections(&self) -> Option<Connections> {
+        Some(self.servers.connections())
     }
 }

@@ -14,6 +14,7 @@ use deadpool_redis::{Connection, Manager, Pool, Runtime};
 
 use super::topology::Topology;
 use super::{Error, scripts};
+use crate::metrics::Connections;
 
 /// How long one pipeline may take.
 const ANSWER: Duration = Duration::from_secs(2);
@@ -61,6 +62,12 @@ impl Server {
         };
         let (connections, blocking) = (pool(size, ANSWER)?, pool(1, wait + ANSWER)?);
         Ok(Arc::new(Self { address, connections, blocking, unreachable: AtomicBool::new(false) }))
+    }
+
+    /// Its connections, that for blocking reads left out.
+    pub(super) fn connections(&self) -> Connections {
+        let status = self.connections.status();
+        Connections::new(status.size, status.available, status.max_size)
     }
 
     /// Host and port.

@@ -26,6 +26,7 @@ use super::Error;
 use super::server::Server;
 use super::topology::{Topology, hash_slot};
 use crate::config::HotUrl;
+use crate::metrics::Connections;
 
 /// How often a batch is tried while hash slots move between masters.
 const ROUNDS: usize = 3;
@@ -108,6 +109,13 @@ impl Servers {
     /// The hash slot of a key; 0 on a single server.
     pub(super) fn slot_of(&self, key: &str) -> u16 {
         if self.cluster.is_some() { hash_slot(key) } else { 0 }
+    }
+
+    /// The connections to all servers together.
+    pub(super) fn connections(&self) -> Connections {
+        let each = self.current().servers.iter().map(|server| server.connections()).collect::<Vec<_>>();
+        let sum = |pick: fn(&Connections) -> usize| each.iter().map(pick).sum();
+        Connections { idle: sum(|one| one.idle), used: sum(|one| one.used), max: sum(|one| one.max) }
     }
 
     /// The single server, or the cluster's masters as they are known now. The first call reads the topology.

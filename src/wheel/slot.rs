@@ -30,6 +30,15 @@ impl Level {
         }
     }
 
+    /// Its word in answers and metrics.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Second => "second",
+            Self::Minute => "minute",
+            Self::WholeMinute => "whole_minute",
+        }
+    }
+
     /// The slot that contains a moment.
     pub const fn slot_of(self, at: UnixMs) -> Slot {
         Slot { level: self, tick: Tick(at.get().div_euclid(self.tick_ms())) }

@@ -15,13 +15,15 @@ use tokio::sync::Semaphore;
 
 pub use batcher::{Batcher, NotTaken};
 
+use crate::clock::Monotonic;
 use crate::cold::{
     Applied, AttemptRecord, Change, ChangeEvent, ColdStore, Error, MAX_APPLY_BATCH, MAX_REGISTER_BATCH,
-    NewTimer, Registered,
+    NewTimer, Registered, TimerRow,
 };
 use crate::metrics::Metrics;
-use crate::model::id::Uid;
-use crate::model::timer::{Answer, State};
+use crate::model::id::{Uid, Version};
+use crate::model::time::UnixMs;
+use crate::model::timer::{Answer, Event, MISSED, State};
 use crate::promotion::Promotion;
 
 /// How many requests of one kind may be queued; further ones are refused ([`NotTaken::Full`]).
@@ -46,10 +48,11 @@ impl Writer {
 
     /// Registers up to [`MAX_REGISTER_BATCH`] timers in one transaction; answers in the order given.
     pub async fn register(&self, timers: &[NewTimer]) -> Vec<Result<Registered, Error>> {
+        let began = Monotonic::now();
         let answers = self.store.register(timers).await;
+        self.metrics.register_seconds.observe(began.elapsed().as_secs_f64());
         self.promotion.written(answers.iter().filter_map(Registered::new_row));
-        let new = answers.iter().filter_map(Registered::new_row).count();
-        self.metrics.registered.inc_by(new as u64);
+        self.count_registered(&answers);
         answers
     }
 
@@ -58,6 +61,9 @@ impl Writer {
         let answers = self.store.apply(changes).await;
         self.promotion.written(answers.iter().flatten().filter_map(Applied::changed_row));
         for (change, applied) in changes.iter().zip(&answers) {
+            if let Some(answer) = Counted::of(applied) {
+                self.count_change(&change.event, answer);
+            }
             let Ok(Applied::Live(row, answer)) = applied else { continue };
             if row.life.state.is_end() {
                 self.count_ended(row.life.state, 1);
@@ -65,6 +71,10 @@ impl Writer {
             match change.event {
                 ChangeEvent::ClaimExpired(_) if *answer == Answer::Done => self.metrics.claims_expired.inc(),
                 ChangeEvent::Released(..) if *answer == Answer::Done => self.metrics.released.inc(),
+                ChangeEvent::TooLate(_) if row.life.state == State::Expired => {
+                    let late = row.ended_at.unwrap_or_default().since(row.life.due_at);
+                    self.metrics.missed.inc_by(u64::from(late > MISSED));
+                }
                 _ => {}
             }
         }
@@ -78,10 +88,108 @@ impl Writer {
         Ok(ended)
     }
 
+    fn count_registered(&self, answers: &[Result<Registered, Error>]) {
+        let mut counts = [("new", 0), ("same", 0), ("taken", 0), ("failed", 0)];
+        for answer in answers {
+            let index = match answer {
+                Ok(Registered::New(_)) => 0,
+                Ok(Registered::Same(_)) => 1,
+                Ok(Registered::Taken) => 2,
+                Err(_) => 3,
+            };
+            counts[index].1 += 1;
+        }
+        self.metrics.registered.inc_by(counts[0].1);
+        for (result, count) in counts {
+            self.metrics.registrations.with_label_values(&[result]).inc_by(count);
+        }
+    }
+
+    /// Counts how a caller's change was answered; the node's own events have other series.
+    fn count_change(&self, event: &ChangeEvent, answer: Counted) {
+        let Metrics { cancels, changes, .. } = &self.metrics;
+        match event {
+            ChangeEvent::Cancel => cancels.with_label_values(&[answer.word()]).inc(),
+            ChangeEvent::Edit(_) => changes.with_label_values(&["change", answer.word()]).inc(),
+            ChangeEvent::Fire => changes.with_label_values(&["fire", answer.word()]).inc(),
+            _ => {}
+        }
+    }
+
     fn count_ended(&self, state: State, count: usize) {
         self.metrics.ended.with_label_values(&[state.word()]).inc_by(count as u64);
     }
 }
+
+/// How a caller's change was answered.
+#[derive(Debug, Clone)]
+pub enum Changed {
+    /// The timer as it is after the change, and the answer. A timer that has ended is not changed; how it ended gives
+    /// the answer.
+    Answered(Box<TimerRow>, Answer),
+    /// `If-Match` named another version; this is the timer's own.
+    OtherVersion(Version),
+    /// The row cannot be read by this version; nothing was changed.
+    Unreadable,
+    /// There is no timer of this uid.
+    NoTimer,
+}
+
+/// Why a caller's change has no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum ChangeError {
+    /// It was not taken.
+    #[error("not taken: {0:?}")]
+    NotTaken(NotTaken),
+    /// In the cold store.
+    #[error(transparent)]
+    Cold(#[from] Error),
+}
+
+impl From<NotTaken> for ChangeError {
+    fn from(why: NotTaken) -> Self {
+        Self::NotTaken(why)
+    }
+}
+
+/// An answer to a caller's change, as it is counted.
+#[derive(Clone, Copy)]
+enum Counted {
+    Answer(Answer),
+    OtherVersion,
+    NoTimer,
+    Failed,
+}
+
+impl Counted {
+    /// `None` where the answer depends on how the timer ended.
+    const fn of(applied: &Result<Applied, Error>) -> Option<Self> {
+        match applied {
+            Ok(Applied::Live(_, answer)) => Some(Self::Answer(*answer)),
+            Ok(Applied::OtherVersion(_)) => Some(Self::OtherVersion),
+            Ok(Applied::Unreadable) | Err(_) => Some(Self::Failed),
+            Ok(Applied::NotLive) => None,
+        }
+    }
+
+    /// Its word in metrics.
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Answer(Answer::Cancelled) => "cancelled",
+            Self::Answer(Answer::Stopped) => "stopped",
+            Self::Answer(Answer::InFlight) => "in_flight",
+            Self::Answer(Answer::AlreadyFired) => "already_fired",
+            Self::Answer(Answer::AlreadyCancelled) => "already_cancelled",
+            Self::Answer(Answer::Done) => "done",
+            Self::Answer(Answer::Stale) | Self::Failed => "failed",
+            Self::OtherVersion => "precondition",
+            Self::NoTimer => "not_found",
+        }
+    }
+}
+
+/// How often a change is tried on a timer that ends and is registered again meanwhile.
+const CHANGE_TRIES: usize = 3;
 
 /// The writer for callers of the API: single requests in group commits, batches in transactions of their own.
 pub struct Intake {
@@ -116,9 +224,31 @@ impl Intake {
         self.registrations.submit(timer).await
     }
 
-    /// Changes one timer, in one transaction with other requests that wait.
-    pub async fn change(&self, change: Change) -> Result<Result<Applied, Error>, NotTaken> {
-        self.changes.submit(change).await
+    /// Makes a caller's change to a live timer ([`ChangeEvent::Cancel`], `Edit` or `Fire`), in one transaction with other
+    /// requests that wait. The answer for a timer that has ended follows from how it ended.
+    pub async fn change(&self, uid: Uid, event: ChangeEvent) -> Result<Changed, ChangeError> {
+        let probe = if matches!(event, ChangeEvent::Cancel) { Event::Cancel } else { Event::Relabel };
+        for _ in 0..CHANGE_TRIES {
+            match self.changes.submit(Change { uid, event: event.clone() }).await?? {
+                Applied::Live(row, answer) => return Ok(Changed::Answered(row, answer)),
+                Applied::OtherVersion(version) => return Ok(Changed::OtherVersion(version)),
+                Applied::Unreadable => return Ok(Changed::Unreadable),
+                Applied::NotLive => match self.writer.store.find(uid).await? {
+                    Some(row) if row.life.state.is_end() => {
+                        let answer = row.life.step(probe, UnixMs::default()).answer;
+                        self.writer.count_change(&event, Counted::Answer(answer));
+                        return Ok(Changed::Answered(Box::new(row), answer));
+                    }
+                    // It was registered, or registered again, between the two reads: try again.
+                    Some(_) => {}
+                    None => {
+                        self.writer.count_change(&event, Counted::NoTimer);
+                        return Ok(Changed::NoTimer);
+                    }
+                },
+            }
+        }
+        Err(Error::Busy.into())
     }
 
     /// Registers up to [`MAX_REGISTER_BATCH`] timers of one request in a transaction of their own; answers in the order

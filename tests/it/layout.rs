@@ -3,11 +3,12 @@
 use std::path::Path;
 
 /// The rooms from top to bottom. Rooms of one floor are strangers to each other.
-const FLOORS: [&[&str]; 13] = [
+const FLOORS: [&[&str]; 14] = [
     &["cli"],
     &["app", "tools"],
     &["api"],
     &["service"],
+    &["observe"],
     &["hot", "sweep", "housekeeping"],
     &["dispatch"],
     &["writer", "sink"],

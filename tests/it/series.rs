@@ -5,11 +5,12 @@
 
 use std::time::Duration;
 
+use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::support::{
-    Api, Node, Receiver, eventually, free_port, fresh_database, in_state, register, rfc3339, settled,
-    shared_as, to, wall_ms,
+    Api, Node, Receiver, eventually, free_port, fresh_database, in_state, register, rfc3339, run_sql,
+    settled, shared_as, to, wall_ms,
 };
 
 /// The limit of every wait: long enough for a busy machine.
@@ -77,6 +78,172 @@ async fn ends_and_attempts_are_counted_by_how_they_came_out() {
         if pending == 1.0 { Ok(()) } else { Err(pending) }
     })
     .await;
+}
+
+#[tokio::test]
+async fn answers_to_callers_are_counted_by_what_they_said() {
+    let node = Node::builder().start_ready().await;
+    let (api, receiver) = (node.api(), Receiver::start().await);
+    let later = |say: &str| json!({"delay": "PT1H", "target": to(receiver.url("/ok")), "data": say});
+    for (say, status) in [("a", 201), ("a", 200), ("b", 409)] {
+        assert_eq!(api.put("one", &later(say)).await.0, status);
+    }
+    assert_eq!(api.put("two", &later("")).await.0, 201);
+    assert_eq!(api.patch("one", &json!({"delay": "PT2H"})).await.0, 200);
+    let tag = [("if-match", "\"77\"")];
+    let patched = api.send(Method::PATCH, "/v1/timers/one", &tag, Some(&json!({"delay": "PT3H"}))).await;
+    assert_eq!(patched.status, 412);
+    assert_eq!(api.patch("nobody", &json!({"delay": "PT2H"})).await.0, 404);
+    assert_eq!(api.post("/v1/timers/one/fire", &json!({})).await.0, 202);
+    in_state(&api, "one", "delivered").await;
+    for (id, status) in [("one", 409), ("two", 200), ("two", 200), ("nobody", 404)] {
+        assert_eq!(api.delete(id).await.0, status, "{id}");
+    }
+    assert_eq!(api.post("/v1/timers/two/fire", &json!({})).await.0, 409);
+    values(
+        &api,
+        &[
+            ("mainspring_registrations_total{result=\"new\"}", 2.0),
+            ("mainspring_registrations_total{result=\"same\"}", 1.0),
+            ("mainspring_registrations_total{result=\"taken\"}", 1.0),
+            ("mainspring_registrations_total{result=\"failed\"}", 0.0),
+            ("mainspring_registered_total", 2.0),
+            ("mainspring_changes_total{action=\"change\",result=\"done\"}", 1.0),
+            ("mainspring_changes_total{action=\"change\",result=\"precondition\"}", 1.0),
+            ("mainspring_changes_total{action=\"change\",result=\"not_found\"}", 1.0),
+            ("mainspring_changes_total{action=\"fire\",result=\"done\"}", 1.0),
+            ("mainspring_changes_total{action=\"fire\",result=\"already_cancelled\"}", 1.0),
+            ("mainspring_cancels_total{result=\"already_fired\"}", 1.0),
+            ("mainspring_cancels_total{result=\"cancelled\"}", 2.0),
+            ("mainspring_cancels_total{result=\"not_found\"}", 1.0),
+            ("mainspring_cancels_total{result=\"in_flight\"}", 0.0),
+        ],
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn a_second_attempt_after_an_unknown_one_counts_as_a_repeat() {
+    let node = Node::builder().env("MAINSPRING__WEBHOOK__TIMEOUT", "PT0.5S").start_ready().await;
+    let (api, receiver) = (node.api(), Receiver::start().await);
+    let retry = json!({"attempts": 3, "first": "PT0.05S", "cap": "PT0.05S"});
+    for (id, path) in [("fails", "/status/500"), ("hangs", "/hang")] {
+        let timer = json!({"delay": "PT0S", "target": to(receiver.url(path)), "retry": retry});
+        assert_eq!(api.put(id, &timer).await.0, 201);
+    }
+    in_state(&api, "fails", "dead").await;
+    values(&api, &[("mainspring_repeats_total", 0.0)]).await;
+    in_state(&api, "hangs", "dead").await;
+    values(&api, &[("mainspring_repeats_total", 2.0), ("mainspring_attempts_total{sink=\"webhook\"}", 6.0)])
+        .await;
+}
+
+/// An outage of two minutes and one of ten seconds, made by moving what is due into the past while no node runs.
+#[tokio::test]
+async fn a_timer_that_an_outage_left_overdue_is_caught_up_and_after_a_minute_missed() {
+    let store = fresh_database().await;
+    let mut node = Node::builder().cold(&store).start_ready().await;
+    let receiver = Receiver::start().await;
+    let timer = |id: &str, then: &str| json!({"id": id, "delay": "PT1H", "target": to(receiver.url("/ok")), "late": {"grace": "PT30S", "then": then}});
+    let timers = [timer("minutes", "deliver"), timer("seconds", "expire"), timer("expires", "expire")];
+    register(&node.api(), &timers).await;
+    assert!(node.sigterm().await.0.success());
+    for (ago_ms, ids) in [(120_000, "'minutes', 'expires'"), (10_000, "'seconds'")] {
+        let by = 3_600_000 + ago_ms;
+        let moved = ["due_at", "wake_at", "expire_at", "created_at"]
+            .map(|at| format!("{at} = {at} - {by}"))
+            .join(", ");
+        run_sql(&store, &format!("UPDATE timers SET {moved} WHERE id IN ({ids})")).await;
+    }
+    node.restart().await;
+    node.wait_ready(LONG).await;
+    let api = node.api();
+    for (id, end) in [("minutes", "delivered"), ("seconds", "delivered"), ("expires", "expired")] {
+        in_state(&api, id, end).await;
+    }
+    values(
+        &api,
+        &[
+            ("mainspring_fired_total{lateness=\"catch_up\"}", 2.0),
+            ("mainspring_fired_total{lateness=\"on_time\"}", 0.0),
+            ("mainspring_missed_total", 2.0),
+            ("mainspring_lateness_seconds_count", 2.0),
+            ("mainspring_lateness_seconds_bucket{le=\"5\"}", 0.0),
+            ("mainspring_lateness_seconds_bucket{le=\"60\"}", 1.0),
+            ("mainspring_early_total", 0.0),
+        ],
+    )
+    .await;
+}
+
+/// Every gauge and histogram that a healthy node has something to say about.
+#[tokio::test]
+async fn what_a_node_holds_and_how_long_its_calls_take_is_shown() {
+    let node = Node::builder().cold(fresh_database().await).start_ready().await;
+    let (api, receiver) = (node.api(), Receiver::start().await);
+    let due = |id: &str, path: &str, ms: i64| {
+        json!({"id": id, "fire_at": rfc3339(wall_ms() + ms), "target": to(receiver.url(path)),
+            "retry": {"attempts": 2, "first": "PT1H", "cap": "PT1H"}})
+    };
+    register(
+        &api,
+        &[due("soon", "/ok", 1500), due("minute", "/ok", 20 * 60_000), due("fails", "/status/500", 0)],
+    )
+    .await;
+    in_state(&api, "soon", "delivered").await;
+    in_state(&api, "fails", "retrying").await;
+    values(
+        &api,
+        &[
+            ("mainspring_fired_total{lateness=\"on_time\"}", 2.0),
+            ("mainspring_fired_total{lateness=\"late\"}", 0.0),
+            ("mainspring_fired_total{lateness=\"catch_up\"}", 0.0),
+            ("mainspring_early_total", 0.0),
+            ("mainspring_missed_total", 0.0),
+            ("mainspring_confirmed_seconds_count", 1.0),
+            ("mainspring_register_seconds_count", 1.0),
+            ("mainspring_promoted_total{step=\"second\"}", 1.0),
+            ("mainspring_promoted_total{step=\"last_mile\"}", 1.0),
+            ("mainspring_promoted_total{step=\"cascade\"}", 0.0),
+            ("mainspring_lanes{state=\"failing\"}", 0.0),
+            ("mainspring_oldest_due_seconds", 0.0),
+            ("mainspring_results_unrecorded", 0.0),
+            ("mainspring_wheel_reach_seconds{wheel=\"second\"}", 120.0),
+            ("mainspring_wheel_reach_seconds{wheel=\"minute\"}", 3600.0),
+            ("mainspring_cursor_lag_seconds", 0.0),
+            ("mainspring_pool_max_connections{pool=\"cold_urgent\"}", 6.0),
+            ("mainspring_build_info", 1.0),
+        ],
+    )
+    .await;
+    for (series, range) in [
+        ("mainspring_claim_seconds_count", 2.0..100.0),
+        ("mainspring_promotion_seconds_count", 1.0..100.0),
+        // The one in a minute slot, and the retry of the one that fails.
+        ("mainspring_promoted_total{step=\"minute\"}", 1.0..3.0),
+        ("mainspring_store_seconds_count{operation=\"claim\",store=\"cold\"}", 2.0..100.0),
+        ("mainspring_store_seconds_count{operation=\"lease\",store=\"cold\"}", 1.0..10_000.0),
+        ("mainspring_store_seconds_count{operation=\"append\",store=\"hot\"}", 1.0..10_000.0),
+        ("mainspring_pool_connections{pool=\"cold_urgent\"}", 1.0..7.0),
+        ("mainspring_pool_connections{pool=\"cold\"}", 1.0..100.0),
+        ("mainspring_watermark_ahead_seconds", 3500.0..3700.0),
+        ("mainspring_clock_skew_seconds", -0.5..0.5),
+    ] {
+        let value = api.metric(series).await;
+        assert!(range.contains(&value), "{series} {value}");
+    }
+    eventually("the live timers are counted by state", LONG, async || {
+        let of =
+            async |state: &str| api.metric(&format!("mainspring_live_timers{{state=\"{state}\"}}")).await;
+        let live = (of("scheduled").await, of("retrying").await, of("delivering").await, of("paused").await);
+        if live == (1.0, 1.0, 0.0, 0.0) { Ok(()) } else { Err(live) }
+    })
+    .await;
+    for duty in ["statistics", "forecast", "partitions", "retention"] {
+        let series = format!("mainspring_housekeeping_last_success_timestamp_seconds{{duty=\"{duty}\"}}");
+        let ago = wall_ms() as f64 / 1000.0 - api.metric(&series).await;
+        assert!((-1.0..60.0).contains(&ago), "{duty} {ago} s ago");
+    }
 }
 
 /// The shards' first owner rebuilds; the next process finds the wheels in Redis as they were.

@@ -15,11 +15,11 @@ use crate::api::problem::{FieldError, Problem};
 use crate::api::request::{self, Priority, PriorityIn};
 use crate::api::schema;
 use crate::api::view::TimerView;
-use crate::cold::{Applied, Change, ChangeEvent, Edit, TimerRow};
+use crate::cold::{ChangeEvent, Edit, TimerRow};
 use crate::model::id::{TimerId, Version};
-use crate::model::time::UnixMs;
-use crate::model::timer::{Answer, Event, State as TimerState};
+use crate::model::timer::{Answer, State as TimerState};
 use crate::service::Service;
+use crate::writer::Changed;
 
 /// What to change: at least one field. A field that is `null` counts as left out, but for `data`.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
@@ -153,36 +153,20 @@ pub async fn fire(State(state): State<Arc<ApiState>>, Path(id): Path<String>) ->
     }
 }
 
-/// Applies a caller's change to a live timer. The answer for an ended timer follows from how it ended.
+/// Makes a caller's change; returns the timer as it is then, and the answer.
 async fn change(service: &Service, id: &TimerId, event: ChangeEvent) -> Result<(TimerRow, Answer), Problem> {
-    let uid = id.uid(service.store.namespace());
-    let (probe, now) = match &event {
-        ChangeEvent::Cancel => (Event::Cancel, UnixMs::default()),
-        _ => (Event::Relabel, UnixMs::default()),
-    };
-    for _ in 0..3 {
-        match service.intake.change(Change { uid, event: event.clone() }).await?? {
-            Applied::Live(row, answer) => return Ok((*row, answer)),
-            Applied::OtherVersion(version) => {
-                let detail = format!("the timer's version is \"{version}\"; read it again and decide anew");
-                return Err(Problem::new(StatusCode::PRECONDITION_FAILED, "version_changed", detail));
-            }
-            Applied::Unreadable => {
-                let detail = "this version of the service cannot read this timer; nothing was changed";
-                return Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "unreadable", detail));
-            }
-            Applied::NotLive => match service.store.find(uid).await? {
-                Some(row) if row.life.state.is_end() => {
-                    let answer = row.life.step(probe, now).answer;
-                    return Ok((row, answer));
-                }
-                // It was registered, or registered again, between the two reads: try again.
-                Some(_) => {}
-                None => return Err(Problem::no_timer(id.as_str())),
-            },
+    match service.intake.change(id.uid(service.store.namespace()), event).await? {
+        Changed::Answered(row, answer) => Ok((*row, answer)),
+        Changed::OtherVersion(version) => {
+            let detail = format!("the timer's version is \"{version}\"; read it again and decide anew");
+            Err(Problem::new(StatusCode::PRECONDITION_FAILED, "version_changed", detail))
         }
+        Changed::Unreadable => {
+            let detail = "this version of the service cannot read this timer; nothing was changed";
+            Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "unreadable", detail))
+        }
+        Changed::NoTimer => Err(Problem::no_timer(id.as_str())),
     }
-    Err(crate::cold::Error::Busy.into())
 }
 
 fn conflict(row: &TimerRow, answer: Answer) -> Problem {

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::register::id_taken;
-use super::{ApiResult, body, context};
+use super::{ApiResult, body, context, trace_of};
 use crate::api::problem::{FieldError, Problem};
 use crate::api::request::{self, Context, Naming, RawTimer, Refused};
 use crate::api::schema;
@@ -158,6 +158,7 @@ pub async fn batch(
     request: Request,
 ) -> ApiResult {
     let service = state.service()?;
+    let trace = trace_of(request.headers());
     let bytes = body(request.into_body(), MAX_BATCH_BODY).await?;
     let raw: RawBatch = request::read(&bytes, "")?;
     if raw.timers.len() > MAX_BATCH {
@@ -165,8 +166,8 @@ pub async fn batch(
         return Err(Problem::invalid(vec![FieldError::new("/timers", "too_large", detail)]));
     }
     state.auth.charge(&caller, raw.timers.len().saturating_sub(1))?;
-    let items =
-        raw.timers.iter().map(|item| CheckedItem::check(item.get().as_bytes(), &context(&state, service)));
+    let check = |item: &RawValue| CheckedItem::check(item.get().as_bytes(), &context(&state, service, trace));
+    let items = raw.timers.iter().map(|item| check(item));
     let mut items = items.collect::<Vec<_>>().into_iter();
     let mut results = Vec::with_capacity(items.len());
     // One group after another: the second of two equal ids meets the registration of the first.

@@ -12,7 +12,7 @@ use std::time::Duration;
 use axum::Json;
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::QueryRejection;
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use http_body_util::LengthLimitError;
 
@@ -23,6 +23,7 @@ use super::schema;
 use super::view::{Tiers, TimerView};
 use crate::cold::TimerRow;
 use crate::model::id::TimerId;
+use crate::model::trace::Trace;
 use crate::service::Service;
 
 /// The most bytes of one timer's body: the payload, and as much again for the rest.
@@ -75,12 +76,18 @@ fn parse_id(text: &str) -> Result<TimerId, Problem> {
         .map_err(|why| Problem::invalid(vec![FieldError::new("?id", "bad_id", why.to_string())]))
 }
 
-fn context<'a>(state: &'a ApiState, service: &'a Service) -> Context<'a> {
+/// The trace that a call belongs to.
+fn trace_of(headers: &HeaderMap) -> Option<Trace> {
+    Trace::parse(headers.get("traceparent")?.to_str().ok()?)
+}
+
+fn context<'a>(state: &'a ApiState, service: &'a Service, trace: Option<Trace>) -> Context<'a> {
     Context {
         now: service.store.clock().now(),
         namespace: service.store.namespace(),
         guard: &state.guard,
         fresh: uuid::Uuid::now_v7(),
+        trace,
     }
 }
 

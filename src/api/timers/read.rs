@@ -1,6 +1,6 @@
 //! `GET`: one timer, its attempts, a list in due order.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use axum::Json;
@@ -16,6 +16,8 @@ use crate::api::problem::{FieldError, Problem};
 use crate::api::schema;
 use crate::api::view::{AttemptView, TimerView};
 use crate::cold::{Filter, ListCursor, TimerRow};
+use crate::model::id::TimerId;
+use crate::model::target::Webhook;
 use crate::model::time::UnixMs;
 use crate::model::timer::State as TimerState;
 use crate::service::Service;
@@ -69,13 +71,22 @@ pub struct ListAnswer {
     next: Option<String>,
 }
 
+/// The most ids that one list may name.
+const MAX_IDS: usize = 100;
+
 /// The query of a list.
 #[derive(utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
 #[expect(dead_code, reason = "describes the query in the OpenAPI document; `filter_of` reads it")]
 pub struct ListQuery {
+    /// One of these timers; any number of these, up to 100.
+    #[param(required = false, value_type = schema::TimerId)]
+    id: String,
     #[param(required = false, value_type = schema::TimerState)]
     state: TimerState,
+    /// The receiver of an inline webhook: scheme, host and port.
+    #[param(required = false, inline, value_type = schema::Receiver)]
+    receiver: String,
     /// The owner as registered, or a timer's id.
     #[param(required = false)]
     owner: String,
@@ -105,24 +116,39 @@ pub async fn list(
 ) -> ApiResult {
     let service = state.service()?;
     let Query(query) = query.map_err(|why| bad_query(&why))?;
-    let (filter, limit, cursor) = filter_of(query)?;
+    let (filter, limit, cursor) = filter_of(query, service.store.namespace())?;
     let page = service.store.list(&filter, cursor, limit).await?;
     let items: Vec<TimerView> =
         page.rows.iter().map(|row| TimerView::new(row, state.tiers(service))).collect();
     Ok(Json(ListAnswer { items, next: page.next.map(cursor_text) }).into_response())
 }
 
-fn filter_of(query: Vec<(String, String)>) -> Result<(Filter, usize, Option<ListCursor>), Problem> {
+fn filter_of(
+    query: Vec<(String, String)>,
+    namespace: &str,
+) -> Result<(Filter, usize, Option<ListCursor>), Problem> {
     let (mut filter, mut limit, mut cursor) = (Filter::default(), DEFAULT_LIST, None);
     let mut errors = Vec::new();
     let mut seen = HashSet::new();
     for (name, value) in query {
         let mut bad = |code, detail: String| errors.push(FieldError::new(format!("?{name}"), code, detail));
-        if !seen.insert(name.clone()) {
+        if name != "id" && !seen.insert(name.clone()) {
             bad("repeated", "it stands there more than once".into());
             continue;
         }
         match name.as_str() {
+            "id" => match TimerId::parse(&value) {
+                Ok(_) if filter.uids.len() == MAX_IDS => {
+                    bad("range", format!("at most {MAX_IDS} ids"));
+                    break;
+                }
+                Ok(id) => filter.uids.push(id.uid(namespace)),
+                Err(why) => bad("bad_id", why.to_string()),
+            },
+            "receiver" => match Webhook::new(&value, None, BTreeMap::new()) {
+                Ok(hook) => filter.lane = Some(hook.lane()),
+                Err(why) => bad("bad_receiver", format!("{why}; give scheme, host and port")),
+            },
             "state" => match TimerState::from_word(&value) {
                 Some(state) => filter.state = Some(state),
                 None => bad("unknown_state", TimerState::ALL.map(TimerState::word).join(", ")),

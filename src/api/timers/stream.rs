@@ -26,11 +26,12 @@ use tokio_util::bytes::BytesMut;
 use tokio_util::codec::{Decoder, LinesCodec, LinesCodecError};
 
 use super::many::{CheckedItem, ItemResult, register_group};
-use super::{ApiResult, MAX_BODY, context};
+use super::{ApiResult, MAX_BODY, context, trace_of};
 use crate::api::problem::{FieldError, Problem};
 use crate::api::request::{RawTimer, Refused};
 use crate::api::{ApiState, Caller};
 use crate::cold::MAX_REGISTER_BATCH;
+use crate::model::trace::Trace;
 use crate::service::Service;
 
 const NDJSON: &str = "application/x-ndjson";
@@ -63,6 +64,7 @@ pub async fn stream(
     state.service()?;
     expect_ndjson(request.headers())?;
     let (answers, answered) = mpsc::channel::<Bytes>(1);
+    let trace = trace_of(request.headers());
     let expects_continue = request.headers().contains_key(header::EXPECT);
     let mut body = request.into_body().into_data_stream().peekable();
     if expects_continue {
@@ -70,7 +72,7 @@ pub async fn stream(
         // head that comes first for a refusal of its body.
         let _ = tokio::time::timeout(CONTINUE, Pin::new(&mut body).peek()).await;
     }
-    tokio::spawn(run(state, caller, body, answers));
+    tokio::spawn(run(state, caller, trace, body, answers));
     let results = futures::stream::unfold(answered, |mut answered| async {
         let lines = answered.recv().await?;
         Some((Ok::<_, std::convert::Infallible>(lines), answered))
@@ -101,10 +103,16 @@ struct QueuedLine {
 }
 
 /// Reads and answers one stream until either side ends it.
-async fn run(state: Arc<ApiState>, caller: Caller, body: Chunks, answers: mpsc::Sender<Bytes>) {
+async fn run(
+    state: Arc<ApiState>,
+    caller: Caller,
+    trace: Option<Trace>,
+    body: Chunks,
+    answers: mpsc::Sender<Bytes>,
+) {
     let (queue, queued) = mpsc::channel(MAX_REGISTER_BATCH);
     let memory = Arc::new(Semaphore::new(MAX_WAITING));
-    let reader = Reader { state: Arc::clone(&state), caller, memory, queue, charged: true };
+    let reader = Reader { state: Arc::clone(&state), caller, trace, memory, queue, charged: true };
     let reading = tokio::spawn(reader.run(body));
     if let Ok(service) = state.service() {
         write(&state, service, queued, answers).await;
@@ -151,6 +159,7 @@ async fn write(
 struct Reader {
     state: Arc<ApiState>,
     caller: Caller,
+    trace: Option<Trace>,
     memory: Arc<Semaphore>,
     queue: mpsc::Sender<QueuedLine>,
     /// The next line is charged already: the charge for the call counts for its first line.
@@ -205,7 +214,9 @@ impl Reader {
             self.state.auth.charge(&self.caller, 1)?;
         }
         match line {
-            Line::Text(text) => Ok(CheckedItem::check(text.as_bytes(), &context(&self.state, service))),
+            Line::Text(text) => {
+                Ok(CheckedItem::check(text.as_bytes(), &context(&self.state, service, self.trace)))
+            }
             Line::NotUtf8 => Err(Refused::NotJson("not JSON: the line is not UTF-8".into()).into()),
             Line::TooLong => {
                 let detail = format!("the line is over {MAX_BODY} bytes");

@@ -47,6 +47,11 @@ impl LaneQueue {
         self.pointers.pop_back()
     }
 
+    /// The pointer whose turn is next.
+    pub fn first(&self) -> Option<&Pointer> {
+        self.pointers.front()
+    }
+
     /// How many pointers wait.
     pub fn len(&self) -> usize {
         self.pointers.len()

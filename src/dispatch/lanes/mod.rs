@@ -25,6 +25,7 @@ use tokio::sync::oneshot;
 
 use crate::model::id::Uid;
 use crate::model::pointer::{Pointer, Revision, Via};
+use crate::model::time::UnixMs;
 use lane::{INITIAL_LIMIT, Lane};
 
 /// Pointers that all lanes together queue at most. Each lane may queue as many as are left: one alone takes half of
@@ -125,6 +126,40 @@ struct InHand {
     /// A pointer that came meanwhile and is no older: the timer was changed, or its attempt is to be made again. It is
     /// offered when the outcome is recorded; otherwise only the sweep would bring it, a second later.
     next: Option<Pointer>,
+}
+
+/// What the lanes of a node hold at one moment.
+#[derive(Debug, Default)]
+pub struct Load {
+    /// Pointers that wait, unclaimed.
+    pub queued: usize,
+    /// Claimed timers whose attempt has not ended.
+    pub in_flight: usize,
+    /// The same by lane, all classes of attempts together. Lanes that were idle for long are forgotten.
+    pub lanes: HashMap<i64, LaneLoad>,
+}
+
+/// What one receiver's lanes hold.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct LaneLoad {
+    /// Pointers that wait, unclaimed.
+    pub waiting: usize,
+    /// Claimed timers whose attempt has not ended.
+    pub in_flight: usize,
+    /// The receiver's last attempts failed.
+    pub failing: bool,
+}
+
+impl LaneLoad {
+    /// Its state, as a word in metrics.
+    pub const fn word(&self) -> &'static str {
+        match self {
+            Self { failing: true, .. } => "failing",
+            Self { waiting: 1.., .. } => "waiting",
+            Self { in_flight: 1.., .. } => "sending",
+            _ => "idle",
+        }
+    }
 }
 
 /// All lanes of a node.
@@ -361,6 +396,22 @@ impl Lanes {
         if is_idle && lane.limit >= initial_limit {
             self.lanes.remove(&key);
         }
+    }
+
+    /// The earliest moment at which a queued pointer was due.
+    pub fn oldest_queued(&self) -> Option<UnixMs> {
+        self.lanes.values().filter_map(|lane| lane.queue.first()).map(|pointer| pointer.wake_at).min()
+    }
+
+    /// What the lanes hold now, by receiver.
+    pub fn load(&self) -> Load {
+        let mut load = Load { queued: self.queued, in_flight: self.in_flight(), lanes: HashMap::new() };
+        for (key, lane) in &self.lanes {
+            let of = load.lanes.entry(key.lane).or_default();
+            of.waiting += lane.queue.len();
+            of.in_flight += lane.in_flight;
+        }
+        load
     }
 
     /// How many pointers are queued, unclaimed.

@@ -96,10 +96,13 @@ fn sample(metrics: &str, name: &str) -> Option<f64> {
 
 fn by_path(metrics: &str) -> BTreeMap<String, f64> {
     let of = |line: &str| {
-        let (path, value) = line.strip_prefix("mainspring_fired_total{path=\"")?.split_once("\"}")?;
-        Some((path.to_owned(), value.trim().parse().ok()?))
+        let (labels, value) = line.strip_prefix("mainspring_fired_total{")?.split_once("} ")?;
+        let path = labels.split(',').find_map(|label| label.strip_prefix("path=\"")?.strip_suffix('"'))?;
+        Some((path.to_owned(), value.trim().parse::<f64>().ok()?))
     };
-    metrics.lines().filter_map(of).collect()
+    let mut paths = BTreeMap::new();
+    metrics.lines().filter_map(of).for_each(|(path, value)| *paths.entry(path).or_default() += value);
+    paths
 }
 
 #[cfg(test)]
@@ -110,7 +113,10 @@ mod tests {
     fn shares_are_of_the_firings_in_between() {
         let at = |loader: u32, sweep: u32| Reading {
             paths: by_path(&format!(
-                "mainspring_fired_total{{path=\"loader\"}} {loader}\nmainspring_fired_total{{path=\"sweep\"}} {sweep}\n"
+                "mainspring_fired_total{{lateness=\"on_time\",path=\"loader\"}} {}\n\
+                 mainspring_fired_total{{lateness=\"late\",path=\"loader\"}} 20\n\
+                 mainspring_fired_total{{lateness=\"late\",path=\"sweep\"}} {sweep}\n",
+                loader - 20
             )),
             ..Reading::default()
         };

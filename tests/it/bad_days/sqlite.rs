@@ -102,6 +102,7 @@ impl Fixture {
             policies: Policies::default(),
             request_hash: [7; 16],
             created_at: self.clock.now(),
+            trace: None,
         };
         self.store.register(&[timer]).await.remove(0).expect("registers");
     }

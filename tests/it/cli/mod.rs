@@ -4,6 +4,7 @@
 //! Code 6 of `bench` and `drill` is in `bench` and `drill::verdicts`.
 
 mod calls;
+mod look;
 mod receive;
 mod settings;
 mod stores;
@@ -108,6 +109,11 @@ impl Running {
     /// What it has printed to stderr so far.
     fn noted(&self) -> String {
         std::fs::read_to_string(&self.stderr).expect("text")
+    }
+
+    /// What it has printed to stdout so far.
+    fn printed(&self) -> String {
+        std::fs::read_to_string(&self.stdout).expect("text")
     }
 
     /// Waits for its end.

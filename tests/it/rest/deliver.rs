@@ -217,7 +217,48 @@ async fn the_attempts_tell_what_happened(builder: NodeBuilder) {
     assert_eq!(ms(&ended["ended_at"]), ms(&ended["ended_at"]).max(ms(&items[1]["ended_at"])));
 }
 
+async fn the_trace_of_the_registering_call_goes_with_its_deliveries(builder: NodeBuilder) {
+    const TRACE: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    let node = builder.start_ready().await;
+    let (api, receiver) = (node.api(), Receiver::start().await);
+    let timer = |id: &str| with(now(receiver.url("/flaky/1")), "id", json!(id));
+    let retried = |id: &str| with(timer(id), "retry", super::quick(3));
+    let put = api.send(Method::PUT, "/v1/timers/put", &[("traceparent", TRACE)], Some(&retried("put"))).await;
+    assert_eq!(put.status, 201);
+    let batch = json!({"timers": [retried("in-batch")]});
+    let batch = api.send(Method::POST, "/v1/timers/batch", &[("traceparent", TRACE)], Some(&batch)).await;
+    assert_eq!((batch.status, &batch.body["results"][0]["status"]), (200, &json!(201)));
+    let line = format!("{}\n", retried("in-stream"));
+    let call = api.client.post(format!("{}/v1/timers/stream", api.base)).header("traceparent", TRACE);
+    let stream =
+        call.header("content-type", "application/x-ndjson").body(line).send().await.expect("an answer");
+    assert_eq!(
+        (stream.status().as_u16(), stream.text().await.expect("results").contains("201")),
+        (200, true)
+    );
+    assert_eq!(api.put("without", &retried("without")).await.0, 201);
+    let bad = [("traceparent", "00-0-0-00")];
+    assert_eq!(api.send(Method::PUT, "/v1/timers/bad", &bad, Some(&retried("bad"))).await.status, 201);
+    for (id, trace) in [
+        ("put", Some(TRACE)),
+        ("in-batch", Some(TRACE)),
+        ("in-stream", Some(TRACE)),
+        ("without", None),
+        ("bad", None),
+    ] {
+        in_state(&api, id, "delivered").await;
+        let all = receiver.of(id);
+        assert!(!all.is_empty());
+        all.iter().for_each(|one| assert_eq!(header(one, "ce-traceparent"), trace, "{id}"));
+    }
+    // The same request within another trace is the same request.
+    let other = [("traceparent", "00-11111111111111111111111111111111-00f067aa0ba902b7-00")];
+    let again = api.send(Method::PUT, "/v1/timers/put", &other, Some(&retried("put"))).await;
+    assert_eq!(again.status, 200);
+}
+
 on_both!(
+    the_trace_of_the_registering_call_goes_with_its_deliveries,
     a_delivery_is_a_cloud_event,
     the_body_is_the_data_byte_for_byte,
     a_signature_is_what_standard_webhooks_asks_for,

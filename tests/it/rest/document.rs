@@ -195,15 +195,31 @@ async fn every_answer_is_in_the_document_and_every_status_of_the_document_is_giv
     let on_a_timer: Vec<_> = calls.iter().filter(|(_, path)| path.contains("{id}")).cloned().collect();
     let with_json: Vec<_> = calls.iter().filter(|(m, path)| document.takes_json(m, path)).cloned().collect();
     let writes: Vec<_> = under_v1.iter().filter(|(method, _)| method != Method::GET).cloned().collect();
-    assert!(under_v1.len() >= 13 && health.len() == 4 && on_a_timer.len() == 7 && with_json.len() == 4);
+    assert!(under_v1.len() >= 16 && health.len() == 4 && on_a_timer.len() == 7 && with_json.len() == 4);
 
     let mut checked = Checked { document: &mut document, api: node.api() };
     checked.all_give(200, &health, "", &[]).await;
     one_timer_in_each_state(&mut checked).await;
     many_timers(&mut checked).await;
-    for path in ["/v1/ledger", "/v1/nodes", "/v1/wheels"] {
+    for path in ["/v1/ledger", "/v1/nodes", "/v1/wheels", "/v1/receivers", "/v1/forecast"] {
         assert_eq!(checked.call(Method::GET, path, "", None).await.status, 200);
     }
+    assert_eq!(checked.call(Method::GET, "/v1/forecast?step=soon", "", None).await.status, 422);
+    // Events come until the node stops.
+    let ending = Node::builder().start_ready().await;
+    checked.api = ending.api();
+    let stops = async {
+        let watched = "mainspring_http_requests_total{method=\"GET\",route=\"/v1/wheels/stream\"";
+        crate::support::eventually("it is watched", LONG, async || {
+            let (_, text) = ending.api().get("/metrics").await;
+            if text.as_str().is_some_and(|text| text.contains(watched)) { Ok(()) } else { Err(text) }
+        })
+        .await;
+        ending.sigterm().await
+    };
+    let (stream, _) = tokio::join!(checked.call(Method::GET, "/v1/wheels/stream", "", None), stops);
+    assert_eq!(stream.status, 200);
+    checked.api = node.api();
     checked.all_give(403, &under_v1, "t", &[("origin", "https://evil.example")]).await;
     checked.all_give(400, &on_a_timer, "%FF", &[]).await;
     checked.all_give(422, &on_a_timer, "a%20b", &[]).await;

@@ -8,6 +8,7 @@ mod document;
 mod errors;
 mod fields;
 mod list;
+mod observe;
 mod register;
 mod replies;
 mod retry;

@@ -79,8 +79,13 @@ async fn metrics_hold_every_series_and_count_what_happened() {
     assert!(answer.header("content-type").is_some_and(|kind| kind.starts_with("text/plain")));
     let text = answer.body.as_str().expect("text");
     let source = include_str!("../../../src/metrics.rs");
-    let named: BTreeSet<_> = source.split('"').filter(|part| part.starts_with("mainspring_")).collect();
-    assert!(named.len() >= 15, "{named:?}");
+    let named: BTreeSet<_> = source
+        .split('"')
+        .filter(|part| {
+            part.starts_with("mainspring_") && part.bytes().all(|b| b == b'_' || b.is_ascii_lowercase())
+        })
+        .collect();
+    assert!(named.len() >= 50, "{named:?}");
     for name in named {
         assert!(text.contains(&format!("# HELP {name} ")), "{name} is missing");
         assert!(text.contains(&format!("# TYPE {name} ")), "{name} has no type");
@@ -90,8 +95,8 @@ async fn metrics_hold_every_series_and_count_what_happened() {
         ("mainspring_registered_total", 2.0),
         (r#"mainspring_ended_total{state="cancelled"}"#, 1.0),
         (r#"mainspring_ended_total{state="dead"}"#, 0.0),
-        (r#"mainspring_attempts_total{result="ok"}"#, 1.0),
-        (r#"mainspring_attempts_total{result="failed"}"#, 1.0),
+        (r#"mainspring_attempts_total{result="ok",sink="webhook"}"#, 1.0),
+        (r#"mainspring_attempts_total{result="failed",sink="webhook"}"#, 1.0),
         ("mainspring_lateness_seconds_count", 1.0),
         ("mainspring_attempt_seconds_count", 2.0),
         ("mainspring_attempts_in_flight", 0.0),

@@ -26,5 +26,6 @@ pub fn new_timer(id: &str, due_at: UnixMs, created_at: UnixMs) -> NewTimer {
         policies: Policies::default(),
         request_hash: [7; 16],
         created_at,
+        trace: None,
     }
 }

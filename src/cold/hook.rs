@@ -1,10 +1,12 @@
-//! Fail points: the simulation's hook around every call to the database.
+//! What surrounds every call to the database: its measurement, and the simulation's fail point.
 //!
 //! In builds with the feature `planted` a store may have a [`FailPoint`]
 //! ([`super::ColdStore::with_fail_point`]). It runs before and after every call, and can delay the call, fail
-//! it, or replace its answer by an error. In other builds a [`Hook`] is empty and runs the call alone.
+//! it, or replace its answer by an error.
 
 use super::Error;
+use crate::clock::Monotonic;
+use crate::metrics::Metrics;
 
 #[cfg(feature = "planted")]
 use futures::future::BoxFuture;
@@ -37,9 +39,11 @@ pub trait FailPoint: Send + Sync {
     fn begin(&self) -> Box<dyn std::any::Any + Send + Sync>;
 }
 
-/// A fail point, or none.
+/// What surrounds the calls of a store.
 #[derive(Clone, Default)]
 pub(super) struct Hook {
+    /// Where calls are counted; `None` outside a server.
+    pub metrics: Option<Metrics>,
     #[cfg(feature = "planted")]
     pub point: Option<std::sync::Arc<dyn FailPoint>>,
 }
@@ -52,9 +56,25 @@ pub(super) struct TxMark(
 );
 
 impl Hook {
+    /// Makes a call and measures it. `name` is that of the statement.
+    pub async fn run<T>(
+        &self,
+        call: Call,
+        name: &'static str,
+        work: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Error> {
+        let Some(metrics) = &self.metrics else { return self.between(call, name, work).await };
+        let began = Monotonic::now();
+        let answer = self.between(call, name, work).await;
+        // A value that the database refuses is no failure of the database.
+        let failed = answer.as_ref().is_err_and(|why| !why.is_data() && !why.is_duplicate());
+        metrics.stored("cold", operation(name), began.elapsed(), failed);
+        answer
+    }
+
     /// Makes a call, between the two halves of the fail point.
     #[cfg(feature = "planted")]
-    pub async fn run<T>(
+    async fn between<T>(
         &self,
         call: Call,
         name: &'static str,
@@ -69,8 +89,13 @@ impl Hook {
 
     /// Makes a call.
     #[cfg(not(feature = "planted"))]
-    pub fn run<T, W: Future<Output = Result<T, Error>>>(&self, _: Call, _: &'static str, work: W) -> W {
-        work
+    async fn between<T>(
+        &self,
+        _: Call,
+        _: &'static str,
+        work: impl Future<Output = Result<T, Error>>,
+    ) -> Result<T, Error> {
+        work.await
     }
 
     /// Marks the beginning of a transaction.
@@ -79,5 +104,26 @@ impl Hook {
         return TxMark(self.point.as_ref().map(|point| point.begin()));
         #[cfg(not(feature = "planted"))]
         return TxMark();
+    }
+}
+
+/// The operation that a statement belongs to, as a word in metrics.
+fn operation(name: &str) -> &'static str {
+    match name {
+        "begin" => "begin",
+        "commit" => "commit",
+        "claim" => "claim",
+        "due" | "postpone" => "sweep",
+        "scan" | "raise_watermarks" | "set_wheel" | "shard_rows" => "scan",
+        "enter" | "renew" | "take_over" | "recall" | "give_up" | "leave" | "heartbeat"
+        | "heartbeat_alive" => "lease",
+        "count" => "finish",
+        name if name.starts_with("register") => "register",
+        name if name.starts_with("apply") || name == "amend_record" => "apply",
+        name if name.starts_with("end") => "finish",
+        "find_many" | "list" | "ledger" | "verify" | "verify_timeout" | "ping" | "forecast" | "reports" => {
+            "query"
+        }
+        _ => "housekeeping",
     }
 }

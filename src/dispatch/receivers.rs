@@ -1,0 +1,195 @@
+//! What is known of each receiver: whether its last attempts failed, since when, and the last error.
+//!
+//! This is for people ([`crate::dispatch::Dispatcher::receivers`]); nothing is decided by it. A receiver is the scheme,
+//! host and port of an inline webhook. The receivers that were used last are remembered.
+
+use std::collections::HashSet;
+use std::num::NonZeroUsize;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use lru::LruCache;
+use serde::{Deserialize, Serialize};
+
+use super::lanes::{LaneLoad, Load};
+use crate::model::target::Target;
+use crate::model::time::UnixMs;
+use crate::model::timer::AttemptResult;
+use crate::sink::Outcome;
+
+/// Receivers that are remembered.
+const REMEMBERED: NonZeroUsize = NonZeroUsize::new(10_000).expect("not 0");
+
+/// A receiver is failing when so many attempts in a row failed, or all of fewer.
+const FAILING_AFTER: u32 = 3;
+
+/// A receiver: what it holds up now, and how its last attempts ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReceiverLoad {
+    /// Scheme, host and port.
+    pub receiver: String,
+    /// Its last attempts failed.
+    pub failing: bool,
+    /// When this began: the first of the failures, or the first success after them.
+    pub since: UnixMs,
+    /// Claimed timers whose attempt has not ended.
+    pub in_flight: usize,
+    /// Due timers that wait in its lanes.
+    pub waiting: usize,
+    /// Why the last attempt that failed did so, and when.
+    pub last_error: Option<LastError>,
+}
+
+/// The last failure of a receiver.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LastError {
+    /// When the attempt ended.
+    pub at: UnixMs,
+    /// The cause in words.
+    pub detail: String,
+}
+
+#[derive(Debug)]
+struct Known {
+    receiver: String,
+    attempts: u64,
+    /// Attempts in a row that failed.
+    failures: u32,
+    failing: bool,
+    /// When `failing` last changed.
+    since: UnixMs,
+    /// When the failures in a row began.
+    failures_since: UnixMs,
+    last_error: Option<LastError>,
+}
+
+/// The receivers that this node has sent to, by lane.
+#[derive(Debug)]
+pub(super) struct Receivers {
+    known: Mutex<LruCache<i64, Known>>,
+}
+
+impl Default for Receivers {
+    fn default() -> Self {
+        Self { known: Mutex::new(LruCache::new(REMEMBERED)) }
+    }
+}
+
+impl Receivers {
+    /// Notes how an attempt ended.
+    pub fn note(&self, target: &Target, outcome: &Outcome, at: UnixMs) {
+        let Some(receiver) = target.receiver() else { return };
+        let mut known = self.lock();
+        let one = known.get_or_insert_mut(target.lane(), || Known {
+            receiver,
+            attempts: 0,
+            failures: 0,
+            failing: false,
+            since: at,
+            failures_since: at,
+            last_error: None,
+        });
+        one.attempts += 1;
+        let failing = if outcome.result == AttemptResult::Ok {
+            one.failures = 0;
+            false
+        } else {
+            one.failures += 1;
+            if one.failures == 1 {
+                one.failures_since = at;
+            }
+            let detail = outcome.detail.clone().unwrap_or_else(|| outcome.result.word().to_owned());
+            one.last_error = Some(LastError { at, detail });
+            one.failures >= FAILING_AFTER || u64::from(one.failures) == one.attempts
+        };
+        if failing != one.failing {
+            one.failing = failing;
+            one.since = if failing { one.failures_since } else { at };
+        }
+    }
+
+    /// The lanes of receivers that are failing.
+    pub fn failing(&self) -> HashSet<i64> {
+        self.lock().iter().filter(|(_, one)| one.failing).map(|(lane, _)| *lane).collect()
+    }
+
+    /// The receivers, worst first: failing before others, then by what waits, then by name.
+    pub fn worst(&self, load: &Load, most: usize) -> Vec<ReceiverLoad> {
+        let known = self.lock();
+        let mut all: Vec<ReceiverLoad> = known
+            .iter()
+            .map(|(lane, one)| {
+                let LaneLoad { waiting, in_flight, .. } = load.lanes.get(lane).copied().unwrap_or_default();
+                ReceiverLoad {
+                    receiver: one.receiver.clone(),
+                    failing: one.failing,
+                    since: one.since,
+                    in_flight,
+                    waiting,
+                    last_error: one.last_error.clone(),
+                }
+            })
+            .collect();
+        sort_worst_first(&mut all);
+        all.truncate(most);
+        all
+    }
+
+    fn lock(&self) -> MutexGuard<'_, LruCache<i64, Known>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Orders receivers: failing before others, then by what waits, then by name.
+pub fn sort_worst_first(receivers: &mut [ReceiverLoad]) {
+    receivers.sort_unstable_by(|a, b| {
+        let rank = |one: &ReceiverLoad| (!one.failing, std::cmp::Reverse(one.waiting + one.in_flight));
+        rank(a).cmp(&rank(b)).then_with(|| a.receiver.cmp(&b.receiver))
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::model::target::Webhook;
+
+    fn target(url: &str) -> Target {
+        Target::Webhook(Webhook::new(url, None, BTreeMap::new()).expect("a webhook"))
+    }
+
+    fn outcome(result: AttemptResult) -> Outcome {
+        Outcome::without_answer(result, (result != AttemptResult::Ok).then(|| "answered 500".to_owned()))
+    }
+
+    #[test]
+    fn a_receiver_fails_after_three_failures_in_a_row_and_recovers_with_a_success() {
+        let receivers = Receivers::default();
+        let (hook, ok, failed) = (target("http://a:81/x"), AttemptResult::Ok, AttemptResult::Failed);
+        let mut seen = Vec::new();
+        for (at, result) in [(1, ok), (2, failed), (3, failed), (4, failed), (5, ok), (6, failed)] {
+            receivers.note(&hook, &outcome(result), UnixMs::new(at));
+            let one = receivers.worst(&Load::default(), 10).remove(0);
+            seen.push((one.failing, one.since.get()));
+        }
+        assert_eq!(seen, [(false, 1), (false, 1), (false, 1), (true, 2), (false, 5), (false, 5)]);
+        let one = receivers.worst(&Load::default(), 10).remove(0);
+        assert_eq!(one.receiver, "http://a:81");
+        assert_eq!(one.last_error, Some(LastError { at: UnixMs::new(6), detail: "answered 500".into() }));
+    }
+
+    #[test]
+    fn a_receiver_that_never_answered_well_is_failing_and_comes_first() {
+        let receivers = Receivers::default();
+        receivers.note(&target("http://busy/"), &outcome(AttemptResult::Ok), UnixMs::new(1));
+        receivers.note(&target("http://idle/"), &outcome(AttemptResult::Ok), UnixMs::new(1));
+        receivers.note(&target("http://new/"), &outcome(AttemptResult::Timeout), UnixMs::new(2));
+        let load = LaneLoad { waiting: 3, in_flight: 1, failing: false };
+        let lanes = [(target("http://busy/").lane(), load)].into();
+        let worst = receivers.worst(&Load { queued: 3, in_flight: 1, lanes }, 2);
+        let names: Vec<&str> = worst.iter().map(|one| one.receiver.as_str()).collect();
+        assert_eq!(names, ["http://new", "http://busy"]);
+        assert_eq!((worst[1].waiting, worst[1].in_flight), (3, 1));
+        assert_eq!(receivers.failing(), [target("http://new/").lane()].into());
+    }
+}
