@@ -5,6 +5,7 @@
 
 mod phases;
 mod shares;
+mod supervisor;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -80,6 +81,7 @@ pub async fn run(config: Config, clock: Arc<dyn Clock>, stop: CancellationToken)
     let node = Arc::new(Node::new(Arc::clone(&config), metrics, stop.clone()));
     let (phases, failure) = Phases::new();
     phases.doors.spawn("api", api::serve(listener, Arc::clone(&node), phases.doors.stop.clone()));
+    let supervised = supervisor::start(Arc::clone(&node), phases.pulses.clone(), phases.loops.stop.clone());
     tracing::info!(
         "listening on http://{address} (node {}, store {})",
         config.node.name,
@@ -96,6 +98,9 @@ pub async fn run(config: Config, clock: Arc<dyn Clock>, stop: CancellationToken)
     // Calls that still wait for a store that is away are aborted.
     phases.doors.end_within(DRAIN).await;
     let _ = tokio::time::timeout(DRAIN, store.close()).await;
+    if let Some(supervised) = supervised {
+        supervised.end().await;
+    }
     tracing::info!("stopped");
     ended
 }
@@ -231,7 +236,8 @@ async fn start(
         Arc::clone(&positions),
         Arc::clone(&hot),
     );
-    phases.owning.spawn_fallible("ownership", shares.run(phases.owning.stop.clone()));
+    let owning = phases.pulses.watch("ownership", shares.run(phases.owning.stop.clone()));
+    phases.owning.spawn_fallible("ownership", owning);
     if config.wheel.enabled {
         let last_mile = LastMile::new(
             Arc::clone(&dispatcher),
@@ -261,7 +267,8 @@ async fn start(
         node.metrics.clone(),
     );
     let stop = &phases.loops.stop;
-    phases.loops.spawn("sweep", start_sweep(Arc::clone(node), sweep, stop.clone()));
+    let sweeping = phases.pulses.watch("sweep", start_sweep(Arc::clone(node), sweep, stop.clone()));
+    phases.loops.spawn("sweep", sweeping);
     for _ in 0..store.writers() {
         phases.loops.spawn("dispatch", Arc::clone(&dispatcher).run());
     }
@@ -281,8 +288,9 @@ fn start_wheels(
 ) {
     let promoting = Arc::clone(&promoter).run(to_promote, phases.promoting.stop.clone());
     phases.promoting.spawn("promotion", promoting);
-    let (loops, stop) = (&phases.loops, &phases.loops.stop);
-    loops.spawn("last mile", Arc::clone(&promoter.last_mile).run(stop.clone()));
+    let (loops, stop, pulses) = (&phases.loops, &phases.loops.stop, &phases.pulses);
+    let handing_out = Arc::clone(&promoter.last_mile).run(stop.clone());
+    loops.spawn("last mile", pulses.watch("last mile", handing_out));
     let ticker = Ticker::new(
         Arc::clone(&promoter.hot),
         Arc::clone(&promoter.positions),
@@ -290,7 +298,7 @@ fn start_wheels(
         promoter.store.clock().clone(),
         promoter.metrics.clone(),
     );
-    loops.spawn("ticker", ticker.run(stop.clone()));
+    loops.spawn("ticker", pulses.watch("ticker", ticker.run(stop.clone())));
     if promoter.hot.is_shared() {
         let express = receive_express(
             Arc::clone(&promoter.hot),
@@ -307,7 +315,7 @@ fn start_wheels(
         load_per_second: config.wheel.load_per_second,
         catch_up_per_second: config.wheel.catch_up_per_second,
     };
-    loops.spawn("loader", loader.run(stop.clone()));
+    loops.spawn("loader", pulses.watch("loader", loader.run(stop.clone())));
 }
 
 /// Sweeps after the first replay, which finds overdue timers in order, or after [`REPLAY_FIRST`].

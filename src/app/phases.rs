@@ -6,6 +6,8 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::supervisor::Pulses;
+
 /// How long one phase of a stop may take.
 pub(super) const DRAIN: Duration = Duration::from_secs(5);
 
@@ -31,6 +33,8 @@ pub(super) struct Phases {
     pub owning: Phase,
     /// The workers of callers' writes. They end by themselves when the last call has ended.
     pub intake: Phase,
+    /// The loops that are watched: one that is stuck ends the process, if a service manager watches it.
+    pub pulses: Pulses,
 }
 
 impl Phases {
@@ -46,6 +50,7 @@ impl Phases {
             promoting: phase(),
             owning: phase(),
             intake: phase(),
+            pulses: Pulses::default(),
         };
         (phases, failure)
     }
