@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
 use super::config::Settings;
@@ -17,6 +18,29 @@ mod wheels;
 const TIMEOUT: Duration = Duration::from_secs(6);
 /// The difference between the clocks, in milliseconds, above which `doctor` warns.
 const MAX_SKEW_MS: u64 = 500;
+
+/// `doctor …`
+#[derive(Args)]
+pub struct Doctor {
+    /// Make these checks only; with `server` alone, a server that does not run is a failure, as a health check wants it
+    #[arg(long, value_name = "CHECK", value_delimiter = ',')]
+    only: Vec<Subject>,
+    #[command(flatten)]
+    settings: Settings,
+}
+
+/// What can be checked by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Subject {
+    /// The settings
+    Settings,
+    /// Database, clock, schema and ledger
+    Store,
+    /// Redis
+    Wheels,
+    /// The server that runs with these settings: can it serve?
+    Server,
+}
 
 /// The result of one check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -81,18 +105,22 @@ impl Checks {
     }
 }
 
-/// Runs `doctor`.
-pub async fn run(settings: &Settings, json: bool) -> anyhow::Result<Exit> {
+/// Runs `doctor`. `before` are the settings before the verb.
+pub async fn run(doctor: &Doctor, before: &Settings, json: bool) -> anyhow::Result<Exit> {
     let mut checks = Checks { json, failed: false, closed: false };
-    let config = match settings.load() {
+    let wants = |subject| doctor.only.is_empty() || doctor.only.contains(&subject);
+    let config = match before.and(&doctor.settings).load() {
         Ok(config) => config,
         Err(why) => {
             checks.add(&Check::new("settings", Found::Fail, report::message(&why)))?;
             return Ok(exit::of(&why));
         }
     };
-    checks.add(&of_settings(&config))?;
+    if wants(Subject::Settings) {
+        checks.add(&of_settings(&config))?;
+    }
     match store::missing_file(&config) {
+        _ if !wants(Subject::Store) => {}
         Some(path) => {
             let detail = format!("{} does not exist yet", path.display());
             checks.add(
@@ -101,8 +129,14 @@ pub async fn run(settings: &Settings, json: bool) -> anyhow::Result<Exit> {
         }
         None => of_store(&config, &mut checks).await?,
     }
-    checks.add(&wheels::of_wheels(&config).await)?;
-    checks.add(&of_server(config.server.listen).await)?;
+    if wants(Subject::Wheels) {
+        checks.add(&wheels::of_wheels(&config).await)?;
+    }
+    if wants(Subject::Server) {
+        // Before a first start, all else may be checked while no server runs.
+        let absent = if doctor.only == [Subject::Server] { Found::Fail } else { Found::Warn };
+        checks.add(&of_server(config.server.listen, absent).await)?;
+    }
     Ok(if checks.failed { Exit::Failed } else { Exit::Ok })
 }
 
@@ -242,7 +276,8 @@ struct Ready {
     status: String,
 }
 
-async fn of_server(listen: SocketAddr) -> Check {
+/// Whether a server runs with these settings and can serve. `absent` is the result if none runs.
+async fn of_server(listen: SocketAddr, absent: Found) -> Check {
     let base = format!("http://{}", client::reachable(listen));
     let fail = |detail: String| Check::new("server", Found::Fail, detail);
     let http = match client::http(TIMEOUT) {
@@ -252,7 +287,7 @@ async fn of_server(listen: SocketAddr) -> Check {
     let answer = match http.get(format!("{base}/readyz")).send().await {
         Ok(answer) => answer,
         Err(why) if why.is_connect() => {
-            return Check::new("server", Found::Warn, format!("not running at {base}"))
+            return Check::new("server", absent, format!("not running at {base}"))
                 .cure("`mainspring serve` starts it");
         }
         Err(why) => {

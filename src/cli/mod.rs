@@ -6,12 +6,14 @@
 mod arrival;
 mod bench;
 mod client;
+mod completions;
 mod config;
 mod doctor;
 mod drill;
 mod exit;
 mod input;
 mod look;
+mod man;
 mod out;
 mod put;
 mod receive;
@@ -24,12 +26,14 @@ mod watch;
 
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, Parser, Subcommand};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use config::Settings;
 use exit::Exit;
+
+use crate::config::LogFormat;
 
 /// A durable alarm-clock service: register a wake-up over REST, be called back at the right second.
 #[derive(Parser)]
@@ -78,7 +82,11 @@ enum Verb {
     #[command(subcommand)]
     Config(config::ConfigVerb),
     /// Check everything that a server needs; exit code 1 if a check fails
-    Doctor(Settings),
+    Doctor(doctor::Doctor),
+    /// Print the completion script of a shell
+    Completions(completions::Completions),
+    /// Print mainspring(1), or write a manual page for each verb
+    Man(man::Man),
 }
 
 #[derive(Args)]
@@ -125,8 +133,16 @@ pub async fn run() -> ExitCode {
 async fn dispatch(cli: &Cli) -> anyhow::Result<Exit> {
     match &cli.verb {
         Verb::Serve(serve) => {
-            crate::app::serve(serve.settings(cli).load()?).await?;
-            Ok(Exit::Ok)
+            let config = serve.settings(cli).load()?;
+            let format = config.log.format;
+            match crate::app::serve(config).await {
+                // The last line of a log of JSON is JSON too. Before the log is set up there is only stderr.
+                Err(why) if format == LogFormat::Json && tracing::enabled!(tracing::Level::ERROR) => {
+                    tracing::error!("{}", report::message(&why));
+                    Ok(exit::of(&why))
+                }
+                ended => ended.map(|()| Exit::Ok),
+            }
         }
         Verb::Timer(timer) => timer::run(timer, cli.json).await,
         Verb::Wheel(wheel) => watch::run(wheel, cli.json).await,
@@ -138,7 +154,9 @@ async fn dispatch(cli: &Cli) -> anyhow::Result<Exit> {
         Verb::Bench(bench) => bench::run(bench, cli.json).await,
         Verb::Drill(args) => drill::run(args, cli.json).await,
         Verb::Config(verb) => config::run(verb, &cli.settings, cli.json),
-        Verb::Doctor(settings) => doctor::run(&cli.settings.and(settings), cli.json).await,
+        Verb::Doctor(doctor) => doctor::run(doctor, &cli.settings, cli.json).await,
+        Verb::Completions(args) => completions::run(args, Cli::command(), cli.json),
+        Verb::Man(args) => man::run(args, Cli::command(), cli.json),
     }
 }
 
@@ -175,8 +193,6 @@ impl Serve {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     fn parse(line: &str) -> Result<Cli, clap::Error> {
@@ -213,6 +229,10 @@ mod tests {
             "verify --json",
             "config check",
             "doctor --config x.toml",
+            "doctor --only server,wheels --set shards=8",
+            "completions bash",
+            "man",
+            "man pages --json",
             "bench all --quick --json",
             "bench register --steps post,cancel --connections 8 --count 100 --set shards=8 --set lease=PT1S",
             "bench --runs 3 burst --count 20000,200000 --ahead 30s --cold-url postgres://a/b --hot-url redis://a",
@@ -245,6 +265,10 @@ mod tests {
             "receive --status 99",
             "receive --count 0",
             "timer ls --set shards=8",
+            "doctor --only redis",
+            "completions",
+            "completions tcsh",
+            "man a b",
             "bench",
             "bench register --steps guess",
             "bench paced --rate 0",

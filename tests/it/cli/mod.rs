@@ -5,6 +5,7 @@
 
 mod calls;
 mod look;
+mod manuals;
 mod receive;
 mod settings;
 mod stores;

@@ -87,6 +87,27 @@ async fn doctor_finds_a_running_server_well() {
 }
 
 #[tokio::test]
+async fn doctor_of_the_server_alone_is_a_health_check() {
+    let node = Node::builder().start_ready().await;
+    // Settings of the server's machine that the check has no use for.
+    let shell = Shell::new()
+        .env("MAINSPRING__COLD__URL", "postgres://nobody@127.0.0.1:9/none")
+        .env("MAINSPRING__SERVER__LISTEN", node.base().trim_start_matches("http://"));
+    let health = "doctor --only server --json";
+    assert_eq!(checks(&shell.run(health).await), [("server".to_owned(), "ok".to_owned())]);
+    let names: Vec<String> = checks(&shell.run("doctor --only settings,server --json").await)
+        .into_iter()
+        .map(|(name, _)| name)
+        .collect();
+    assert_eq!(names, ["settings", "server"]);
+    node.kill9().await;
+    let ran = shell.run(health).await;
+    assert_eq!((ran.code, checks(&ran)), (FAILED, vec![("server".to_owned(), "fail".to_owned())]));
+    let ran = shell.run("doctor --only settings,server --json").await;
+    assert_eq!(ran.code, OK, "a server that is not started yet fails nothing else: {ran:?}");
+}
+
+#[tokio::test]
 async fn doctor_before_the_first_start_warns_and_makes_nothing() {
     let shell = Shell::new().env("MAINSPRING__SERVER__LISTEN", format!("127.0.0.1:{}", free_port()));
     let ran = shell.run("doctor --json").await;
