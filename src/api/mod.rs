@@ -36,6 +36,7 @@ use utoipa_axum::routes;
 use crate::clock::Monotonic;
 use crate::service::Node;
 use crate::sink::guard::Guard;
+use crate::telemetry::Rarely;
 use auth::{Auth, Caller};
 use problem::Problem;
 pub use state::ApiState;
@@ -127,8 +128,12 @@ async fn admit(
     }
 }
 
-/// Gives the request its id, measures it, and gives errors their shape.
-async fn observe(State(state): State<Arc<ApiState>>, request: Request, next: Next) -> Response {
+/// The id of a request, for log lines about a part of it.
+#[derive(Clone)]
+struct RequestId(Arc<str>);
+
+/// Gives the request its id, measures it, logs it if it fails, and gives errors their shape.
+async fn observe(State(state): State<Arc<ApiState>>, mut request: Request, next: Next) -> Response {
     let began = Monotonic::now();
     let request_id = request
         .headers()
@@ -141,7 +146,12 @@ async fn observe(State(state): State<Arc<ApiState>>, request: Request, next: Nex
         .get::<MatchedPath>()
         .map_or_else(|| "other".to_owned(), |path| path.as_str().to_owned());
     let method = request.method().clone();
-    let response = problem::finish(next.run(drain::drained_on_drop(request)).await, &request_id);
+    if matches!(route.as_str(), "/v1/timers/batch" | "/v1/timers/stream") {
+        request.extensions_mut().insert(RequestId(request_id.as_str().into()));
+    }
+    let answered = next.run(drain::drained_on_drop(request)).await;
+    problem::log_failure(&answered, &request_id, method.as_str(), &route);
+    let response = problem::finish(answered, &request_id);
     let metrics = &state.node.metrics;
     let method = match method.as_str() {
         known @ ("GET" | "PUT" | "POST" | "PATCH" | "DELETE") => known,
@@ -149,14 +159,10 @@ async fn observe(State(state): State<Arc<ApiState>>, request: Request, next: Nex
     };
     metrics.requests.with_label_values(&[route.as_str(), method, response.status().as_str()]).inc();
     metrics.request_seconds.with_label_values(&[route.as_str()]).observe(began.elapsed().as_secs_f64());
-    if response.status().is_server_error() {
-        tracing::debug!(request_id, route, status = response.status().as_u16(), "answered with an error");
-    }
     response
 }
 
 fn panicked(_: Box<dyn std::any::Any + Send>) -> Response {
-    tracing::error!("a handler panicked");
     axum::response::IntoResponse::into_response(Problem::new(
         StatusCode::INTERNAL_SERVER_ERROR,
         "internal",
@@ -170,6 +176,7 @@ pub async fn serve(listener: TcpListener, node: Arc<Node>, closing: Cancellation
     let router = router(node, closing.clone());
     let graceful = GracefulShutdown::new();
     let mut http = hyper::server::conn::http1::Builder::new();
+    let mut refused_logged = Rarely::default();
     http.timer(TokioTimer::new()).header_read_timeout(HEADER_WAIT).max_buf_size(MAX_HEADERS);
     loop {
         let permit = tokio::select! {
@@ -182,7 +189,9 @@ pub async fn serve(listener: TcpListener, node: Arc<Node>, closing: Cancellation
                 Ok((stream, _)) => stream,
                 Err(why) => {
                     // Most likely the process is out of file descriptors: wait until some are closed.
-                    tracing::warn!(%why, "a connection was not accepted");
+                    if refused_logged.is_due() {
+                        tracing::warn!(%why, "a connection was not accepted");
+                    }
                     tokio::time::sleep(Duration::from_millis(100)).await;
                     continue;
                 }

@@ -49,6 +49,9 @@ pub struct Problem {
     pub request_id: String,
     #[serde(skip)]
     retry_after: Option<u32>,
+    /// Why, for the log only: it may hold addresses and names.
+    #[serde(skip)]
+    why: Option<String>,
 }
 
 impl Problem {
@@ -63,6 +66,7 @@ impl Problem {
             errors: Vec::new(),
             request_id: String::new(),
             retry_after: None,
+            why: None,
         }
     }
 
@@ -70,6 +74,13 @@ impl Problem {
     #[must_use]
     pub fn retry_after(mut self, seconds: u32) -> Self {
         self.retry_after = Some(seconds);
+        self
+    }
+
+    /// Adds the cause, which is logged with the answer and not sent.
+    #[must_use]
+    pub fn because(mut self, why: impl std::fmt::Display) -> Self {
+        self.why = Some(why.to_string());
         self
     }
 
@@ -113,15 +124,9 @@ impl Problem {
 impl From<ColdError> for Problem {
     fn from(why: ColdError) -> Self {
         if why.is_data() {
-            tracing::warn!(%why, "a value passed the checks and the database refused it");
-            return Self::invalid(vec![FieldError::new(
-                "",
-                "refused",
-                "the database cannot hold a value of this request",
-            )]);
+            let detail = "the database cannot hold a value of this request";
+            return Self::invalid(vec![FieldError::new("", "refused", detail)]).because(why);
         }
-        // The store's own message may hold addresses and names: it goes to the log only.
-        tracing::debug!(%why, "answered 503");
         let detail = match &why {
             ColdError::Full | ColdError::Busy => why.to_string(),
             ColdError::ReadOnly(_) => "the cold store cannot be written".to_owned(),
@@ -132,7 +137,7 @@ impl From<ColdError> for Problem {
             }
             _ => "the cold store cannot commit now".to_owned(),
         };
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, "store_unavailable", detail).retry_after(1)
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "store_unavailable", detail).retry_after(1).because(why)
     }
 }
 
@@ -162,6 +167,35 @@ impl IntoResponse for Problem {
         let mut response = status.into_response();
         response.extensions_mut().insert(self);
         response
+    }
+}
+
+/// Logs a call that failed, with the id of its request. A defect is an error. What passes by itself (the store is away,
+/// the node is stopping) is logged at `info`: one warning says so for the whole outage.
+pub fn log_failure(response: &Response, request_id: &str, method: &str, route: &str) {
+    let status = response.status();
+    let problem = response.extensions().get::<Problem>();
+    let (code, why) = problem.map_or(("", None), |problem| (problem.code, problem.why.as_deref()));
+    let is_server_error = status.is_server_error();
+    let status = status.as_u16();
+    match status {
+        // A health check says how the node is; that is no failure of the check.
+        503 if problem.is_none() => {}
+        503 => tracing::info!(request_id, method, route, status, code, why, "a call was not served"),
+        _ if is_server_error => {
+            tracing::error!(request_id, method, route, status, code, why, "a call failed")
+        }
+        // A defect too, although the caller is told to mend the request.
+        _ if why.is_some() => tracing::warn!(
+            request_id,
+            method,
+            route,
+            status,
+            code,
+            why,
+            "a value passed the checks and the database refused it"
+        ),
+        _ => {}
     }
 }
 

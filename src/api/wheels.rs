@@ -89,9 +89,10 @@ pub async fn wheels(State(state): State<Arc<ApiState>>) -> Result<Response, Prob
     let rows = service.store.shard_rows(&[]).await?;
     let shards: Vec<i32> = rows.iter().map(|row| row.shard).collect();
     let away = |why: crate::wheel::Error| {
-        tracing::debug!(%why, "the wheels cannot be shown");
         let detail = "the wheels do not answer; timers fire from SQL, up to a second late";
-        Problem::new(StatusCode::SERVICE_UNAVAILABLE, "wheels_unavailable", detail).retry_after(1)
+        Problem::new(StatusCode::SERVICE_UNAVAILABLE, "wheels_unavailable", detail)
+            .retry_after(1)
+            .because(why)
     };
     // The shards whose wheels do not answer are left out, unless none does.
     let missing = service.positions.unreachable();

@@ -15,6 +15,7 @@ use crate::cold::{ColdStore, Error};
 use crate::ownership::{Ownership, Round};
 use crate::positions::Positions;
 use crate::service::Node;
+use crate::telemetry::Rarely;
 use crate::wheel::HotWheel;
 
 /// The shortest pause before a round that a notification asks for: a hand-over among many nodes sends many of them.
@@ -37,12 +38,12 @@ pub(super) struct Shares {
     ownership: Arc<Ownership>,
     positions: Arc<Positions>,
     hot: Arc<dyn HotWheel>,
-    /// The last renewal failed.
-    failing: bool,
     /// The next pause while the node has less than its share.
     short_pause: Duration,
     /// It is logged that wheels in process do not suit several nodes.
     is_warned: bool,
+    /// Limits the warning that the clocks differ.
+    skew_logged: Rarely,
 }
 
 impl Shares {
@@ -60,9 +61,9 @@ impl Shares {
             ownership,
             positions,
             hot,
-            failing: false,
             short_pause: SHORT_PAUSE[0],
             is_warned: false,
+            skew_logged: Rarely::default(),
         }
     }
 
@@ -122,7 +123,7 @@ impl Shares {
 
     /// A round succeeded.
     async fn renewed(&mut self, round: &Round) {
-        if std::mem::take(&mut self.failing) {
+        if self.store.set_away(false) {
             tracing::info!("the cold store answers again");
         }
         self.show(round);
@@ -145,14 +146,17 @@ impl Shares {
         metrics.store_up.set(0);
         metrics.shards_owned.set(self.ownership.claimable().len() as i64);
         self.node.set_can_write(false);
-        if !std::mem::replace(&mut self.failing, true) {
-            tracing::warn!(%why, "leases cannot be renewed");
+        // The one line of an outage: the other loops fail with it and log nothing.
+        if self.store.set_away(true) {
+            tracing::debug!(%why, "leases still cannot be renewed");
+        } else {
+            tracing::warn!(%why, "leases cannot be renewed; nothing fires until the cold store answers again");
         }
     }
 
     /// How long to wait for the next round without a notification.
     fn pause(&mut self) -> Duration {
-        let pause = if self.failing {
+        let pause = if self.store.is_away() {
             RETRY
         } else if self.ownership.is_short() {
             let pause = self.short_pause;
@@ -178,7 +182,7 @@ impl Shares {
         self.node.metrics.shards_owned.set(self.ownership.count() as i64);
     }
 
-    fn show(&self, round: &Round) {
+    fn show(&mut self, round: &Round) {
         let metrics = &self.node.metrics;
         metrics.store_up.set(1);
         self.node.set_can_write(true);
@@ -186,7 +190,7 @@ impl Shares {
         metrics.shards_taken.inc_by(round.taken.len() as u64);
         let skew = self.store.clock().skew_ms();
         metrics.clock_skew.set(skew as f64 / 1000.0);
-        if skew.abs() > 500 {
+        if skew.abs() > 500 && self.skew_logged.is_due() {
             tracing::warn!(
                 skew_ms = skew,
                 "this node's clock is not the store's; the store's decides what is due"

@@ -29,7 +29,7 @@ mod sql;
 mod watermark;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
 
 use sea_orm::DatabaseConnection;
@@ -86,6 +86,8 @@ pub struct ColdStore {
     slot: i64,
     turn: Arc<AtomicI64>,
     planted: Planted,
+    /// The last renewal of the leases failed.
+    away: Arc<AtomicBool>,
     /// The lock beside the SQLite file, held until the last clone is dropped.
     _lock: Option<Arc<std::fs::File>>,
 }
@@ -138,6 +140,16 @@ impl ColdStore {
             pools.push(("cold_urgent", self.urgent.connections()));
         }
         pools
+    }
+
+    /// Whether the last renewal of the leases failed. That is logged, once for all loops that fail with it.
+    pub fn is_away(&self) -> bool {
+        self.away.load(Ordering::Relaxed)
+    }
+
+    /// Notes whether the renewal of the leases failed; returns whether it did before.
+    pub fn set_away(&self, away: bool) -> bool {
+        self.away.swap(away, Ordering::Relaxed)
     }
 
     /// The planted defect, for the rooms that work with this store.

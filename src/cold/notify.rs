@@ -13,6 +13,7 @@ use tokio::sync::Notify;
 
 use super::{ColdStore, Identity};
 use crate::clock::Monotonic;
+use crate::telemetry::Streak;
 
 /// Channels belong to a database. Another store in the same database costs its listeners a round.
 const CHANNEL: &str = "mainspring_shards";
@@ -39,7 +40,7 @@ impl ColdStore {
     pub async fn listen(&self, me: &Identity, notified: &Notify) {
         let Some(pool) = &self.listener else { return std::future::pending().await };
         let mut pause = RECONNECT[0];
-        let mut logged = false;
+        let mut streak = Streak::default();
         while !pool.is_closed() {
             let began = Monotonic::now();
             let why = match connect(pool).await {
@@ -51,11 +52,12 @@ impl ColdStore {
             };
             if began.elapsed() > SILENCE {
                 pause = RECONNECT[0];
+                streak.succeeded();
             }
             if pool.is_closed() {
                 return;
             }
-            if !std::mem::replace(&mut logged, true) {
+            if streak.failed(self.is_away()) {
                 tracing::info!(
                     %why,
                     "no notifications from the database (LISTEN); free shards are looked for three times a lease"

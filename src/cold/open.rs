@@ -77,6 +77,7 @@ impl ColdStore {
             slot: i64::from(uuid::Uuid::now_v7().as_bytes()[15] % 64) * TOTALS_SLOTS,
             turn: Arc::default(),
             planted: config.planted(),
+            away: Arc::default(),
             _lock: lock,
         })
     }

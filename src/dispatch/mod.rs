@@ -16,7 +16,7 @@ mod record;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Notify, mpsc};
@@ -39,6 +39,7 @@ use crate::model::time::UnixMs;
 use crate::model::timer::Token;
 use crate::ownership::{CEDING_REACH, Ownership};
 use crate::sink::Sink;
+use crate::telemetry::Streak;
 use crate::writer::Writer;
 
 /// A timer that is found so long after its due time counts as overdue from an outage.
@@ -67,6 +68,8 @@ pub struct Dispatcher {
     /// Nothing more will be reported.
     all_reported: CancellationToken,
     lead: Duration,
+    /// Claims that failed in a row.
+    failed_claims: Mutex<Streak>,
 }
 
 impl Dispatcher {
@@ -106,6 +109,7 @@ impl Dispatcher {
             abandon: CancellationToken::new(),
             all_reported,
             lead: config.wheel.lead.get(),
+            failed_claims: Mutex::default(),
             store,
             ownership,
             metrics,
@@ -229,9 +233,18 @@ impl Dispatcher {
         let claimed = self.store.claim(&owned, &self.ownership.me().name, lead_ms).await;
         self.metrics.claim_seconds.observe(began.elapsed().as_secs_f64());
         let claimed = match claimed {
-            Ok(claimed) => claimed,
+            Ok(claimed) => {
+                if self.failed_claims().succeeded() {
+                    tracing::info!("timers are claimed again");
+                }
+                claimed
+            }
             Err(why) => {
-                tracing::warn!(%why, batch = owned.len(), "claim failed");
+                if self.failed_claims().failed(self.store.is_away()) {
+                    tracing::warn!(%why, batch = owned.len(), "timers cannot be claimed; trying again");
+                } else {
+                    tracing::debug!(%why, batch = owned.len(), "a claim failed");
+                }
                 for (pointer, epoch) in &owned {
                     self.with(|lanes| lanes.free_claim(LaneKey::of(pointer)));
                     let token = Token { generation: pointer.generation, attempt: pointer.attempt + 1 };
@@ -263,6 +276,10 @@ impl Dispatcher {
             }
         }
         Ok(())
+    }
+
+    fn failed_claims(&self) -> MutexGuard<'_, Streak> {
+        self.failed_claims.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn report(&self, report: Report) {

@@ -17,6 +17,7 @@ use crate::metrics::Metrics;
 use crate::model::id::{Epoch, Uid};
 use crate::model::time::UnixMs;
 use crate::model::timer::{AttemptResult, Next, Token};
+use crate::telemetry::Streak;
 use crate::writer::Writer;
 
 /// How often a stop tries again while the store is away, before it ends without recording the results.
@@ -88,7 +89,7 @@ pub(super) struct Recorder {
 impl Recorder {
     /// Records until `all_reported`, or until the last handle of the dispatcher is dropped.
     pub async fn run(mut self) {
-        let mut reports = Vec::new();
+        let (mut reports, mut streak) = (Vec::new(), Streak::default());
         loop {
             reports.clear();
             tokio::select! {
@@ -98,7 +99,7 @@ impl Recorder {
                 },
                 () = self.all_reported.cancelled() => return,
             }
-            self.record_all(&reports).await;
+            self.record_all(&reports, &mut streak).await;
             self.metrics.unrecorded.sub(i64::try_from(reports.len()).unwrap_or_default());
             let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
             for report in &reports {
@@ -111,11 +112,16 @@ impl Recorder {
 
     /// Writes a batch, and tries again while the store is away. A batch with a result that can never be written is
     /// halved until that result stands alone.
-    async fn record_all(&self, reports: &[Report]) {
+    async fn record_all(&self, reports: &[Report], streak: &mut Streak) {
         let mut failures = 0;
         let mut batches = vec![reports];
         while let Some(batch) = batches.pop() {
-            let Err(why) = self.record(batch).await else { continue };
+            let Err(why) = self.record(batch).await else {
+                if streak.succeeded() {
+                    tracing::info!("results are recorded again");
+                }
+                continue;
+            };
             if !why.is_passing() || why.is_data() {
                 match batch {
                     [_] => tracing::error!(%why, "a result cannot be recorded; its claim expires"),
@@ -124,8 +130,10 @@ impl Recorder {
                 continue;
             }
             failures += 1;
-            if failures == 1 {
+            if streak.failed(self.writer.is_away()) {
                 tracing::warn!(%why, results = batch.len(), "results cannot be recorded yet; trying again");
+            } else {
+                tracing::debug!(%why, results = batch.len(), "results were not recorded; trying again");
             }
             batches.push(batch);
             let stopping = self.inbox.is_closed() || self.all_reported.is_cancelled();

@@ -21,6 +21,7 @@ use crate::model::pointer::{Pointer, Via};
 #[cfg(feature = "planted")]
 use crate::planted::Defect;
 use crate::positions::{Replay, Route};
+use crate::telemetry::Streak;
 use crate::wheel::{Level, Slot, Take};
 
 /// Rows of one scan, all shards together.
@@ -53,7 +54,7 @@ pub struct Loader {
 impl Loader {
     /// Promotes until stopped.
     pub async fn run(self, stop: CancellationToken) {
-        LoaderLoop { loader: self, failing: false }.run(stop).await;
+        LoaderLoop { loader: self, streak: Streak::default() }.run(stop).await;
     }
 
     /// One round; returns how long to wait before the next.
@@ -233,8 +234,7 @@ impl Loader {
 /// The loader as a loop.
 struct LoaderLoop {
     loader: Loader,
-    /// The last round failed.
-    failing: bool,
+    streak: Streak,
 }
 
 impl LoaderLoop {
@@ -242,7 +242,7 @@ impl LoaderLoop {
         while !stop.is_cancelled() {
             let wait = match self.loader.run_once().await {
                 Ok(wait) => {
-                    self.failing = false;
+                    self.succeeded();
                     wait
                 }
                 Err(why) => self.failed(&why),
@@ -256,10 +256,20 @@ impl LoaderLoop {
         }
     }
 
+    fn succeeded(&mut self) {
+        if self.streak.succeeded() {
+            tracing::info!("timers are promoted again");
+        }
+    }
+
     /// A round failed. Returns how long to wait for the next.
     fn failed(&mut self, why: &Error) -> Duration {
-        if !std::mem::replace(&mut self.failing, true) {
+        let Promoter { store, positions, .. } = &*self.loader.promoter;
+        // The ticker logs what is wrong with the wheels.
+        if self.streak.failed(store.is_away() || !positions.unreachable().is_empty()) {
             tracing::warn!(%why, "timers cannot be promoted; the sweep fires them meanwhile");
+        } else {
+            tracing::debug!(%why, "a round of the loader failed");
         }
         RETRY
     }

@@ -47,7 +47,7 @@ impl Ticker {
 
     /// Ticks until stopped.
     pub async fn run(self, stop: CancellationToken) {
-        TickerLoop { ticker: self, servers: HashMap::new() }.run(stop).await;
+        TickerLoop { ticker: self, servers: HashMap::new(), looked: false }.run(stop).await;
     }
 
     /// Compares the servers of all shards with the known ones. Another server, or the same one started again, may hold
@@ -66,10 +66,10 @@ impl Ticker {
         Ok(unreachable)
     }
 
-    /// Notes which shards' wheels do not answer; logs when that changes between all, some and none.
-    fn set_unreachable(&self, shards: &[i32], why: Option<&Error>) {
+    /// Notes which shards' wheels do not answer; logs when that changes between all, some and none, and at the first look.
+    fn set_unreachable(&self, shards: &[i32], why: Option<&Error>, is_first: bool) {
         self.metrics.hot_up.set(i64::from(shards.is_empty()));
-        if self.positions.set_unreachable(shards.iter().copied().collect()) {
+        if self.positions.set_unreachable(shards.iter().copied().collect()) || is_first {
             match why {
                 None => tracing::info!("the wheels turn"),
                 Some(why @ Error::SomeShards { .. }) => {
@@ -127,6 +127,8 @@ struct TickerLoop {
     ticker: Ticker,
     /// The server that each shard's wheels were last seen in.
     servers: HashMap<i32, String>,
+    /// Whether the wheels were asked before.
+    looked: bool,
 }
 
 impl TickerLoop {
@@ -151,20 +153,22 @@ impl TickerLoop {
     }
 
     /// The wheels answered, except these. Returns how long to wait for the next round.
-    fn answered(&self, unreachable: &UnreachableShards) -> Duration {
+    fn answered(&mut self, unreachable: &UnreachableShards) -> Duration {
+        let is_first = !std::mem::replace(&mut self.looked, true);
         let Some((_, why)) = unreachable.first_key_value() else {
-            self.ticker.set_unreachable(&[], None);
+            self.ticker.set_unreachable(&[], None, is_first);
             return self.ticker.until_next_slot();
         };
         let why = Error::SomeShards { shards: unreachable.len(), why: why.clone() };
         let shards: Vec<i32> = unreachable.keys().copied().collect();
-        self.ticker.set_unreachable(&shards, Some(&why));
+        self.ticker.set_unreachable(&shards, Some(&why), is_first);
         RETRY
     }
 
     /// No wheel answered. Returns how long to wait for the next round.
-    fn failed(&self, why: &Error) -> Duration {
-        self.ticker.set_unreachable(&self.ticker.positions.shards(), Some(why));
+    fn failed(&mut self, why: &Error) -> Duration {
+        let is_first = !std::mem::replace(&mut self.looked, true);
+        self.ticker.set_unreachable(&self.ticker.positions.shards(), Some(why), is_first);
         RETRY
     }
 }

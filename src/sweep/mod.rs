@@ -28,6 +28,7 @@ use crate::model::time::UnixMs;
 use crate::model::timer::{State, Token};
 use crate::ownership::Ownership;
 use crate::positions::Positions;
+use crate::telemetry::{Rarely, Streak};
 use crate::writer::Writer;
 use batch_size::BatchSize;
 use floors::{FULL_DEPTH, Floors};
@@ -62,6 +63,8 @@ pub struct Sweep {
     writer: Writer,
     metrics: Metrics,
     progress: Mutex<Progress>,
+    /// Limits the warning that timers wait for a newer node.
+    unknown_logged: Mutex<Rarely>,
 }
 
 /// How far down everything was seen, and how many shards one statement takes.
@@ -125,12 +128,15 @@ impl Sweep {
         writer: Writer,
         metrics: Metrics,
     ) -> Self {
-        Self { store, ownership, dispatcher, positions, writer, metrics, progress: Mutex::default() }
+        let (progress, unknown_logged) = (Mutex::default(), Mutex::default());
+        Self { store, ownership, dispatcher, positions, writer, metrics, progress, unknown_logged }
     }
 
     /// Sweeps until stopped; calls `on_first` after the first sweep that succeeds.
     pub async fn run(self, stop: CancellationToken, on_first: impl FnOnce()) {
-        SweepLoop { sweep: self, failing: false, on_first: Some(on_first) }.run(stop).await;
+        SweepLoop { sweep: self, failing: false, streak: Streak::default(), on_first: Some(on_first) }
+            .run(stop)
+            .await;
     }
 
     /// Ends the claims that crashed owners left, then queries all owned shards, pass after pass while there is more and
@@ -275,7 +281,8 @@ impl Sweep {
     /// Timers whose target is of a kind that only newer nodes know are logged and postponed, so that they do not stand
     /// before others.
     fn postpone_unknown(&self, unknown: &[DueRow]) -> Vec<(Pointer, i64)> {
-        if !unknown.is_empty() {
+        let mut logged = self.unknown_logged.lock().unwrap_or_else(PoisonError::into_inner);
+        if !unknown.is_empty() && logged.is_due() {
             tracing::warn!(
                 timers = unknown.len(),
                 "overdue timers have targets of a kind that this version does not know; \
@@ -345,6 +352,7 @@ struct SweepLoop<F> {
     sweep: Sweep,
     /// The last sweep failed.
     failing: bool,
+    streak: Streak,
     /// To be called after the first sweep that succeeds.
     on_first: Option<F>,
 }
@@ -372,7 +380,9 @@ impl<F: FnOnce()> SweepLoop<F> {
         // Without shards the store was not asked, so nothing is known of it.
         if self.failing && !self.sweep.ownership.claimable().is_empty() {
             self.failing = false;
-            tracing::info!("the sweep works again");
+            if self.streak.succeeded() {
+                tracing::info!("the sweep works again");
+            }
         }
         if let Some(on_first) = self.on_first.take() {
             on_first();
@@ -380,8 +390,11 @@ impl<F: FnOnce()> SweepLoop<F> {
     }
 
     fn failed(&mut self, why: &Error) {
-        if !std::mem::replace(&mut self.failing, true) {
-            tracing::warn!(%why, "the sweep failed; trying again");
+        self.failing = true;
+        if self.streak.failed(self.sweep.store.is_away()) {
+            tracing::warn!(%why, "the sweep fails; trying again");
+        } else {
+            tracing::debug!(%why, "the sweep failed; trying again");
         }
     }
 }

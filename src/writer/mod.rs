@@ -46,6 +46,11 @@ impl Writer {
         Self { store, promotion, metrics }
     }
 
+    /// Whether the store is known to be away ([`ColdStore::is_away`]).
+    pub fn is_away(&self) -> bool {
+        self.store.is_away()
+    }
+
     /// Registers up to [`MAX_REGISTER_BATCH`] timers in one transaction; answers in the order given.
     pub async fn register(&self, timers: &[NewTimer]) -> Vec<Result<Registered, Error>> {
         let began = Monotonic::now();

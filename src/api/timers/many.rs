@@ -13,7 +13,7 @@ use super::{ApiResult, body, context, trace_of};
 use crate::api::problem::{FieldError, Problem};
 use crate::api::request::{self, Context, Naming, RawTimer, Refused};
 use crate::api::schema;
-use crate::api::{ApiState, Caller};
+use crate::api::{ApiState, Caller, RequestId};
 use crate::cold::{Error as ColdError, MAX_REGISTER_BATCH, NewTimer, Registered};
 use crate::model::id::TimerId;
 use crate::service::Service;
@@ -106,7 +106,12 @@ fn id_in(text: &[u8]) -> Option<String> {
 }
 
 /// Registers the valid ones of up to [`MAX_REGISTER_BATCH`] items in one transaction; returns all results, in order.
-pub(super) async fn register_group(service: &Service, group: Vec<CheckedItem>) -> Vec<ItemResult> {
+/// Items that the store did not take are one log line.
+pub(super) async fn register_group(
+    service: &Service,
+    group: Vec<CheckedItem>,
+    request_id: &RequestId,
+) -> Vec<ItemResult> {
     let mut timers = Vec::with_capacity(group.len());
     let checked: Vec<Result<TimerId, ItemResult>> = group
         .into_iter()
@@ -120,6 +125,11 @@ pub(super) async fn register_group(service: &Service, group: Vec<CheckedItem>) -
         })
         .collect();
     let registered = if timers.is_empty() { Vec::new() } else { service.intake.register_many(timers).await };
+    let mut failed = registered.iter().filter_map(|item| item.as_ref().err());
+    if let Some(why) = failed.next() {
+        let (request_id, timers) = (&*request_id.0, 1 + failed.count());
+        tracing::info!(request_id, timers, %why, "timers of a batch or stream were not registered");
+    }
     let mut registered = registered.into_iter();
     checked
         .into_iter()
@@ -155,6 +165,7 @@ pub struct BatchAnswer {
 pub async fn batch(
     State(state): State<Arc<ApiState>>,
     axum::Extension(caller): axum::Extension<Caller>,
+    axum::Extension(request_id): axum::Extension<RequestId>,
     request: Request,
 ) -> ApiResult {
     let service = state.service()?;
@@ -173,7 +184,7 @@ pub async fn batch(
     // One group after another: the second of two equal ids meets the registration of the first.
     while items.len() > 0 {
         let group = items.by_ref().take(MAX_REGISTER_BATCH).collect();
-        results.extend(register_group(service, group).await);
+        results.extend(register_group(service, group, &request_id).await);
     }
     Ok(Json(BatchAnswer { results }).into_response())
 }

@@ -29,7 +29,7 @@ use super::many::{CheckedItem, ItemResult, register_group};
 use super::{ApiResult, MAX_BODY, context, trace_of};
 use crate::api::problem::{FieldError, Problem};
 use crate::api::request::{RawTimer, Refused};
-use crate::api::{ApiState, Caller};
+use crate::api::{ApiState, Caller, RequestId};
 use crate::cold::MAX_REGISTER_BATCH;
 use crate::model::trace::Trace;
 use crate::service::Service;
@@ -59,6 +59,7 @@ type Chunks = Peekable<BodyDataStream>;
 pub async fn stream(
     State(state): State<Arc<ApiState>>,
     axum::Extension(caller): axum::Extension<Caller>,
+    axum::Extension(request_id): axum::Extension<RequestId>,
     request: Request,
 ) -> ApiResult {
     state.service()?;
@@ -72,7 +73,7 @@ pub async fn stream(
         // head that comes first for a refusal of its body.
         let _ = tokio::time::timeout(CONTINUE, Pin::new(&mut body).peek()).await;
     }
-    tokio::spawn(run(state, caller, trace, body, answers));
+    tokio::spawn(run(state, caller, trace, request_id, body, answers));
     let results = futures::stream::unfold(answered, |mut answered| async {
         let lines = answered.recv().await?;
         Some((Ok::<_, std::convert::Infallible>(lines), answered))
@@ -107,6 +108,7 @@ async fn run(
     state: Arc<ApiState>,
     caller: Caller,
     trace: Option<Trace>,
+    request_id: RequestId,
     body: Chunks,
     answers: mpsc::Sender<Bytes>,
 ) {
@@ -115,11 +117,12 @@ async fn run(
     let reader = Reader { state: Arc::clone(&state), caller, trace, memory, queue, charged: true };
     let reading = tokio::spawn(reader.run(body));
     if let Ok(service) = state.service() {
-        write(&state, service, queued, answers).await;
+        write(&state, service, &request_id, queued, answers).await;
     }
     // The reader returns the rest of the body. It is dropped here, after the last result, and drained then.
     if let Err(why) = reading.await {
-        tracing::error!(%why, "the reader of a stream failed");
+        let request_id = &*request_id.0;
+        tracing::error!(request_id, %why, "the reader of a stream failed");
     }
 }
 
@@ -128,6 +131,7 @@ async fn run(
 async fn write(
     state: &ApiState,
     service: &Service,
+    request_id: &RequestId,
     mut queued: mpsc::Receiver<QueuedLine>,
     answers: mpsc::Sender<Bytes>,
 ) {
@@ -144,7 +148,7 @@ async fn write(
         let (items, memory): (Vec<_>, Vec<_>) =
             group.drain(..).map(|line: QueuedLine| (line.item, line.memory)).unzip();
         let mut lines = Vec::new();
-        for result in register_group(service, items).await {
+        for result in register_group(service, items, request_id).await {
             serde_json::to_writer(&mut lines, &result).expect("texts and numbers can be written as JSON");
             lines.push(b'\n');
         }
