@@ -13,6 +13,7 @@ mod deploy;
 mod drill;
 mod durable;
 mod fleet;
+mod grafana;
 mod layout;
 mod logs;
 mod paths;
