@@ -106,12 +106,13 @@
 //! | [`housekeeping`] | partitions, retention, statistics |
 //! | [`observe`] | gauges, the overview and the frames of the live picture: for people |
 //! | [`service`] | what the doors hold |
-//! | [`api`], [`cli`] | the doors |
+//! | [`api`], [`admin`], [`cli`] | the doors: REST, the page, the command line |
 //! | [`app`] | start, watch, stop |
 //! | [`tools`] | `bench` measures a server, `drill` rehearses failures; both from outside |
 //! | [`config`], [`clock`], [`metrics`], [`telemetry`] | settings, time, series, log lines |
 //! | [`planted`] | defects that test builds can plant |
 
+pub mod admin;
 pub mod api;
 pub mod app;
 pub mod cli;

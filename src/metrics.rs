@@ -1,4 +1,4 @@
-//! Metrics: every series is defined here, by one line of [`metrics!`]. Ids, URLs and owners never become labels.
+//! Metrics: every series is defined here, by one line of `metrics!`. Ids, URLs and owners never become labels.
 //!
 //! The values of a label are a closed set, and each of them starts at 0, so that a rate over a series exists before its
 //! first event. Counters and histograms move where the thing happens; gauges of what a room holds are set when

@@ -2,6 +2,11 @@
 //!
 //! Nothing here runs by itself. [`crate::app`] makes the handles and keeps them current.
 
+pub mod answer;
+pub mod explain;
+pub mod keys;
+pub mod tier;
+
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -15,6 +20,7 @@ use crate::ownership::Ownership;
 use crate::positions::Positions;
 use crate::wheel::HotWheel;
 use crate::writer::Intake;
+use keys::Keys;
 
 /// The rooms that the API works with, once the store has answered.
 pub struct Service {
@@ -38,6 +44,8 @@ pub struct Node {
     pub config: Arc<Config>,
     /// The series.
     pub metrics: Metrics,
+    /// The keys of callers.
+    pub keys: Arc<Keys>,
     service: OnceLock<Service>,
     recovered: AtomicBool,
     writable: AtomicBool,
@@ -48,6 +56,7 @@ impl Node {
     /// A node whose store has not answered yet. `stop` is cancelled when a stop is requested.
     pub fn new(config: Arc<Config>, metrics: Metrics, stop: CancellationToken) -> Self {
         Self {
+            keys: Arc::new(Keys::new(&config.server)),
             config,
             metrics,
             service: OnceLock::new(),

@@ -9,6 +9,7 @@ mod m20261121_000003_leaner;
 mod m20261122_000004_target_kind;
 mod m20261122_000005_null_kind;
 mod m20261122_000006_observe;
+mod m20261122_000007_dead;
 
 /// All steps, oldest first.
 #[derive(Debug)]
@@ -24,6 +25,7 @@ impl MigratorTrait for Migrator {
             Box::new(m20261122_000004_target_kind::Migration),
             Box::new(m20261122_000005_null_kind::Migration),
             Box::new(m20261122_000006_observe::Migration),
+            Box::new(m20261122_000007_dead::Migration),
         ]
     }
 }

@@ -87,10 +87,11 @@ fn documented() -> OpenApiRouter<Arc<ApiState>> {
         .routes(routes!(service::metrics))
 }
 
-/// All routes. Streams end when `closing` is cancelled.
-fn router(node: Arc<Node>, closing: CancellationToken) -> Router {
+/// All routes: the API, and `pages`, which answer for themselves who may see them. Streams end when `closing` is
+/// cancelled.
+fn router(node: Arc<Node>, pages: Router, closing: CancellationToken) -> Router {
     let state = Arc::new(ApiState {
-        auth: Auth::new(&node.config.server),
+        auth: Auth::new(Arc::clone(&node.keys)),
         guard: Guard::new(Arc::clone(&node.config)),
         node,
         closing,
@@ -102,9 +103,10 @@ fn router(node: Arc<Node>, closing: CancellationToken) -> Router {
         .route("/openapi.json", axum::routing::get(move || async move { Json(document) }))
         .fallback(|| async { StatusCode::NOT_FOUND })
         .layer(middleware::from_fn_with_state(Arc::clone(&state), admit))
+        .with_state(Arc::clone(&state))
+        .merge(pages)
         .layer(CatchPanicLayer::custom(panicked))
-        .layer(middleware::from_fn_with_state(Arc::clone(&state), observe))
-        .with_state(state)
+        .layer(middleware::from_fn_with_state(state, observe))
 }
 
 /// Checks the key of every call but the health checks and metrics, and charges it for writes.
@@ -170,10 +172,10 @@ fn panicked(_: Box<dyn std::any::Any + Send>) -> Response {
     ))
 }
 
-/// Accepts connections until `closing` is cancelled, then lets each finish its current call.
-pub async fn serve(listener: TcpListener, node: Arc<Node>, closing: CancellationToken) {
+/// Serves the API and `pages`: accepts connections until `closing` is cancelled, then lets each finish its current call.
+pub async fn serve(listener: TcpListener, node: Arc<Node>, pages: Router, closing: CancellationToken) {
     let permits = Arc::new(Semaphore::new(node.config.server.max_connections));
-    let router = router(node, closing.clone());
+    let router = router(node, pages, closing.clone());
     let graceful = GracefulShutdown::new();
     let mut http = hyper::server::conn::http1::Builder::new();
     let mut refused_logged = Rarely::default();

@@ -204,8 +204,11 @@ pub fn finish(mut response: Response, request_id: &str) -> Response {
     let status = response.status();
     let problem = response.extensions_mut().remove::<Problem>();
     if status.is_client_error() || status.is_server_error() {
-        let ours =
-            response.headers().get(header::CONTENT_TYPE).is_some_and(|kind| kind == "application/json");
+        // The page's errors are pages.
+        let ours = response
+            .headers()
+            .get(header::CONTENT_TYPE)
+            .is_some_and(|kind| kind == "application/json" || kind.as_bytes().starts_with(b"text/html"));
         if problem.is_some() || !ours {
             let mut problem = problem.unwrap_or_else(|| generic(status));
             problem.request_id = request_id.to_owned();

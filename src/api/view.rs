@@ -14,8 +14,7 @@ use crate::model::policy::{Late, Retry, Then};
 use crate::model::target::Target;
 use crate::model::time::{Span, UnixMs};
 use crate::model::timer::{AttemptResult, State};
-use crate::positions::Positions;
-use crate::service::Service;
+pub use crate::service::tier::{Tier, Tiers};
 
 /// In force where a request has no `late`: a timer is delivered, however late it is found.
 const LATE_DEFAULT: Late = Late { grace: Span::from_duration(Duration::ZERO), then: Then::Deliver };
@@ -78,32 +77,6 @@ pub struct TimerView {
     ended_at: Option<UnixMs>,
 }
 
-/// Where the pointer of a live timer is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, utoipa::ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Tier {
-    /// Nowhere: it rests in SQL.
-    Cold,
-    /// In the minute wheel.
-    Minute,
-    /// In the second wheel, or taken from it.
-    Second,
-    /// Claimed for an attempt.
-    Claimed,
-}
-
-impl Tier {
-    /// The word of the contract.
-    pub const fn word(self) -> &'static str {
-        match self {
-            Self::Cold => "cold",
-            Self::Minute => "minute",
-            Self::Second => "second",
-            Self::Claimed => "claimed",
-        }
-    }
-}
-
 /// Where a timer goes, without its secrets.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 #[serde(rename_all = "snake_case")]
@@ -162,36 +135,6 @@ pub struct RetryView {
     /// The longest wait.
     #[schema(value_type = schema::Duration)]
     cap: Span,
-}
-
-/// Computes the tier of a timer from its shard's watermark; the row does not hold it.
-#[derive(Clone, Copy)]
-pub struct Tiers<'a> {
-    positions: &'a Positions,
-    /// A promoted timer whose minute begins by then is in the second wheel.
-    near: UnixMs,
-}
-
-impl<'a> Tiers<'a> {
-    /// Tiers as of now.
-    pub fn now(service: &'a Service, near: std::time::Duration) -> Self {
-        Self { positions: &service.positions, near: service.store.clock().now().plus(near) }
-    }
-
-    /// The tier of a timer; `None` if it has ended.
-    pub fn of(&self, row: &TimerRow) -> Option<Tier> {
-        let life = &row.life;
-        match life.state {
-            State::Delivering => Some(Tier::Claimed),
-            state if state.is_end() => None,
-            State::Paused => Some(Tier::Cold),
-            _ if life.wake_at >= self.positions.watermark(row.shard) => Some(Tier::Cold),
-            State::Scheduled if row.minute => Some(Tier::Minute),
-            // A minute's slot is cascaded as a whole, once it begins within reach of the second wheel.
-            _ if life.wake_at.floor_minute() > self.near => Some(Tier::Minute),
-            _ => Some(Tier::Second),
-        }
-    }
 }
 
 impl TimerView {

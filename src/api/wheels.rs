@@ -12,7 +12,6 @@ use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures::StreamExt;
 use serde::Serialize;
-use tokio::sync::broadcast::error::RecvError;
 
 use super::ApiState;
 use super::problem::Problem;
@@ -158,20 +157,9 @@ pub async fn wheels(State(state): State<Arc<ApiState>>) -> Result<Response, Prob
         description = "`full` at the start and now and then: all counts. `delta`: the counts that changed, 0 for a slot that \
                        is empty now; once a second with the overview `x`")))]
 pub async fn watch(State(state): State<Arc<ApiState>>) -> Result<Response, Problem> {
-    let (first, frames) = state.service()?.observer.watch().await;
     let event = |frame: Frame| Event::default().event(frame.event).data(&*frame.data);
-    let following = futures::stream::unfold(frames, |mut frames| async move {
-        loop {
-            match frames.recv().await {
-                Ok(frame) => return Some((frame, frames)),
-                // One who was behind has missed some; the next `full` makes it right.
-                Err(RecvError::Lagged(_)) => {}
-                Err(RecvError::Closed) => return None,
-            }
-        }
-    });
-    let events = futures::stream::once(std::future::ready(first))
-        .chain(following)
+    let frames = state.service()?.observer.frames().await;
+    let events = frames
         .map(move |frame| Ok::<_, Infallible>(event(frame)))
         .take_until(state.closing.clone().cancelled_owned());
     Ok(Sse::new(events).keep_alive(KeepAlive::default()).into_response())

@@ -16,6 +16,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use crate::admin;
 use crate::api;
 use crate::clock::{Clock, Monotonic, SystemClock};
 use crate::cold::{ColdStore, Identity};
@@ -80,7 +81,10 @@ pub async fn run(config: Config, clock: Arc<dyn Clock>, stop: CancellationToken)
     let store = ColdStore::open(&config, clock, false, true)?.measured(&metrics);
     let node = Arc::new(Node::new(Arc::clone(&config), metrics, stop.clone()));
     let (phases, failure) = Phases::new();
-    phases.doors.spawn("api", api::serve(listener, Arc::clone(&node), phases.doors.stop.clone()));
+    let closing = phases.doors.stop.clone();
+    let pages = admin::routes(Arc::clone(&node), closing.clone())
+        .map_err(|_| anyhow::anyhow!("this machine gives no random numbers"))?;
+    phases.doors.spawn("api", api::serve(listener, Arc::clone(&node), pages, closing));
     let supervised = supervisor::start(Arc::clone(&node), phases.pulses.clone(), phases.loops.stop.clone());
     tracing::info!(
         "listening on http://{address} (node {}, store {})",

@@ -1,13 +1,11 @@
 //! Output: stdout that may close early, tables, and spans of time for people.
 
 use std::io::{ErrorKind, Write};
-use std::time::Duration;
 
 use comfy_table::{Table, presets};
-use jiff::Unit;
 
 use super::exit::Exit;
-use crate::model::time::{Span, UnixMs};
+pub use crate::model::time::{from_now, human};
 
 /// The reader of stdout is gone (`… | head`). The verb ends; this is no failure.
 #[derive(Debug, thiserror::Error)]
@@ -82,44 +80,9 @@ pub fn table(rows: &[Vec<String>]) -> String {
     table.trim_fmt()
 }
 
-/// A span of time in its two largest units, cut off: `29m 59s`, `3d 4h`, `250ms`.
-pub fn human(span: Duration) -> String {
-    let smallest = match span.as_secs() {
-        0 => Unit::Millisecond,
-        1..3600 => Unit::Second,
-        3600..86_400 => Unit::Minute,
-        _ => Unit::Hour,
-    };
-    let units = Span::from_duration(span).in_units(smallest);
-    units.map_or_else(|_| format!("{span:?}"), |units| format!("{units:#}"))
-}
-
-/// An instant relative to `now`: `in 29m 59s`, `12s ago`.
-pub fn from_now(at: UnixMs, now: UnixMs) -> String {
-    if at > now { format!("in {}", human(at.since(now))) } else { format!("{} ago", human(now.since(at))) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn spans_read_in_two_units() {
-        for (ms, text) in [
-            (0, "0s"),
-            (999, "999ms"),
-            (1000, "1s"),
-            (1_799_999, "29m 59s"),
-            (3_600_000, "1h"),
-            (3_605_000, "1h"),
-            (90_061_000, "1d 1h"),
-            (86_400_000, "1d"),
-        ] {
-            assert_eq!(human(Duration::from_millis(ms)), text);
-        }
-        let (early, late) = (UnixMs::new(0), UnixMs::new(60_000));
-        assert_eq!((from_now(late, early), from_now(early, late)), ("in 1m".into(), "1m ago".into()));
-    }
 
     #[test]
     fn json_is_put_in_one_line_and_keeps_its_text() {

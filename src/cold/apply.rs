@@ -35,8 +35,8 @@ pub enum ChangeEvent {
     Cancel,
     /// Its caller changes it.
     Edit(Edit),
-    /// Its caller wants it to fire now.
-    Fire,
+    /// Its caller wants it to fire now; with a version, only if the timer has it.
+    Fire(Option<Version>),
     /// An attempt ended: what follows if the receiver did not accept it, and its record.
     Attempted(Next, AttemptRecord),
     /// Its claim expired.

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::apply::{Applied, ChangeEvent, Edit};
 use super::end::End;
 use super::row::{AttemptRecord, TimerRow};
-use crate::model::id::{Generation, Uid};
+use crate::model::id::{Generation, Uid, Version};
 use crate::model::time::UnixMs;
 use crate::model::timer::{Answer, AttemptResult, Event, Life, State, Step, Token};
 use crate::planted::{Defect, Planted};
@@ -84,7 +84,10 @@ fn prepare(
     let stale = || Err(Applied::Live(Box::new(row.clone()), Answer::Stale));
     match change {
         ChangeEvent::Cancel => plain(Event::Cancel),
-        ChangeEvent::Fire => plain(Event::Reschedule { due_at: now }),
+        ChangeEvent::Fire(if_version) => {
+            expected(before, *if_version, now)?;
+            plain(Event::Reschedule { due_at: now })
+        }
         ChangeEvent::TooLate(generation) if row.expire_at.is_some_and(|at| at < now) => {
             plain(Event::TooLate { generation: *generation })
         }
@@ -115,14 +118,22 @@ fn prepare(
 /// The event of a caller's edit. If the timer may be changed at all, an edit for another version, and one that
 /// changes nothing, are answered at once.
 fn edit_event(row: &TimerRow, before: Life, wanted: &Edit, now: UnixMs) -> Result<Prepared, Applied> {
-    let may_change = before.step(Event::Relabel, now).answer == Answer::Done;
-    if may_change && wanted.if_version.is_some_and(|version| version != before.version) {
-        return Err(Applied::OtherVersion(before.version));
-    }
+    let may_change = expected(before, wanted.if_version, now)?;
     let (edit, event) = difference(row, wanted);
     match event {
         None if may_change => Err(Applied::Live(Box::new(row.clone()), Answer::Done)),
         event => Ok(Prepared { event: event.unwrap_or(Event::Relabel), record: None, edit: Some(edit) }),
+    }
+}
+
+/// Whether the timer may be changed at all; an error if it may, and has another version than the caller expects.
+fn expected(before: Life, if_version: Option<Version>, now: UnixMs) -> Result<bool, Applied> {
+    let may_change = before.step(Event::Relabel, now).answer == Answer::Done;
+    match if_version {
+        Some(version) if may_change && version != before.version => {
+            Err(Applied::OtherVersion(before.version))
+        }
+        _ => Ok(may_change),
     }
 }
 

@@ -17,6 +17,7 @@ mod error;
 mod forecast;
 mod history;
 mod hook;
+mod late;
 mod notify;
 mod open;
 mod query;
@@ -41,6 +42,7 @@ pub use error::Error;
 pub use forecast::Summary;
 #[cfg(feature = "planted")]
 pub use hook::{Call, FailPoint};
+pub use late::{DeadTimer, LateTimers};
 pub use query::{Filter, Ledger, ListCursor, Page, Verification};
 pub use register::{MAX_BATCH as MAX_REGISTER_BATCH, NewTimer, Registered};
 pub use report::NodeReport;

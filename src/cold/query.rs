@@ -1,6 +1,8 @@
 //! Queries: one timer, lists of timers in due order, attempts, the ledger and its verification.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::str::FromStr;
 
 use sea_orm::{ColumnTrait, EntityTrait, QueryFilter, QueryOrder};
 use serde::Serialize;
@@ -45,6 +47,31 @@ pub struct ListCursor {
     pub uid: Uuid,
     /// Its generation.
     pub generation: i32,
+}
+
+impl fmt::Display for ListCursor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}.{}", self.due_at, self.uid.simple(), self.generation)
+    }
+}
+
+/// The text is no cursor of a list.
+#[derive(Debug, thiserror::Error)]
+#[error("no cursor of a list")]
+pub struct BadCursor;
+
+impl FromStr for ListCursor {
+    type Err = BadCursor;
+
+    fn from_str(text: &str) -> Result<Self, BadCursor> {
+        let mut fields = text.splitn(3, '.');
+        let mut next = || fields.next().ok_or(BadCursor);
+        Ok(Self {
+            due_at: next()?.parse().map_err(|_| BadCursor)?,
+            uid: Uuid::try_parse(next()?).map_err(|_| BadCursor)?,
+            generation: next()?.parse().map_err(|_| BadCursor)?,
+        })
+    }
 }
 
 /// One page of a list.

@@ -201,17 +201,17 @@ impl ColdStore {
             .limit(100)
             .all(&self.db)
             .await?;
-        Ok(rows
-            .into_iter()
-            .rev()
-            .map(|row| ReplayNote {
-                at: UnixMs::new(row.at),
-                shard: row.shard,
-                node: row.node,
-                cause: row.cause,
-                cursor_at: UnixMs::new(row.cursor_at),
-                detail: row.detail,
-            })
-            .collect())
+        Ok(rows.into_iter().rev().map(replay_note).collect())
+    }
+}
+
+pub(super) fn replay_note(row: entity::replay::Model) -> ReplayNote {
+    ReplayNote {
+        at: UnixMs::new(row.at),
+        shard: row.shard,
+        node: row.node,
+        cause: row.cause,
+        cursor_at: UnixMs::new(row.cursor_at),
+        detail: row.detail,
     }
 }

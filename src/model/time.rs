@@ -240,6 +240,23 @@ impl<'de> Deserialize<'de> for Span {
     }
 }
 
+/// A span of time in its two largest units, cut off: `29m 59s`, `3d 4h`, `250ms`.
+pub fn human(span: Duration) -> String {
+    let smallest = match span.as_secs() {
+        0 => Unit::Millisecond,
+        1..3600 => Unit::Second,
+        3600..86_400 => Unit::Minute,
+        _ => Unit::Hour,
+    };
+    let units = Span::from_duration(span).in_units(smallest);
+    units.map_or_else(|_| format!("{span:?}"), |units| format!("{units:#}"))
+}
+
+/// An instant relative to `now`: `in 29m 59s`, `12s ago`.
+pub fn from_now(at: UnixMs, now: UnixMs) -> String {
+    if at > now { format!("in {}", human(at.since(now))) } else { format!("{} ago", human(now.since(at))) }
+}
+
 /// A caller's text for an error message, at most 60 characters of it.
 fn quoted(text: &str) -> String {
     let cut: String = text.chars().take(60).collect();
@@ -335,6 +352,24 @@ mod tests {
         assert_eq!(at("2026-10-25T02:30", "Europe/Berlin").unwrap(), "2026-10-25T00:30:00.000Z");
         assert_eq!(at("2026-10-25T02:30", "Mars/Olympus"), Err(Error::Zone("Mars/Olympus".into())));
         assert!(at("2026-10-25 02:30", "Europe/Berlin").is_err());
+    }
+
+    #[test]
+    fn spans_read_in_two_units() {
+        for (ms, text) in [
+            (0, "0s"),
+            (999, "999ms"),
+            (1000, "1s"),
+            (1_799_999, "29m 59s"),
+            (3_600_000, "1h"),
+            (3_605_000, "1h"),
+            (90_061_000, "1d 1h"),
+            (86_400_000, "1d"),
+        ] {
+            assert_eq!(human(Duration::from_millis(ms)), text);
+        }
+        let (early, late) = (UnixMs::new(0), UnixMs::new(60_000));
+        assert_eq!((from_now(late, early), from_now(early, late)), ("in 1m".into(), "1m ago".into()));
     }
 
     proptest::proptest! {

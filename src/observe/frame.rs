@@ -7,7 +7,7 @@
 //!
 //! `s` are slots of a second, `m` slots of a minute (timers of `precision: minute` among them); ticks count from the Unix
 //! epoch, `now` is in milliseconds. `taken` are the last slots that every shard has taken. `x` is the overview
-//! ([`Extra`]).
+//! (`Extra`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -15,7 +15,9 @@ pub mod slots;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures::{Stream, StreamExt};
 use tokio::sync::broadcast;
+use tokio::sync::broadcast::error::RecvError;
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Monotonic;
@@ -276,6 +278,22 @@ impl Observer {
         let Picture { slots, frames } = &mut *picture;
         let first = frames.first(alone, slots, &overview, &self.sources.config.wheel);
         (first, self.sender.subscribe())
+    }
+
+    /// The same as one stream. It does not end by itself.
+    pub async fn frames(&self) -> impl Stream<Item = Frame> + Send + use<> {
+        let (first, frames) = self.watch().await;
+        let following = futures::stream::unfold(frames, |mut frames| async move {
+            loop {
+                match frames.recv().await {
+                    Ok(frame) => return Some((frame, frames)),
+                    // One who was behind has missed some; the next `full` makes it right.
+                    Err(RecvError::Lagged(_)) => {}
+                    Err(RecvError::Closed) => return None,
+                }
+            }
+        });
+        futures::stream::once(std::future::ready(first)).chain(following)
     }
 
     /// Sets the gauges of what the rooms hold now.

@@ -111,7 +111,7 @@ impl Recent {
         }
     }
 
-    /// How far the counters rose in the last `seconds`, at most [`KEPT`]; less after a start.
+    /// How far the counters rose in the last `seconds`, at most a minute; less after a start.
     pub fn over(&self, seconds: usize) -> Counts {
         let first = self.seconds.len().saturating_sub(seconds + 1);
         match (self.seconds.back(), self.seconds.get(first)) {

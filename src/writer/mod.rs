@@ -116,7 +116,7 @@ impl Writer {
         match event {
             ChangeEvent::Cancel => cancels.with_label_values(&[answer.word()]).inc(),
             ChangeEvent::Edit(_) => changes.with_label_values(&["change", answer.word()]).inc(),
-            ChangeEvent::Fire => changes.with_label_values(&["fire", answer.word()]).inc(),
+            ChangeEvent::Fire(_) => changes.with_label_values(&["fire", answer.word()]).inc(),
             _ => {}
         }
     }

@@ -6,7 +6,7 @@ use std::path::Path;
 const FLOORS: [&[&str]; 14] = [
     &["cli"],
     &["app", "tools"],
-    &["api"],
+    &["api", "admin"],
     &["service"],
     &["observe"],
     &["hot", "sweep", "housekeeping"],

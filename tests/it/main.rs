@@ -16,6 +16,7 @@ mod fleet;
 mod grafana;
 mod layout;
 mod logs;
+mod page;
 mod paths;
 mod races;
 mod rest;

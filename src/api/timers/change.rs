@@ -17,8 +17,9 @@ use crate::api::schema;
 use crate::api::view::TimerView;
 use crate::cold::{ChangeEvent, Edit, TimerRow};
 use crate::model::id::{TimerId, Version};
-use crate::model::timer::{Answer, State as TimerState};
+use crate::model::timer::Answer;
 use crate::service::Service;
+use crate::service::answer::conflict;
 use crate::writer::Changed;
 
 /// What to change: at least one field. A field that is `null` counts as left out, but for `data`.
@@ -103,7 +104,7 @@ pub async fn patch(
     let edit = Edit { due_at, data, labels, if_version };
     match change(service, &timer_id, ChangeEvent::Edit(edit)).await? {
         (row, Answer::Done) => Ok(timer_answer(StatusCode::OK, &row, state.tiers(service))),
-        (row, answer) => Err(conflict(&row, answer)),
+        (row, answer) => Err(refused(&row, answer)),
     }
 }
 
@@ -137,7 +138,7 @@ pub async fn cancel(State(state): State<Arc<ApiState>>, Path(id): Path<String>) 
     match answer {
         Answer::Cancelled => Ok(Json(Cancelled { outcome: "cancelled" }).into_response()),
         Answer::Stopped => Ok(Json(Cancelled { outcome: "stopped" }).into_response()),
-        other => Err(conflict(&row, other)),
+        other => Err(refused(&row, other)),
     }
 }
 
@@ -147,9 +148,9 @@ pub async fn cancel(State(state): State<Arc<ApiState>>, Path(id): Path<String>) 
         (status = 409, body = Problem, description = "in_flight, already_fired, already_cancelled")))]
 pub async fn fire(State(state): State<Arc<ApiState>>, Path(id): Path<String>) -> ApiResult {
     let service = state.service()?;
-    match change(service, &parse_id(&id)?, ChangeEvent::Fire).await? {
+    match change(service, &parse_id(&id)?, ChangeEvent::Fire(None)).await? {
         (row, Answer::Done) => Ok(timer_answer(StatusCode::ACCEPTED, &row, state.tiers(service))),
-        (row, answer) => Err(conflict(&row, answer)),
+        (row, answer) => Err(refused(&row, answer)),
     }
 }
 
@@ -169,34 +170,7 @@ async fn change(service: &Service, id: &TimerId, event: ChangeEvent) -> Result<(
     }
 }
 
-fn conflict(row: &TimerRow, answer: Answer) -> Problem {
-    let id = &row.id;
-    let (code, detail) = match (answer, row.life.state) {
-        (Answer::InFlight, TimerState::Cancelled) => (
-            "in_flight",
-            format!(
-                "`{id}` is cancelled, but the outcome of an earlier attempt is not known: the receiver may have got it"
-            ),
-        ),
-        (Answer::InFlight, TimerState::Delivering) if row.life.cancel_requested => (
-            "in_flight",
-            format!(
-                "an attempt of `{id}` is under way; the cancel is recorded and no further attempt starts"
-            ),
-        ),
-        (Answer::InFlight, _) => {
-            ("in_flight", format!("an attempt of `{id}` is under way, or its outcome is not known"))
-        }
-        (Answer::AlreadyCancelled, _) => ("already_cancelled", format!("`{id}` was cancelled before")),
-        (_, TimerState::Expired) => (
-            "already_fired",
-            format!("`{id}` is over: it was found later than its grace and expired; nothing was sent"),
-        ),
-        (_, TimerState::Dead) => (
-            "already_fired",
-            format!("`{id}` is over: it ran out of attempts, or its receiver is gone (410)"),
-        ),
-        _ => ("already_fired", format!("`{id}` was delivered before")),
-    };
+fn refused(row: &TimerRow, answer: Answer) -> Problem {
+    let (code, detail) = conflict(row, answer);
     Problem::new(StatusCode::CONFLICT, code, detail)
 }

@@ -1,10 +1,6 @@
 //! `GET /v1/timers/{id}/explain`: a timer's life in order, and what it waits for, in words.
-//!
-//! It is made from the timer's row, its attempts and the replays of its shard; nothing is stored for it alone. The
-//! moment of the promotion is computed from the watermark, so it is exact to a step of the loader.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::Json;
 use axum::extract::{Path, State};
@@ -15,12 +11,9 @@ use super::{ApiResult, TimerPath, read};
 use crate::api::ApiState;
 use crate::api::problem::Problem;
 use crate::api::schema;
-use crate::api::view::{Tier, TimerView};
-use crate::cold::{AttemptRecord, ReplayNote, TimerRow};
-use crate::config::Config;
-use crate::model::pointer::Via;
-use crate::model::time::{Span, UnixMs};
-use crate::model::timer::State as TimerState;
+use crate::api::view::TimerView;
+use crate::model::time::UnixMs;
+use crate::service::explain::{LifeEvent, explain as explained};
 
 /// A timer's life.
 #[derive(Serialize, utoipa::ToSchema)]
@@ -50,14 +43,9 @@ pub struct EventView {
     detail: Option<String>,
 }
 
-impl EventView {
-    fn new(at: UnixMs, event: &'static str, detail: impl Into<String>) -> Self {
-        Self { at, event, node: None, detail: Some(detail.into()) }
-    }
-
-    fn by(mut self, node: &str) -> Self {
-        self.node = Some(node.to_owned());
-        self
+impl From<LifeEvent> for EventView {
+    fn from(event: LifeEvent) -> Self {
+        Self { at: event.at, event: event.event, node: event.node, detail: event.detail }
     }
 }
 
@@ -67,181 +55,11 @@ impl EventView {
 pub async fn explain(State(state): State<Arc<ApiState>>, Path(id): Path<String>) -> ApiResult {
     let service = state.service()?;
     let row = read::find(service, &id).await?;
-    let attempts = service.store.attempts(&row).await?;
-    let now = service.store.clock().now();
-    let replays = service.store.replays(row.shard, row.created_at, row.ended_at.unwrap_or(now)).await?;
-    let tiers = state.tiers(service);
-    let facts = Facts { row: &row, config: &state.node.config, tier: tiers.of(&row), now };
+    let explained = explained(service, &state.node.config, &row).await?;
     let explanation = Explanation {
-        events: facts.events(&attempts, replays),
-        waiting_for: facts.waiting_for(!service.positions.unreachable().contains(&row.shard)),
-        timer: TimerView::new(&row, tiers),
+        events: explained.events.into_iter().map(EventView::from).collect(),
+        waiting_for: explained.waiting_for,
+        timer: TimerView::new(&row, state.tiers(service)),
     };
     Ok(Json(explanation).into_response())
-}
-
-/// What an explanation is made from.
-struct Facts<'a> {
-    row: &'a TimerRow,
-    config: &'a Config,
-    tier: Option<Tier>,
-    now: UnixMs,
-}
-
-impl Facts<'_> {
-    fn events(&self, attempts: &[AttemptRecord], replays: Vec<ReplayNote>) -> Vec<EventView> {
-        let (row, life) = (self.row, &self.row.life);
-        let mut events = vec![EventView::new(row.created_at, "registered", self.registration())];
-        events.extend(self.promotion());
-        // A replay concerns the timers that were due within the window at that time.
-        let window = self.config.wheel.window.get();
-        let concerned = |note: &ReplayNote| life.due_at < note.at.plus(window);
-        events.extend(replays.into_iter().filter(concerned).map(|note| {
-            let detail = format!("shard {}: {}; {}", note.shard, note.cause, note.detail);
-            EventView::new(note.at, "replayed", detail).by(&note.node)
-        }));
-        let over = row.ended_at.unwrap_or(self.now);
-        if life.due_at <= over {
-            events.push(EventView { at: life.due_at, event: "due", node: None, detail: None });
-        }
-        if let (Some(at), Some(node)) = (row.claimed_at, &row.node) {
-            events.push(EventView::new(at, "claimed", self.claim(at)).by(node));
-        }
-        for record in attempts {
-            events.push(
-                EventView::new(UnixMs::new(record.started_at), "attempt", attempt_line(record))
-                    .by(&record.node),
-            );
-        }
-        if let Some(at) = row.ended_at {
-            let detail = life.uncertain.then(|| "the outcome of an attempt is not known".to_owned());
-            events.push(EventView { at, event: life.state.word(), node: None, detail });
-        }
-        events.sort_by_key(|event| event.at);
-        events
-    }
-
-    fn registration(&self) -> String {
-        let (row, life) = (self.row, &self.row.life);
-        match life.generation.0 {
-            1 => format!("due at {}, shard {}", life.due_at.rfc3339(), row.shard),
-            n => format!(
-                "shard {}; changed since: generation {n} is due at {}",
-                row.shard,
-                life.due_at.rfc3339()
-            ),
-        }
-    }
-
-    /// When its pointer went into the wheels, if the watermark or the claim shows that it did.
-    fn promotion(&self) -> Option<EventView> {
-        let (row, life) = (self.row, &self.row.life);
-        let window = self.config.wheel.window;
-        let opened = UnixMs::new(life.due_at.get() - i64::try_from(window.get().as_millis()).unwrap_or(0));
-        let by_writer = opened <= row.created_at;
-        let claimed_from_wheels = matches!(row.via, Some(Via::Loader | Via::Express | Via::Replay));
-        let in_wheels = matches!(self.tier, Some(Tier::Minute | Tier::Second));
-        (claimed_from_wheels || (row.via.is_none() && in_wheels)).then(|| match by_writer {
-            true => {
-                EventView::new(row.created_at, "promoted", "into the wheels at once: due within the window")
-            }
-            false => EventView::new(
-                opened,
-                "promoted",
-                format!("from SQL into the minute wheel, {window} before it is due"),
-            ),
-        })
-    }
-
-    fn claim(&self, at: UnixMs) -> String {
-        let (row, life) = (self.row, &self.row.life);
-        let how = match row.via {
-            Some(Via::Loader) => "its slot came up, where the loader had put it",
-            Some(Via::Express) => "its slot came up, or was just passing, when it was written",
-            Some(Via::Replay) => "a replay found it overdue in SQL",
-            Some(Via::Sweep) => "the sweep found it overdue in SQL: no wheel had brought it",
-            None => "by an earlier version",
-        };
-        let late = at.since(life.due_at);
-        let late = if late > Duration::from_millis(1) && life.attempt <= 1 {
-            format!(", {} after it was due", Span::from_duration(late))
-        } else {
-            String::new()
-        };
-        format!("attempt {}: {how}{late}", life.attempt)
-    }
-
-    fn waiting_for(&self, wheels_up: bool) -> Option<String> {
-        let (row, life) = (self.row, &self.row.life);
-        let at = life.wake_at.rfc3339();
-        let attempts = row.policies.max_attempts();
-        let overdue = life.wake_at <= self.now;
-        let window = self.config.wheel.window;
-        // While the wheels do not answer, the sweep finds the timers that are in them.
-        let within = life.wake_at < self.now.plus(window.get());
-        Some(match life.state {
-            state if state.is_end() => return None,
-            TimerState::Delivering => format!(
-                "the outcome of attempt {}, made by {}; if nothing is reported by {at}, it counts as unknown and is made again",
-                life.attempt,
-                row.node.as_deref().unwrap_or("a node"),
-            ),
-            TimerState::Paused => "to be resumed".to_owned(),
-            _ if overdue && life.due_at <= self.now => {
-                "its claim: it is due; its receiver, or the node, may have as many attempts under way as it can"
-                    .to_owned()
-            }
-            TimerState::Retrying => format!("attempt {} of {attempts}, at {at}", life.attempt + 1),
-            _ if !self.config.wheel.enabled => {
-                format!("its due time, {at}; the wheels are off, the sweep will find it in SQL")
-            }
-            _ if !wheels_up && within => {
-                format!("its due time, {at}; the wheels do not answer, the sweep will find it in SQL")
-            }
-            _ => match self.tier {
-                Some(tier @ (Tier::Minute | Tier::Second)) => {
-                    format!("its due time, {at}, in the {} wheel", tier.word())
-                }
-                _ => {
-                    format!("its due time, {at}; it rests in SQL until {window} before, and is promoted then")
-                }
-            },
-        })
-    }
-}
-
-fn attempt_line(record: &AttemptRecord) -> String {
-    let took = UnixMs::new(record.ended_at).since(UnixMs::new(record.started_at)).as_millis();
-    let status = record.status.map(|status| format!(" (HTTP {status})")).unwrap_or_default();
-    let detail = record.detail.as_deref().map(|detail| format!(": {detail}")).unwrap_or_default();
-    let generation = record.generation;
-    format!(
-        "attempt {} of generation {generation}: {}{status} after {took} ms{detail}",
-        record.attempt,
-        record.result.word()
-    )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_attempt_is_one_line() {
-        let record = AttemptRecord {
-            generation: 1,
-            attempt: 2,
-            started_at: 1000,
-            ended_at: 1020,
-            result: crate::model::timer::AttemptResult::Failed,
-            status: Some(500),
-            reply: None,
-            detail: Some("answered 500".into()),
-            node: "n".into(),
-        };
-        assert_eq!(
-            attempt_line(&record),
-            "attempt 2 of generation 1: failed (HTTP 500) after 20 ms: answered 500"
-        );
-    }
 }

@@ -120,7 +120,7 @@ pub async fn list(
     let page = service.store.list(&filter, cursor, limit).await?;
     let items: Vec<TimerView> =
         page.rows.iter().map(|row| TimerView::new(row, state.tiers(service))).collect();
-    Ok(Json(ListAnswer { items, next: page.next.map(cursor_text) }).into_response())
+    Ok(Json(ListAnswer { items, next: page.next.map(|next| next.to_string()) }).into_response())
 }
 
 fn filter_of(
@@ -163,9 +163,9 @@ fn filter_of(
                 Ok(n) if (1..=MAX_LIST).contains(&n) => limit = n,
                 _ => bad("range", format!("from 1 to {MAX_LIST}")),
             },
-            "cursor" => match place_after(&value) {
-                Some(place) => cursor = Some(place),
-                None => bad("bad_cursor", "give `next` of the page before, unchanged".into()),
+            "cursor" => match value.parse() {
+                Ok(place) => cursor = Some(place),
+                Err(_) => bad("bad_cursor", "give `next` of the page before, unchanged".into()),
             },
             "destination" | "queue" | "schedule" => {
                 bad("not_supported", "not supported by this version".into())
@@ -179,17 +179,4 @@ fn filter_of(
         }
     }
     if errors.is_empty() { Ok((filter, limit, cursor)) } else { Err(Problem::invalid(errors)) }
-}
-
-fn cursor_text(place: ListCursor) -> String {
-    format!("{}.{}.{}", place.due_at, place.uid.simple(), place.generation)
-}
-
-fn place_after(text: &str) -> Option<ListCursor> {
-    let mut fields = text.splitn(3, '.');
-    Some(ListCursor {
-        due_at: fields.next()?.parse().ok()?,
-        uid: uuid::Uuid::try_parse(fields.next()?).ok()?,
-        generation: fields.next()?.parse().ok()?,
-    })
 }

@@ -45,7 +45,9 @@ impl Named {
                 self.walk(&binary.rhs);
             }
             Expr::Call(call) => {
-                if call.func.name == "histogram_quantile" && !sums_buckets(call.args.args.last()) {
+                if call.func.name == "histogram_quantile"
+                    && !sums_buckets(call.args.args.last().map(|last| &**last))
+                {
                     self.faults.push("histogram_quantile of something else than `sum by (le, …)`".to_owned());
                 }
                 for argument in &call.args.args {
@@ -69,8 +71,8 @@ impl Named {
     }
 }
 
-fn sums_buckets(of: Option<&Box<Expr>>) -> bool {
-    let Some(Expr::Aggregate(aggregate)) = of.map(|of| &**of) else { return false };
+fn sums_buckets(of: Option<&Expr>) -> bool {
+    let Some(Expr::Aggregate(aggregate)) = of else { return false };
     let by_le = matches!(&aggregate.modifier, Some(LabelModifier::Include(by)) if by.labels.iter().any(|label| label == "le"));
     aggregate.op.to_string() == "sum" && by_le
 }

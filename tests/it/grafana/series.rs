@@ -106,8 +106,8 @@ fn wanted<'a>(op: &MatchOp, value: &'a str) -> Vec<&'a str> {
 }
 
 fn metric(sample: &str, is_histogram: impl Fn(&str) -> bool) -> &str {
-    let bases = ["_bucket", "_sum", "_count"].iter().filter_map(|suffix| sample.strip_suffix(suffix));
-    bases.filter(|base| is_histogram(base)).next().unwrap_or(sample)
+    let mut bases = ["_bucket", "_sum", "_count"].iter().filter_map(|suffix| sample.strip_suffix(suffix));
+    bases.find(|base| is_histogram(base)).unwrap_or(sample)
 }
 
 #[test]

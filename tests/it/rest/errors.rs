@@ -109,7 +109,6 @@ async fn what_is_not_there_is_404_and_a_wrong_method_405() {
         (Method::DELETE, "/v1/timers/none"),
         (Method::POST, "/v1/timers/none/fire"),
         (Method::GET, "/v1/timers/tmr_00000000000000000000000000000000"),
-        (Method::GET, "/"),
         (Method::GET, "/v1"),
         (Method::GET, "/v1/nothing"),
         (Method::GET, "/v1/timers/a/b/c"),

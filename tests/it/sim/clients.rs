@@ -198,7 +198,7 @@ impl Clients {
                         Ask::Move(_, due_at) => {
                             ChangeEvent::Edit(Edit { due_at: Some(*due_at), ..Edit::default() })
                         }
-                        _ => ChangeEvent::Fire,
+                        _ => ChangeEvent::Fire(None),
                     };
                     let applied = writer.apply(&[Change { uid: *uid, event }]).await.remove(0);
                     if let Ok(Applied::Live(row, Answer::Done)) = &applied {

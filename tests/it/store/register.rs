@@ -70,7 +70,7 @@ async fn changes_of_one_timer_in_one_batch_see_each_other(f: Fixture) {
     let uid = f.put("t", 60_000).await;
     let later = f.now().plus(Duration::from_secs(120));
     let edit = |due_at| ChangeEvent::Edit(Edit { due_at: Some(due_at), ..Edit::default() });
-    let batch = [edit(later), ChangeEvent::Fire, ChangeEvent::Cancel, ChangeEvent::Cancel]
+    let batch = [edit(later), ChangeEvent::Fire(None), ChangeEvent::Cancel, ChangeEvent::Cancel]
         .map(|event| Change { uid, event });
     let answers = f.apply(&batch).await;
     assert!(

@@ -1,0 +1,273 @@
+//! What all pages have: navigation, banner, footer, and the page that says what went wrong.
+
+use std::sync::Arc;
+
+use askama::Template;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+
+use super::guard::Visit;
+use super::session::Session;
+use super::words::Zone;
+use super::{Admin, assets, html};
+use crate::cold::Error as ColdError;
+
+/// The pages of the navigation.
+const PAGES: [(&str, &str); 6] = [
+    ("/", "Overview"),
+    ("/timers", "Timers"),
+    ("/ahead", "Ahead"),
+    ("/late", "Late and dead"),
+    ("/receivers", "Receivers"),
+    ("/nodes", "Nodes"),
+];
+
+/// What may be wrong with a node while it runs, in the words of the banner. Worse ones first.
+const DEGRADED: [(&str, &str, &str); 4] = [
+    ("starting", "lost", "Starting: this node does not fire yet."),
+    (
+        "store",
+        "lost",
+        "The cold store does not answer or cannot be written: nothing is registered, changed or fired until it does.",
+    ),
+    ("redis", "late", "The wheels are away: timers fire from SQL, up to a second late. None is lost."),
+    (
+        "wheels_off",
+        "late",
+        "The wheels are off (`wheel.enabled`): timers fire from SQL, up to a second late.",
+    ),
+];
+
+/// One line of the banner.
+pub struct Banner {
+    pub key: &'static str,
+    pub class: &'static str,
+    pub text: &'static str,
+    /// It is so now.
+    pub holds: bool,
+}
+
+/// What all pages have.
+pub struct Frame {
+    /// The title of the page and of its window.
+    pub title: String,
+    /// The page of the navigation that it is or belongs to.
+    pub here: &'static str,
+    /// The reader's time zone.
+    pub zone: Zone,
+    /// Path and query of this page.
+    pub path: String,
+    /// For its forms.
+    pub token: String,
+    /// How the browser reaches this server.
+    pub base: String,
+    /// The node that answers.
+    pub node: String,
+    /// Its version.
+    pub version: &'static str,
+    /// Calls of the API need a key.
+    pub keyed: bool,
+    /// The reader may see what is behind the login.
+    pub may_see: bool,
+    /// The page hears by itself what is degraded.
+    pub is_live: bool,
+    /// What is wrong with the node: keys of [`DEGRADED`].
+    pub degraded: Vec<&'static str>,
+}
+
+impl Frame {
+    /// The frame of a page.
+    pub fn new(admin: &Admin, visit: &Visit, here: &'static str, title: impl Into<String>) -> Self {
+        Self {
+            title: title.into(),
+            here,
+            zone: visit.zone,
+            path: visit.path.clone(),
+            token: visit.token.clone(),
+            base: visit.base.clone(),
+            node: admin.node.config.node.name.clone(),
+            version: env!("CARGO_PKG_VERSION"),
+            keyed: !admin.node.keys.is_open(),
+            may_see: admin.may_see(&visit.session),
+            is_live: false,
+            degraded: admin.degraded(),
+        }
+    }
+
+    /// The frame of a page whose script hears what is degraded.
+    pub fn live(self) -> Self {
+        Self { is_live: true, ..self }
+    }
+
+    /// The address of an asset.
+    pub fn asset(&self, name: &str) -> String {
+        assets::address(name)
+    }
+
+    /// The pages of the navigation, by address.
+    pub fn pages(&self) -> [(&'static str, &'static str); 6] {
+        PAGES
+    }
+
+    /// The lines of the banner.
+    pub fn banners(&self) -> Vec<Banner> {
+        let banner = |(key, class, text): (&'static str, &'static str, &'static str)| Banner {
+            key,
+            class,
+            text,
+            holds: self.degraded.contains(&key),
+        };
+        // A live page shows and hides all of them by itself.
+        DEGRADED.into_iter().map(banner).filter(|one| one.holds || self.is_live).collect()
+    }
+
+    /// A call that registers a first timer here.
+    pub fn first_curl(&self) -> String {
+        let key = if self.keyed { " \\\n  -H \"Authorization: Bearer $MAINSPRING_KEY\"" } else { "" };
+        format!(
+            "curl -X PUT {}/v1/timers/tea{key} -d '{{\n  \"delay\": \"PT5S\",\n  \"target\": {{\"webhook\": {{\"url\": \
+             \"http://127.0.0.1:7700/\"}}}},\n  \"data\": {{\"say\": \"tea is ready\"}}\n}}'",
+            self.base
+        )
+    }
+}
+
+impl Admin {
+    /// Whether this session may see pages.
+    pub(super) fn may_see(&self, session: &Session) -> bool {
+        self.node.keys.is_open() || session.caller.is_some()
+    }
+
+    /// What is wrong with this node: the keys of [`DEGRADED`].
+    pub(super) fn degraded(&self) -> Vec<&'static str> {
+        let Some(service) = self.node.service() else { return vec!["starting"] };
+        let wheels = self.node.config.wheel.enabled;
+        let states = [
+            ("starting", !self.node.has_recovered()),
+            ("store", self.node.has_recovered() && !self.node.can_write()),
+            ("redis", wheels && self.node.has_recovered() && !service.positions.unreachable().is_empty()),
+            ("wheels_off", !wheels),
+        ];
+        states.into_iter().filter(|(_, holds)| *holds).map(|(key, _)| key).collect()
+    }
+}
+
+#[derive(Template)]
+#[template(path = "banner.html", config = ".askama.toml")]
+struct BannerPart {
+    frame: Frame,
+}
+
+/// `GET /banner`: the banner alone, read again every few seconds.
+pub async fn banner(State(admin): State<Arc<Admin>>, visit: Visit) -> Response {
+    html(&BannerPart { frame: Frame::new(&admin, &visit, "", "") })
+}
+
+/// A page that leads on to an address of this server: a browser sends the session's cookie with that step.
+#[derive(Template)]
+#[template(path = "bounce.html", config = ".askama.toml")]
+pub struct Bounce {
+    /// The address.
+    pub path: String,
+}
+
+#[derive(Template)]
+#[template(path = "trouble.html", config = ".askama.toml")]
+struct TroublePage {
+    frame: Frame,
+    text: String,
+    way_on: Option<(String, &'static str)>,
+}
+
+/// Something went wrong: a status, and a page that says it.
+#[derive(Debug, Clone)]
+pub struct Trouble {
+    status: StatusCode,
+    title: &'static str,
+    text: String,
+    way_on: Option<(String, &'static str)>,
+}
+
+impl Trouble {
+    fn new(status: StatusCode, title: &'static str, text: impl Into<String>) -> Self {
+        Self { status, title, text: text.into(), way_on: None }
+    }
+
+    fn leads(self, path: impl Into<String>, name: &'static str) -> Self {
+        Self { way_on: Some((path.into(), name)), ..self }
+    }
+
+    /// The service has not reached its store yet.
+    pub fn starting() -> Self {
+        let text = "The cold store has not answered since this node was started. It goes on trying.";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "Starting", text)
+    }
+
+    /// A defect; the log has more.
+    pub fn internal() -> Self {
+        let text = "The service failed at this page; the failure is in its log.";
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "This page failed", text)
+    }
+
+    /// The page took too long.
+    pub fn slow() -> Self {
+        let text = "The cold store did not answer within 30 seconds.";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "No answer in time", text)
+    }
+
+    /// A form that another site has sent.
+    pub fn foreign() -> Self {
+        let text = "This form was not sent by a page of this server, so nothing was done.";
+        Self::new(StatusCode::FORBIDDEN, "Refused", text)
+    }
+
+    /// A form that does not belong to this session.
+    pub fn stale() -> Self {
+        let text = "This form is too old: its session has ended, or the server was started anew. Nothing was done. Go \
+                    back, load the page again, and repeat it.";
+        Self::new(StatusCode::FORBIDDEN, "Too old", text)
+    }
+
+    /// A form that is larger than any of ours.
+    pub fn large() -> Self {
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "Too large", "Mark fewer timers. Nothing was done.")
+    }
+
+    /// There is no timer of this id.
+    pub fn no_timer(id: &str) -> Self {
+        let shown: String = id.chars().take(128).collect();
+        let text = format!("There is no timer {shown}, live or within the history that is kept.");
+        Self::new(StatusCode::NOT_FOUND, "No such timer", text).leads("/timers", "Search")
+    }
+
+    /// The caller's quota is spent.
+    pub fn quota(detail: &str) -> Self {
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "Too many", format!("Nothing was done: {detail}."))
+    }
+
+    /// The page of this trouble.
+    pub fn render(self, admin: &Admin, visit: Visit) -> Response {
+        let frame = Frame::new(admin, &visit, "", self.title);
+        let page = html(&TroublePage { frame, text: self.text, way_on: self.way_on });
+        (self.status, page).into_response()
+    }
+}
+
+impl From<ColdError> for Trouble {
+    fn from(why: ColdError) -> Self {
+        // The store's own message may hold addresses and names: it goes to the log only.
+        tracing::debug!(%why, "a page is answered with 503");
+        let text = "The cold store does not answer now. Load the page again in a moment.";
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "The cold store is away", text)
+    }
+}
+
+impl IntoResponse for Trouble {
+    /// Carries the trouble as an extension; [`super::guard::admit`] makes the page.
+    fn into_response(self) -> Response {
+        let mut response = self.status.into_response();
+        response.extensions_mut().insert(self);
+        response
+    }
+}

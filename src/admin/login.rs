@@ -1,0 +1,107 @@
+//! Login, logout, and the reader's time zone.
+
+use std::sync::Arc;
+
+use askama::Template;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Redirect, Response};
+
+use super::frame::Frame;
+use super::guard::{NewSession, Visit, ZONE, set_cookie};
+use super::words::Zone;
+use super::{Admin, html};
+use crate::clock::{Clock, SystemClock};
+
+/// How long a browser keeps the time zone, in seconds: a year.
+const ZONE_KEPT: u64 = 365 * 86_400;
+
+#[derive(Template)]
+#[template(path = "login.html", config = ".askama.toml")]
+struct LoginPage {
+    frame: Frame,
+    to: String,
+    wrong: Option<&'static str>,
+}
+
+/// The address to go on to after a form: one of this server, or `otherwise`.
+pub fn way_on(to: &str, otherwise: &str) -> String {
+    // `//host` and `/\host` are addresses of another server.
+    let is_ours = to.starts_with('/')
+        && !to[1..].starts_with(['/', '\\'])
+        && to.bytes().all(|b| (0x21..0x7f).contains(&b));
+    if is_ours { to.to_owned() } else { otherwise.to_owned() }
+}
+
+/// `GET /login`.
+pub async fn form(State(admin): State<Arc<Admin>>, visit: Visit) -> Response {
+    let query = visit.path.split_once('?').map_or("", |(_, query)| query);
+    let to = url::form_urlencoded::parse(query.as_bytes()).find(|(name, _)| name == "to");
+    let to = way_on(to.as_ref().map_or("", |(_, to)| to), "/");
+    if admin.may_see(&visit.session) {
+        return Redirect::to(&to).into_response();
+    }
+    html(&LoginPage { frame: Frame::new(&admin, &visit, "", "Log in"), to, wrong: None })
+}
+
+/// `POST /login`: a key opens a session.
+pub async fn login(State(admin): State<Arc<Admin>>, visit: Visit) -> Response {
+    let to = way_on(visit.form.get("to"), "/");
+    if admin.may_see(&visit.session) {
+        return Redirect::to(&to).into_response();
+    }
+    let Some(caller) = admin.node.keys.find(visit.form.get("key")) else {
+        tracing::warn!("a login to the page with a key that is not known here");
+        let wrong = Some("This key is not known here.");
+        let page = LoginPage { frame: Frame::new(&admin, &visit, "", "Log in"), to, wrong };
+        return (StatusCode::UNAUTHORIZED, html(&page)).into_response();
+    };
+    match admin.random() {
+        Ok(nonce) => {
+            let session = admin.sessions.begin(Some(caller), SystemClock.now(), nonce);
+            let mut response = Redirect::to(&to).into_response();
+            response.extensions_mut().insert(NewSession(session));
+            response
+        }
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+/// `POST /logout`: the session ends.
+pub async fn logout(State(admin): State<Arc<Admin>>, visit: Visit) -> Response {
+    let now = SystemClock.now();
+    admin.sessions.end(&visit.session, now);
+    let Ok(nonce) = admin.random() else { return StatusCode::INTERNAL_SERVER_ERROR.into_response() };
+    let mut response = Redirect::to("/login").into_response();
+    response.extensions_mut().insert(NewSession(admin.sessions.begin(None, now, nonce)));
+    response
+}
+
+/// `POST /zone`: the time zone in which pages show times. A name that is no zone changes nothing.
+pub async fn zone(visit: Visit) -> Response {
+    let form = &visit.form;
+    let asked = if form.get("here").is_empty() { form.get("zone") } else { form.get("here") };
+    let mut response = Redirect::to(&way_on(form.get("to"), "/")).into_response();
+    if let Some(zone) = Zone::parse(asked.trim()) {
+        let secure = visit.base.starts_with("https:");
+        set_cookie(&mut response, ZONE, &zone.to_string(), ZONE_KEPT, secure);
+    }
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_way_on_never_leads_to_another_server() {
+        for ours in ["/", "/timers?state=dead", "/timers/a:b?show=data#data"] {
+            assert_eq!(way_on(ours, "/x"), ours);
+        }
+        for foreign in
+            ["", "//evil.example", "/\\evil.example", "https://evil.example", "/a\r\nb: c", "timers", "/\t/x"]
+        {
+            assert_eq!(way_on(foreign, "/x"), "/x", "{foreign}");
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Cancel, move, fire from the page: what is said before, what is done, and that the API says the same.
+
+use serde_json::json;
+
+use super::{Page, Visitor, later};
+use crate::support::{Api, Node, NodeBuilder, Receiver, eventually, in_state, on_both, to};
+
+/// Marks timers on a page and asks what would happen.
+async fn asked(visitor: &Visitor, action: &str, ids: &[&str]) -> Page {
+    let list = visitor.get("/timers").await;
+    let mut fields = vec![("token", list.token()), ("action", action), ("to", "/timers")];
+    fields.extend(ids.iter().map(|id| ("id", *id)));
+    let page = visitor.post("/act", &fields).await;
+    assert_eq!(page.status, 200, "{}", page.text);
+    page
+}
+
+/// Sends the form of that page, as its button does, with more fields.
+async fn sent(visitor: &Visitor, page: &Page, more: &[(&str, &str)]) -> Page {
+    let (ids, versions) = (page.hidden("id"), page.hidden("version"));
+    let action = page.hidden("action").pop().expect("an action");
+    let mut fields = vec![("token", page.token()), ("action", action.as_str()), ("to", "/timers")];
+    for (id, version) in ids.iter().zip(&versions) {
+        fields.extend([("id", id.as_str()), ("version", version.as_str())]);
+    }
+    fields.extend(more);
+    visitor.post("/act/now", &fields).await
+}
+
+/// The answers of a page: the code, and the ids.
+fn answers(page: &Page) -> Vec<(String, Vec<String>)> {
+    let rows = page.between("<tbody>", "</tbody>").split("<tr>").skip(1);
+    rows.map(|row| {
+        let code = row.split_once("<b").and_then(|(_, rest)| rest.split_once('>')).expect("a code").1;
+        let code = code.split('<').next().unwrap_or_default().to_owned();
+        let ids = row.split("href=\"/timers/").skip(1).map(|rest| rest.split('"').next().unwrap_or_default());
+        (code, ids.map(str::to_owned).collect())
+    })
+    .collect()
+}
+
+/// Timers in every state that a cancel may meet.
+async fn in_every_state(api: &Api, receiver: &Receiver) {
+    let at = |path: &str| json!({"delay": "PT0S", "target": to(receiver.url(path)), "retry": {"attempts": 3, "first": "PT1H"}});
+    for (id, timer) in [
+        ("waits", later()),
+        ("cancelled", later()),
+        ("delivered", at("/ok")),
+        ("retries", at("/status/500")),
+        ("flies", at("/hang")),
+        ("dead", at("/status/410")),
+    ] {
+        assert_eq!(api.put(id, &timer).await.0, 201);
+    }
+    assert_eq!(api.delete("cancelled").await.0, 200);
+    for (id, state) in
+        [("delivered", "delivered"), ("retries", "retrying"), ("flies", "delivering"), ("dead", "dead")]
+    {
+        in_state(api, id, state).await;
+    }
+}
+
+const STATES: [&str; 6] = ["waits", "cancelled", "delivered", "retries", "flies", "dead"];
+
+async fn a_cancel_from_the_page_has_the_answer_of_the_api(builder: NodeBuilder) {
+    let node = builder.start_ready().await;
+    let (api, receiver, visitor) = (node.api(), Receiver::start().await, Visitor::new(&node));
+    in_every_state(&api, &receiver).await;
+    let page = asked(&visitor, "cancel", &STATES).await;
+    assert_eq!(page.heading(), "Cancel 3 timers?");
+    assert!(page.text.contains(">Cancel 3 timers</button>"), "the button names it: {}", page.text);
+    assert_eq!(page.hidden("id"), ["waits", "retries", "flies"], "the others are over");
+    for effect in [
+        "Cancelled: nothing was and nothing will be sent.",
+        "Stopped: its earlier attempts surely failed",
+        "No further attempt starts.",
+        "Nothing: it is over.",
+    ] {
+        assert!(page.text.contains(effect), "{effect}: {}", page.text);
+    }
+    assert_eq!(api.timer("waits").await.1["state"], "scheduled", "nothing has happened yet");
+    let told = sent(&visitor, &page, &[]).await;
+    assert_eq!(told.status, 200);
+    let mut told = answers(&told);
+    told.sort();
+    let expected = [("cancelled", "waits"), ("in_flight", "flies"), ("stopped", "retries")];
+    assert_eq!(told, expected.map(|(code, id)| (code.to_owned(), vec![id.to_owned()])));
+    // The API's answer to the same cancel is the same.
+    for (code, id) in expected {
+        let (status, answer) = api.delete(id).await;
+        let said = if status == 200 { &answer["outcome"] } else { &answer["code"] };
+        assert_eq!(said, code, "{id}");
+    }
+    // What is over is told when it is sent all the same: somebody may have been quicker.
+    let again = visitor
+        .post(
+            "/act/now",
+            &[("token", page.token()), ("action", "cancel"), ("id", "delivered"), ("id", "none")],
+        )
+        .await;
+    let mut told = answers(&again);
+    told.sort();
+    assert_eq!(
+        told,
+        [("already_fired", "delivered"), ("not_found", "none")]
+            .map(|(code, id)| (code.to_owned(), vec![id.to_owned()]))
+    );
+}
+
+#[tokio::test]
+async fn a_move_sets_the_time_that_the_reader_means() {
+    let node = Node::builder().start_ready().await;
+    let (api, visitor) = (node.api(), Visitor::new(&node));
+    for id in ["a", "b"] {
+        assert_eq!(api.put(id, &later()).await.0, 201);
+    }
+    visitor.set_cookie("mainspring_zone", "Asia/Shanghai");
+    let page = asked(&visitor, "move", &["a", "b"]).await;
+    assert_eq!(page.heading(), "Move 2 timers?");
+    for (at, delay, wrong) in [
+        ("", "", "Give the new due time."),
+        ("2099-01-01T00:00", "PT1H", "Give either the time or the delay"),
+        ("tomorrow", "", "is not an RFC 3339 time"),
+        ("", "1h", "is not an ISO 8601 duration"),
+    ] {
+        let answer = sent(&visitor, &page, &[("at", at), ("delay", delay)]).await;
+        assert_eq!(answer.status, 422, "{at} {delay}");
+        assert!(answer.text.contains(wrong), "{at} {delay}: {}", answer.text);
+    }
+    let told = sent(&visitor, &page, &[("at", "2099-12-01T09:00"), ("delay", "")]).await;
+    assert_eq!(answers(&told), [("moved".to_owned(), vec!["a".to_owned(), "b".to_owned()])]);
+    assert!(told.text.contains("All are due 2099-12-01 09:00:00 now."), "{}", told.text);
+    assert_eq!(api.timer("a").await.1["due_at"], "2099-12-01T01:00:00.000Z");
+    // The same form once more: both have another version now.
+    let again = sent(&visitor, &page, &[("at", "2098-12-01T09:00"), ("delay", "")]).await;
+    assert_eq!(answers(&again), [("version_changed".to_owned(), vec!["a".to_owned(), "b".to_owned()])]);
+    assert_eq!(api.timer("a").await.1["due_at"], "2099-12-01T01:00:00.000Z");
+}
+
+async fn a_form_that_is_sent_twice_fires_once(builder: NodeBuilder) {
+    let node = builder.start_ready().await;
+    let (api, receiver, visitor) = (node.api(), Receiver::start().await, Visitor::new(&node));
+    let timer = json!({"delay": "PT1H", "target": to(receiver.url("/status/500")), "retry": {"attempts": 9, "first": "PT1H"}});
+    assert_eq!(api.put("t", &timer).await.0, 201);
+    let page = asked(&visitor, "fire", &["t"]).await;
+    assert_eq!(page.heading(), "Fire 1 timer now?");
+    let told = sent(&visitor, &page, &[]).await;
+    assert_eq!(answers(&told), [("fired".to_owned(), vec!["t".to_owned()])]);
+    in_state(&api, "t", "retrying").await;
+    let again = sent(&visitor, &page, &[]).await;
+    assert_eq!(answers(&again), [("version_changed".to_owned(), vec!["t".to_owned()])]);
+    assert_eq!(api.timer("t").await.1["generation"], 2);
+    assert_eq!(receiver.of("t").len(), 1);
+}
+
+#[tokio::test]
+async fn one_timer_tells_its_life() {
+    let node = Node::builder().name("teller").start_ready().await;
+    let (api, receiver, visitor) = (node.api(), Receiver::start().await, Visitor::new(&node));
+    let timer = json!({"delay": "PT0.2S", "target": to(receiver.url("/flaky/1")), "retry": {"attempts": 3, "first": "PT0.05S"}});
+    assert_eq!(api.put("t", &timer).await.0, 201);
+    in_state(&api, "t", "delivered").await;
+    let page = eventually("it is told", std::time::Duration::from_secs(5), async || {
+        let page = visitor.get("/timers/t").await;
+        if page.text.contains(">ok</span>") { Ok(page) } else { Err(page.text) }
+    })
+    .await;
+    let list = page.between("<ol class=\"line\">", "</ol>");
+    let words: Vec<&str> =
+        list.split("<b>").skip(1).map(|rest| rest.split('<').next().unwrap_or_default()).collect();
+    let mut known = words.clone();
+    known.retain(|word| !["promoted", "claimed"].contains(word));
+    assert_eq!(known, ["registered", "due", "attempt 1", "attempt 2", "delivered"], "{words:?}");
+    assert!(
+        page.text.contains("It is over: its receiver accepted it.") && page.text.contains(">teller</span>")
+    );
+    assert!(!page.text.contains("name=\"action\""), "there is nothing to do any more");
+    let waits = api.put("w", &later()).await;
+    assert_eq!(waits.0, 201);
+    let page = visitor.get("/timers/w").await;
+    assert!(page.text.contains("It waits for its due time"), "{}", page.text);
+    assert!(page.text.contains("name=\"action\" value=\"cancel\""));
+}
+
+on_both!(a_cancel_from_the_page_has_the_answer_of_the_api, a_form_that_is_sent_twice_fires_once);

@@ -1,0 +1,243 @@
+//! Who may see pages and send forms: keys, sessions, tokens, and where a request comes from.
+
+use std::time::Duration;
+
+use mainspring::admin::session::{IDLE, LONGEST, Session, Sessions};
+use mainspring::config::{Config, Server};
+use mainspring::model::time::UnixMs;
+use mainspring::service::keys::Keys;
+
+use super::{KEY, Visitor, later};
+use crate::support::{Node, wall_ms};
+
+async fn keyed() -> Node {
+    Node::builder().env("MAINSPRING__SERVER__API_KEYS", KEY).start_ready().await
+}
+
+const PAGES: [&str; 9] = [
+    "/",
+    "/timers",
+    "/timers/t",
+    "/timers/t/data",
+    "/ahead",
+    "/late",
+    "/receivers",
+    "/nodes",
+    "/wheels/slot?due_after=2026-01-01T00:00:00Z",
+];
+
+#[tokio::test]
+async fn without_a_session_every_page_leads_to_the_login() {
+    let node = keyed().await;
+    let visitor = Visitor::new(&node);
+    for path in PAGES {
+        let answer = visitor.get(path).await;
+        let to: String = url::form_urlencoded::byte_serialize(path.as_bytes()).collect();
+        assert_eq!(
+            (answer.status, answer.header("location")),
+            (303, Some(format!("/login?to={to}").as_str()))
+        );
+        assert!(!answer.text.contains("timer"), "{path} shows nothing");
+    }
+    let login = visitor.get("/login?to=%2Ftimers").await;
+    assert_eq!((login.status, login.title()), (200, "Log in · Mainspring"));
+    for asset in
+        login.all("href").into_iter().chain(login.all("src")).filter(|path| path.starts_with("/assets/"))
+    {
+        assert_eq!(Visitor::new(&node).get(&asset).await.status, 200, "{asset} needs no session");
+    }
+    // A part that htmx asks for, and the stream, cannot show a login.
+    let part = visitor.get_with("/banner", &[("hx-request", "true")]).await;
+    assert_eq!((part.status, part.header("hx-redirect")), (401, Some("/login?to=%2Fbanner")));
+    let stream = visitor.get_with("/wheels/stream", &[("accept", "text/event-stream")]).await;
+    assert_eq!(stream.status, 401);
+    // The key of the API opens no page, and a session opens no API.
+    let bearer = visitor.get_with("/timers", &[("authorization", &format!("Bearer {KEY}"))]).await;
+    assert_eq!(bearer.status, 303);
+    let logged_in = Visitor::logged_in(&node, KEY).await;
+    assert_eq!(logged_in.get("/v1/timers").await.status, 401);
+}
+
+#[tokio::test]
+async fn a_key_opens_the_page_until_the_logout() {
+    let node = keyed().await;
+    let visitor = Visitor::new(&node);
+    let wrong = visitor.log_in("another-key-0123456789").await;
+    assert_eq!(wrong.status, 401);
+    assert!(wrong.text.contains("This key is not known here."));
+    assert_eq!(visitor.get("/timers").await.status, 303);
+
+    let answer = visitor.log_in(KEY).await;
+    assert_eq!((answer.status, answer.header("location")), (303, Some("/timers")));
+    let cookie = answer.header("set-cookie").expect("a cookie");
+    for part in ["; HttpOnly", "; SameSite=Strict", "; Path=/", "; Max-Age="] {
+        assert!(cookie.contains(part), "{cookie}");
+    }
+    assert!(!cookie.contains("Secure"), "this is plain HTTP: {cookie}");
+    assert!(!cookie.contains(KEY), "the key is not in it");
+    assert_eq!(node.api().with_key(KEY).put("t", &later()).await.0, 201);
+    for path in PAGES {
+        assert_eq!(visitor.get(path).await.status, 200, "{path}");
+    }
+    let page = visitor.get("/timers").await;
+    assert!(!page.text.contains(KEY) && page.text.contains("Log out"));
+    let session = visitor.cookie("mainspring_session").expect("a session");
+    let out = visitor.post("/logout", &[("token", page.token())]).await;
+    assert_eq!((out.status, out.header("location")), (303, Some("/login")));
+    assert_eq!(visitor.get("/timers").await.status, 303);
+    visitor.set_cookie("mainspring_session", &session);
+    assert_eq!(visitor.get("/timers").await.status, 303, "its cookie is of no use any more");
+    assert!(!node.log().contains(KEY), "keys never reach the log");
+}
+
+#[tokio::test]
+async fn behind_a_proxy_that_speaks_tls_the_cookie_is_for_tls_alone() {
+    let node = keyed().await;
+    let answer = Visitor::new(&node).get_with("/login", &[("x-forwarded-proto", "https")]).await;
+    assert!(answer.header("set-cookie").expect("a cookie").ends_with("; Secure"));
+}
+
+#[tokio::test]
+async fn a_session_ends_by_itself() {
+    let node = keyed().await;
+    let server = Server { api_keys: vec![KEY.into()], ..Config::default().server };
+    let keys = Keys::new(&server);
+    let sessions = Sessions::new(&keys, [0; 32]);
+    let caller = keys.find(KEY);
+    assert!(caller.is_some());
+    let begun = |ago: Duration| {
+        let at = UnixMs::new(wall_ms() - i64::try_from(ago.as_millis()).expect("a short time"));
+        sessions.begin(caller, at, [ago.as_secs() as u8; 16])
+    };
+    let visitor = Visitor::new(&node);
+    let status = async |session: &Session| {
+        visitor.set_cookie("mainspring_session", &sessions.cookie(session));
+        visitor.get("/timers").await
+    };
+    let young = status(&begun(Duration::from_secs(60))).await;
+    assert_eq!((young.status, young.header("set-cookie")), (200, None));
+    // It goes on while pages are asked for: the cookie is renewed.
+    let older = begun(IDLE / 2);
+    let renewed = status(&older).await;
+    assert_eq!(renewed.status, 200);
+    assert_ne!(visitor.cookie("mainspring_session"), Some(sessions.cookie(&older)));
+    assert_eq!(status(&begun(IDLE + Duration::from_secs(5))).await.status, 303);
+    let mut long = begun(LONGEST - IDLE / 2);
+    for _ in 0..200 {
+        let Some(later) = sessions.renewed(&long, UnixMs::new(wall_ms())) else { break };
+        long = later;
+    }
+    assert_eq!(status(&long).await.status, 200);
+    // Under another key it is no session.
+    let other = Server { api_keys: vec!["another-key-0123456789".into()], ..Config::default().server };
+    let other = Keys::new(&other);
+    let foreign = Sessions::new(&other, [0; 32]);
+    let session = foreign.begin(other.find("another-key-0123456789"), UnixMs::new(wall_ms()), [1; 16]);
+    visitor.set_cookie("mainspring_session", &foreign.cookie(&session));
+    assert_eq!(visitor.get("/timers").await.status, 303);
+}
+
+#[tokio::test]
+async fn a_link_of_another_site_leads_on_with_the_session() {
+    let node = keyed().await;
+    let visitor = Visitor::new(&node);
+    // A browser does not send the cookie of a strict site with a link of another.
+    let headers = [("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "navigate")];
+    let bounce = visitor.get_with("/timers?state=dead", &headers).await;
+    assert_eq!(bounce.status, 200);
+    assert!(
+        bounce.text.contains("http-equiv=\"refresh\" content=\"0;url=/timers?state=dead\""),
+        "{}",
+        bounce.text
+    );
+    let login = visitor.get_with("/timers?state=dead", &[("sec-fetch-site", "same-origin")]).await;
+    assert_eq!(login.status, 303);
+}
+
+/// Every form that changes something, with fields that would do it.
+const FORMS: [(&str, &[(&str, &str)]); 3] = [
+    ("/act/now", &[("action", "cancel"), ("id", "t"), ("version", "1")]),
+    ("/act", &[("action", "cancel"), ("id", "t")]),
+    ("/zone", &[("zone", "Asia/Shanghai")]),
+];
+
+async fn forms_of_others_are_refused(node: &Node, visitor: &Visitor, other: &Visitor) {
+    let token = visitor.get("/timers").await.token().to_owned();
+    let others = other.get("/timers").await.token().to_owned();
+    assert_ne!(token, others);
+    let own = node.base();
+    for (path, fields) in FORMS {
+        let with = |token: &'static str| token;
+        let _ = with;
+        let all = |token: &str| {
+            let mut all: Vec<(String, String)> =
+                fields.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+            all.push(("token".to_owned(), token.to_owned()));
+            all
+        };
+        let post = async |token: &str, headers: &[(&str, &str)]| {
+            let fields = all(token);
+            let fields: Vec<(&str, &str)> =
+                fields.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+            visitor.post_with(path, &fields, headers).await
+        };
+        for headers in [
+            &[("origin", "https://evil.example")][..],
+            &[("origin", "null")],
+            &[("sec-fetch-site", "cross-site"), ("origin", "https://evil.example")],
+            // Another port of this machine is the same site.
+            &[("sec-fetch-site", "same-site"), ("origin", "http://127.0.0.1:1")],
+        ] {
+            let answer = post(&token, headers).await;
+            assert_eq!(answer.status, 403, "{path} {headers:?}");
+        }
+        for (token, why) in [("", "none"), ("x", "made up"), (others.as_str(), "another session's")] {
+            let answer = post(token, &[("origin", &own)]).await;
+            assert_eq!(answer.status, 403, "{path}: a token that is {why}");
+        }
+        let bare = visitor.post_with(path, fields, &[("origin", &own)]).await;
+        assert_eq!(bare.status, 403, "{path}: no token");
+        let stranger = Visitor::new(node).post_with(path, &[("token", &token)], &[("origin", &own)]).await;
+        assert!(matches!(stranger.status, 401 | 403), "{path}: no session: {}", stranger.status);
+        assert_eq!(node.api().with_key(KEY).timer("t").await.1["state"], "scheduled", "nothing was done");
+        let answer = post(&token, &[("origin", &own)]).await;
+        assert!(matches!(answer.status, 200 | 303), "{path}: its own form: {}", answer.status);
+        if path == "/act/now" {
+            assert_eq!(node.api().with_key(KEY).timer("t").await.1["state"], "cancelled");
+            assert_eq!(node.api().with_key(KEY).put("t?again=true", &later()).await.0, 201);
+        }
+    }
+}
+
+#[tokio::test]
+async fn forms_of_others_are_refused_with_keys() {
+    let node = keyed().await;
+    assert_eq!(node.api().with_key(KEY).put("t", &later()).await.0, 201);
+    let (visitor, other) = (Visitor::logged_in(&node, KEY).await, Visitor::logged_in(&node, KEY).await);
+    forms_of_others_are_refused(&node, &visitor, &other).await;
+    // A login needs the token of its own form too.
+    let stranger = Visitor::new(&node);
+    let form = stranger.get("/login").await;
+    let answer = Visitor::new(&node).post("/login", &[("token", form.token()), ("key", KEY)]).await;
+    assert_eq!(answer.status, 403);
+}
+
+#[tokio::test]
+async fn forms_of_others_are_refused_on_an_open_server() {
+    let node = Node::builder().start_ready().await;
+    assert_eq!(node.api().put("t", &later()).await.0, 201);
+    let (visitor, other) = (Visitor::new(&node), Visitor::new(&node));
+    forms_of_others_are_refused(&node, &visitor, &other).await;
+}
+
+#[tokio::test]
+async fn an_open_server_shows_no_page_under_a_foreign_name() {
+    let node = Node::builder().start_ready().await;
+    let visitor = Visitor::new(&node);
+    for path in ["/", "/timers", "/wheels/stream", "/banner", "/login"] {
+        for header in [("host", "evil.example"), ("origin", "https://evil.example")] {
+            assert_eq!(visitor.get_with(path, &[header]).await.status, 403, "{path} {header:?}");
+        }
+    }
+    assert_eq!(visitor.get("/login").await.header("location"), Some("/"), "there is nothing to log in to");
+}
