@@ -122,55 +122,68 @@ thread_local! {
 
 /// A node's estimate of the cold store's clock: a lower bound, never ahead of it.
 ///
-/// Every answer that carries the store's time gives a bound: that time plus the monotonic time since the
-/// answer *arrived*. Time on the network, or a wait for a lock, only makes the bound lower, so the highest bound
-/// of the last ten to twenty seconds is the best one. Older bounds are dropped; otherwise the estimate would be
-/// ahead of a store whose clock was set back. On SQLite the store's clock is this process's own.
+/// Every answer that carries the store's time gives a bound: that time, plus the monotonic time since the answer
+/// *arrived*, less what the two clocks may have drifted apart since (`DRIFT_PPM`). Time on the network, or a wait
+/// for a lock, only makes a bound lower, so the highest one is kept; the drift makes it fall, and a newer answer
+/// takes its place.
+///
+/// A store whose clock was set back is recognised at once, and without a threshold: its time is below what the bound
+/// says of the moment at which the question was *sent*. Then the new bound counts, though it is lower.
+///
+/// On SQLite the store's clock is this process's own.
 #[derive(Clone)]
 pub struct StoreClock {
     wall: Arc<dyn Clock>,
-    bounds: Option<Arc<Mutex<Bounds>>>,
+    /// `None` where the store has no clock of its own. Empty until the store's first answer.
+    bound: Option<Arc<Mutex<Option<Bound>>>>,
 }
 
-/// Bounds as offsets: store time − monotonic time, in microseconds.
-struct Bounds {
-    current: i64,
-    previous: i64,
-    since: Monotonic,
+/// How far two clocks may drift apart, in microseconds a second: the most by which NTP slews a clock.
+const DRIFT_PPM: i64 = 500;
+
+/// A store truncates its time to whole milliseconds: the true time is less than so many microseconds later.
+const TRUNCATED_US: i64 = 1000;
+
+/// The store's time, in microseconds, was at least this at that moment.
+#[derive(Debug, Clone, Copy)]
+struct Bound {
+    store_us: i64,
+    at: Monotonic,
 }
 
-/// How long bounds are collected; those of the window before are kept, older ones are dropped.
-const WINDOW: Duration = Duration::from_secs(10);
+impl Bound {
+    /// The store's time at least at another moment, in microseconds; also at one before, if the clock was not set
+    /// back between them.
+    const fn at(self, other: Monotonic) -> i64 {
+        let since = other.0 - self.at.0;
+        self.store_us + since
+            - since.abs() / 1_000_000 * DRIFT_PPM
+            - since.abs() % 1_000_000 * DRIFT_PPM / 1_000_000
+    }
+}
 
 impl StoreClock {
     /// For a store in this process (SQLite), and for tests that set its clock: `wall` is the store's clock.
     pub fn local(wall: Arc<dyn Clock>) -> Self {
-        Self { wall, bounds: None }
+        Self { wall, bound: None }
     }
 
     /// For a store that has a clock of its own. Until its first answer, `wall` is used in its place.
     pub fn remote(wall: Arc<dyn Clock>) -> Self {
-        let now = Monotonic::now();
-        let guess = wall.now().get() * 1000 - now.0;
-        // `since` is so long ago that the first answer replaces this guess.
-        let bounds = Bounds { current: guess, previous: guess, since: Monotonic(i64::MIN / 2) };
-        Self { wall, bounds: Some(Arc::new(Mutex::new(bounds))) }
+        Self { wall, bound: Some(Arc::default()) }
     }
 
-    /// Records the store's time from an answer that has just arrived.
-    pub fn observe(&self, store: UnixMs) {
-        let Some(bounds) = &self.bounds else { return };
-        let now = Monotonic::now();
-        // The store truncates its time to whole milliseconds, so the bound stays below the true time.
-        let bound = store.get() * 1000 - now.0;
-        let mut bounds = bounds.lock().unwrap_or_else(PoisonError::into_inner);
-        if now >= bounds.since.plus(WINDOW) {
-            let stale = now >= bounds.since.plus(WINDOW * 2);
-            bounds.previous = if stale { bound } else { bounds.current };
-            bounds.current = bound;
-            bounds.since = now;
-        } else {
-            bounds.current = bounds.current.max(bound);
+    /// Records the store's time from an answer that has just arrived. The question was sent at `sent` or later.
+    pub fn observe(&self, sent: Monotonic, store: UnixMs) {
+        let Some(bound) = &self.bound else { return };
+        let fresh = Bound { store_us: store.get() * 1000, at: Monotonic::now() };
+        let mut bound = bound.lock().unwrap_or_else(PoisonError::into_inner);
+        let keeps = |known: &Bound| {
+            let was_set_back = fresh.store_us + TRUNCATED_US <= known.at(sent);
+            known.at(fresh.at) > fresh.store_us && !was_set_back
+        };
+        if !bound.as_ref().is_some_and(keeps) {
+            *bound = Some(fresh);
         }
     }
 
@@ -186,7 +199,12 @@ impl StoreClock {
     pub fn until(&self, at: UnixMs) -> Duration {
         match self.micros() {
             None => at.since(self.wall.now()),
-            Some(micros) => Duration::from_micros(u64::try_from(at.get() * 1000 - micros).unwrap_or(0)),
+            Some(micros) => {
+                let left = Duration::from_micros(u64::try_from(at.get() * 1000 - micros).unwrap_or(0));
+                // The bound falls meanwhile. Without this a wait would end just before its time, and be followed
+                // by another.
+                left + left * DRIFT_PPM as u32 / 999_000
+            }
         }
     }
 
@@ -196,8 +214,8 @@ impl StoreClock {
     }
 
     fn micros(&self) -> Option<i64> {
-        let bounds = self.bounds.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
-        Some(Monotonic::now().0 + bounds.current.max(bounds.previous))
+        let bound = self.bound.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
+        Some((*bound)?.at(Monotonic::now()))
     }
 
     /// This node's wall clock minus the store's, in milliseconds; positive when the node is ahead.
@@ -210,15 +228,65 @@ impl StoreClock {
 mod tests {
     use super::*;
 
+    fn at(ms: i64) -> Monotonic {
+        Monotonic(ms * 1000)
+    }
+
+    /// A clock that has just got an answer with this time of the store, to a question sent so long ago.
+    fn observed(store_ms: i64) -> StoreClock {
+        let clock = StoreClock::remote(ManualClock::new(UnixMs::new(5_000_000)));
+        assert_eq!(clock.now(), UnixMs::new(5_000_000), "a guess until the store has answered");
+        clock.observe(Monotonic::now(), UnixMs::new(store_ms));
+        clock
+    }
+
+    fn asked_before(by: Duration) -> Monotonic {
+        Monotonic(Monotonic::now().0 - by.as_micros() as i64)
+    }
+
     #[test]
     fn a_slow_answer_does_not_set_the_stores_clock_back() {
-        let clock = StoreClock::remote(ManualClock::new(UnixMs::new(5_000_000)));
-        clock.observe(UnixMs::new(1_000_000));
+        let clock = observed(1_000_000);
         assert!(clock.now() < UnixMs::new(1_001_000), "the guess is replaced");
-        clock.observe(UnixMs::new(990_000));
+        clock.observe(asked_before(Duration::from_secs(11)), UnixMs::new(990_000));
         assert!(clock.now() >= UnixMs::new(1_000_000));
-        clock.observe(UnixMs::new(1_005_000));
+        clock.observe(asked_before(Duration::from_secs(1)), UnixMs::new(1_005_000));
         assert!(clock.now() >= UnixMs::new(1_005_000));
         assert!(clock.skew_ms() > 3_000_000);
+    }
+
+    #[test]
+    fn a_store_whose_clock_was_set_back_is_followed_at_once() {
+        for (back_ms, slow_ms) in [(3_600_000, 0), (3_600_000, 15_000), (20, 5)] {
+            let clock = observed(10_000_000);
+            let store = UnixMs::new(10_000_000 - back_ms);
+            clock.observe(asked_before(Duration::from_millis(slow_ms)), store);
+            let ahead = clock.now().get() - store.get();
+            assert!((0..back_ms).contains(&ahead), "{back_ms} ms back: {ahead} ms ahead");
+        }
+    }
+
+    #[test]
+    fn a_bound_falls_by_the_drift() {
+        let bound = Bound { store_us: 7_000_000, at: at(1000) };
+        for (ms, micros) in [
+            (1000, 7_000_000),
+            (2000, 7_999_500),
+            (1100, 7_099_950),
+            (3_601_000, 3_605_200_000),
+            (0, 5_999_500),
+        ] {
+            assert_eq!(bound.at(at(ms)), micros, "{ms}");
+        }
+    }
+
+    #[test]
+    fn after_a_wait_the_time_has_come() {
+        let clock = observed(1_000_000);
+        let due = UnixMs::new(1_000_000 + 3_600_000);
+        let (asked, wait) = (Monotonic::now(), clock.until(due));
+        let bound = clock.bound.expect("remote").lock().expect("plain").expect("known");
+        let over = bound.at(asked.plus(wait)) - due.get() * 1000;
+        assert!((0..10_000).contains(&over), "{over} us");
     }
 }

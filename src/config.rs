@@ -102,8 +102,10 @@ pub struct Server {
     pub api_keys: Vec<SecretString>,
     /// Timers a second that each key may register or change; 0 is no limit.
     pub rate_per_second: u32,
-    /// The number of open connections; further ones wait until they are accepted.
+    /// The number of open connections; a further one takes the place of the one that is idle for longest.
     pub max_connections: usize,
+    /// A proxy on this machine stands in front of the server: what comes from loopback need not be of this machine.
+    pub behind_proxy: bool,
 }
 
 /// `cold.*`
@@ -217,6 +219,7 @@ impl Default for Config {
                 api_keys: Vec::new(),
                 rate_per_second: 0,
                 max_connections: 4096,
+                behind_proxy: false,
             },
             cold: Cold { url: "sqlite://mainspring.db".into(), connections: 16 },
             hot: Hot { url: "memory://".into(), connections: 8 },
@@ -406,10 +409,16 @@ impl Config {
         HotUrl::parse(&self.hot.url).map_err(|detail| Error::Check { key: "hot.url", detail })
     }
 
-    /// Whether webhooks to this address are allowed although it is not public.
+    /// Whether webhooks to this address are allowed although it is not public. Loopback needs no listing while the server
+    /// listens there, unless a proxy lets others reach it.
     pub fn allows_network(&self, ip: IpAddr) -> bool {
-        (ip.is_loopback() && self.server.listen.ip().is_loopback())
+        (ip.is_loopback() && self.server.listen.ip().is_loopback() && !self.server.behind_proxy)
             || self.webhook.allow_networks.iter().any(|net| net.contains(&ip))
+    }
+
+    /// Whether this very address is listed in `webhook.allow_networks`, by itself.
+    pub fn allows_address(&self, ip: IpAddr) -> bool {
+        self.webhook.allow_networks.contains(&IpNet::from(ip))
     }
 
     /// The defect that is enabled: none, except in test builds.

@@ -5,7 +5,7 @@
 //! not started again.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -14,11 +14,12 @@ use tokio_cron_scheduler::{Job, JobScheduler};
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Monotonic;
-use crate::cold::{ColdStore, DAYS_AHEAD, Error, Summary};
+use crate::cold::{ColdStore, DAYS_AHEAD, Error, RetentionStep, SCALES, Summary};
 use crate::metrics::Metrics;
 use crate::model::time::UnixMs;
 use crate::model::timer::State;
 use crate::ownership::Ownership;
+use crate::telemetry::Streak;
 
 /// A periodic duty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,18 +50,28 @@ impl Duty {
     }
 }
 
-/// A forecast is not counted again before so many times as long as the last count took: it costs at most a
-/// 500th of a core.
+/// A scale of the forecast is not counted again before so many times as long as the last count took, so that it costs a
+/// 500th of a core; but sooner when the store has doubled or halved since.
 const FORECAST_PAUSE: u32 = 500;
 
 /// A store with so few live timers is counted at every turn.
-const FORECAST_SMALL: usize = 10_000;
+const FORECAST_SMALL: i64 = 10_000;
 
-/// About so many timers are counted by one statement.
-const FORECAST_STEP: usize = 250_000;
+/// How long after a count of the forecast has failed it is tried again.
+const FORECAST_RETRY: Duration = Duration::from_secs(60);
 
-/// The longest pause between two counts of the forecast.
-const FORECAST_LONGEST: Duration = Duration::from_secs(600);
+/// The longest pause between two counts of a scale of the forecast.
+const FORECAST_LONGEST: Duration = Duration::from_secs(3600);
+
+/// The forecast as this node counted it last.
+#[derive(Default)]
+struct Forecast {
+    summary: Option<Summary>,
+    /// When each scale is to be counted next.
+    next_at: [Option<Monotonic>; SCALES.len()],
+    /// Nothing is counted until then: a count has failed.
+    retry_at: Option<Monotonic>,
+}
 
 /// Runs the duties.
 #[derive(Clone)]
@@ -69,14 +80,15 @@ pub struct Housekeeping {
     ownership: Arc<Ownership>,
     metrics: Metrics,
     retention: Duration,
-    /// When the forecast is to be counted next.
-    forecast_at: Arc<Mutex<Option<Monotonic>>>,
+    forecast: Arc<Mutex<Forecast>>,
+    /// What failed in a row, by its word.
+    failing: Arc<std::sync::Mutex<HashMap<&'static str, Streak>>>,
 }
 
 impl Housekeeping {
     /// Housekeeping for a store that keeps ended timers for `retention`.
     pub fn new(store: ColdStore, ownership: Arc<Ownership>, metrics: Metrics, retention: Duration) -> Self {
-        Self { store, ownership, metrics, retention, forecast_at: Arc::default() }
+        Self { store, ownership, metrics, retention, forecast: Arc::default(), failing: Arc::default() }
     }
 
     /// Runs until stopped: every duty once after the start, then by its cron expression.
@@ -87,7 +99,8 @@ impl Housekeeping {
             let cron = match duty {
                 Duty::Statistics => "*/15 * * * * *".to_owned(),
                 Duty::Forecast => "*/5 * * * * *".to_owned(),
-                Duty::Partitions => "0 7 * * * *".to_owned(),
+                // When there is none to make, this is one look at the catalogue.
+                Duty::Partitions => "45 * * * * *".to_owned(),
                 Duty::Retention => every(self.retention / 2),
             };
             let (house, busy) = (self.clone(), Arc::new(Mutex::new(())));
@@ -113,15 +126,41 @@ impl Housekeeping {
     }
 
     async fn run_logged(&self, duty: Duty) {
-        match self.run_once(duty).await {
-            Ok(()) => {
-                let now = self.store.clock().now().get() as f64 / 1000.0;
-                self.metrics.housekeeping_done.with_label_values(&[duty.word()]).set(now);
-            }
-            Err(why) => {
-                tracing::debug!(%why, ?duty, "a duty of the housekeeping failed; it is tried again at its next time");
-            }
+        if self.note(duty.word(), self.run_once(duty).await).is_ok() {
+            let now = self.store.clock().now().get() as f64 / 1000.0;
+            self.metrics.housekeeping_done.with_label_values(&[duty.word()]).set(now);
         }
+    }
+
+    /// Logs what has failed for longer than a moment, once, and when it succeeds again.
+    fn note<T>(&self, what: &'static str, outcome: Result<T, Error>) -> Result<T, Error> {
+        let mut failing = self.failing.lock().unwrap_or_else(PoisonError::into_inner);
+        let streak = failing.entry(what).or_default();
+        match &outcome {
+            Ok(_) if streak.succeeded() => tracing::info!(what, "the housekeeping goes on"),
+            Ok(_) => {}
+            Err(why) if streak.failed(self.store.is_away()) => {
+                tracing::warn!(what, %why, "a part of the housekeeping fails; it is tried again at its next time");
+            }
+            Err(why) => tracing::debug!(what, %why, "a part of the housekeeping failed; it is tried again"),
+        }
+        outcome
+    }
+
+    /// Does all steps of the retention: one that fails does not keep the others from theirs. Returns the first failure.
+    async fn retain(&self, now: UnixMs) -> Result<(), Error> {
+        let mut outcome = Ok(());
+        for step in RetentionStep::ALL {
+            let cleaned = self.note(step.word(), self.store.clean_up(step, now).await);
+            outcome = outcome.and(cleaned.map(drop));
+        }
+        let forgotten = self.note("nodes", self.store.forget_nodes().await);
+        outcome = outcome.and(forgotten);
+        for step in RetentionStep::ALL.into_iter().filter(|step| step.removes()) {
+            let lag_ms = self.store.retention_lag_ms(step, now).await?;
+            self.metrics.retention_lag.with_label_values(&[step.word()]).set(lag_ms as f64 / 1000.0);
+        }
+        outcome
     }
 
     /// Runs a duty once, if this node owns shard 0.
@@ -129,45 +168,78 @@ impl Housekeeping {
         if !self.ownership.is_first() {
             match duty {
                 Duty::Statistics => self.show_live(0, &HashMap::new()),
-                Duty::Forecast => self.show_forecast(&Summary::default()),
-                Duty::Partitions | Duty::Retention => {}
+                Duty::Forecast => {
+                    // What it counted gets old: should shard 0 come back, the stored summary counts.
+                    *self.forecast.lock().await = Forecast::default();
+                    self.show_forecast(&Summary::default());
+                }
+                // The lag is told by who does it.
+                Duty::Retention => {
+                    for step in RetentionStep::ALL.into_iter().filter(|step| step.removes()) {
+                        self.metrics.retention_lag.with_label_values(&[step.word()]).set(0.0);
+                    }
+                }
+                Duty::Partitions => {}
             }
             return Ok(());
         }
         let now = self.store.clock().now();
         match duty {
             Duty::Statistics => {
-                self.show_live(self.store.tally().await?.pending, &self.store.held_back().await?)
+                self.show_live(self.store.ledger().await?.pending, &self.store.held_back().await?)
             }
             Duty::Forecast => self.forecast(now).await?,
             Duty::Partitions => self.store.make_partitions(now, DAYS_AHEAD).await?,
-            Duty::Retention => {
-                self.store.clean_up(now).await?;
-                self.store.forget_nodes().await?;
-            }
+            Duty::Retention => self.retain(now).await?,
         }
         Ok(())
     }
 
-    /// Counts the forecast, unless it was counted a moment ago.
+    /// Counts the scales of the forecast whose time has come.
     async fn forecast(&self, now: UnixMs) -> Result<(), Error> {
-        let mut next_at = self.forecast_at.lock().await;
-        if next_at.is_some_and(|at| Monotonic::now() < at) {
+        let mut forecast = self.forecast.lock().await;
+        if forecast.retry_at.is_some_and(|at| Monotonic::now() < at) {
             return Ok(());
         }
-        let began = Monotonic::now();
-        let mut summary = Summary::starting(now);
-        let shards: Vec<i32> = self.store.shards().collect();
-        let live = usize::try_from(self.store.tally().await?.pending).unwrap_or(0);
-        let at_once = (shards.len() * FORECAST_STEP / live.max(1)).clamp(1, shards.len());
-        for shards in shards.chunks(at_once) {
-            self.store.summarize(shards, now, &mut summary).await?;
+        let live = self.store.ledger().await?.pending;
+        let Forecast { summary, next_at, retry_at } = &mut *forecast;
+        let summary = match summary {
+            Some(summary) => summary,
+            None => {
+                // What another node has counted a while ago is not counted again because this one has started. The next
+                // day is.
+                let stored = self.store.summary().await?.unwrap_or_default();
+                for (scale, next_at) in next_at.iter_mut().enumerate().skip(1) {
+                    let counted_at = stored.scale_counted_at(scale);
+                    // From before the store's clock was set back: who knows how old it is.
+                    let age = if counted_at > now { FORECAST_LONGEST } else { now.since(counted_at) };
+                    let left = FORECAST_LONGEST.saturating_sub(age);
+                    *next_at = (live > FORECAST_SMALL).then(|| Monotonic::now().plus(left));
+                }
+                summary.insert(stored)
+            }
+        };
+        let mut counted = false;
+        for (scale, next_at) in next_at.iter_mut().enumerate() {
+            let began = Monotonic::now();
+            let waits = next_at.is_some_and(|at| began < at);
+            if waits && !summary.is_outgrown(scale, live) {
+                continue;
+            }
+            let summarized = self.store.summarize(summary, scale, now, live).await;
+            // A count that takes too long would take as long at the next turn, and cost as much.
+            *retry_at = summarized.is_err().then(|| began.plus(FORECAST_RETRY));
+            summarized?;
+            counted = true;
+            // What is counted in a moment anyway is counted at every turn.
+            let pause =
+                if live <= FORECAST_SMALL { Duration::ZERO } else { began.elapsed() * FORECAST_PAUSE };
+            *next_at = Some(Monotonic::now().plus(pause.min(FORECAST_LONGEST)));
         }
-        self.store.put_summary(now, &summary).await?;
-        self.show_forecast(&summary);
-        // What is counted in a moment anyway is counted at every turn.
-        let pause = if live <= FORECAST_SMALL { Duration::ZERO } else { began.elapsed() * FORECAST_PAUSE };
-        *next_at = Some(Monotonic::now().plus(pause.min(FORECAST_LONGEST)));
+        if counted {
+            self.store.put_summary(summary).await?;
+        }
+        self.show_forecast(summary);
         Ok(())
     }
 

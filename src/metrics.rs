@@ -33,10 +33,11 @@ const COLD: &[&str] = &[
 const HOT: &[&str] =
     &["servers", "look", "build", "adopt", "loaded", "append", "take", "hand_over", "counts", "express"];
 
-/// The bounds of the buckets of `lateness` and `confirmed`, in seconds.
+/// The bounds of the buckets of `lateness` and `confirmed`, in seconds. Fine where a healthy node is, and above ten
+/// seconds none is more than three times the one before: a quantile is interpolated within a bucket.
 pub const LATENESS: &[f64] = &[
-    0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0,
-    600.0,
+    0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0,
+    20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0,
 ];
 
 /// Durations of calls, in seconds.
@@ -95,6 +96,9 @@ metrics! {
         "Attempts made although an earlier one of the same delivery may have reached the receiver");
     attempts: IntCounterVec = counters("mainspring_attempts_total", "Attempts by kind of target and by result",
         &[("sink", &["webhook"]), ("result", &["ok", "failed", "timeout", "refused", "unknown"])]);
+    deferred: IntCounterVec = counters("mainspring_attempts_deferred_total",
+        "Attempts that were not made, and do not count, because this node lacked something",
+        &[("lack", &["files", "ports", "memory", "network", "resolver"])]);
     attempt_seconds: Histogram = histogram("mainspring_attempt_seconds", "Duration of attempts", CALLS);
     in_flight: IntGauge = gauge("mainspring_attempts_in_flight", "Claimed timers whose attempt has not ended");
     held: IntGauge = gauge("mainspring_pointers_held", "Due timers that wait in lanes");
@@ -121,6 +125,7 @@ metrics! {
         &[("kind", &["rebuilt", "resumed"])]);
     replayed: IntCounterVec = counters("mainspring_replayed_timers_total",
         "Timers that replays read from SQL: overdue, or loaded into slots", &[("what", &["overdue", "loaded"])]);
+    store_held: IntGauge = gauge("mainspring_store_held", "1 while what fell due since the cold store was restored is held, until `mainspring restore accept`");
     hot_up: IntGauge = gauge("mainspring_wheels_up", "1 if the wheels of all shards answered the last time they were asked");
     wheel_reach: GaugeVec = float_gauges("mainspring_wheel_reach_seconds", "How far ahead a wheel reaches, as set",
         &[("wheel", &["second", "minute"])]);
@@ -155,6 +160,9 @@ metrics! {
     housekeeping_done: GaugeVec = float_gauges("mainspring_housekeeping_last_success_timestamp_seconds",
         "When a duty of the housekeeping last succeeded on this node; 0 if it never did",
         &[("duty", &["statistics", "partitions", "retention", "forecast"])]);
+    retention_lag: GaugeVec = float_gauges("mainspring_retention_lag_seconds",
+        "How long the oldest thing that the retention is to remove should have been gone, from the owner of shard 0; 0 on other nodes",
+        &[("step", &["old_partitions", "history", "ids", "attempts", "replays"])]);
 
     // Fleet.
     shards_owned: IntGauge = gauge("mainspring_shards_owned", "Shards owned by this node");
@@ -165,6 +173,12 @@ metrics! {
     // API.
     requests: IntCounterVec = counters("mainspring_http_requests_total", "Calls of the API and the page",
         &[("route", &[]), ("method", &[]), ("status", &[])]);
+    connections: IntGaugeVec = gauges("mainspring_connections", "Open connections of clients",
+        &[("state", &["busy", "idle", "reserved"])]);
+    connections_max: IntGauge = gauge("mainspring_connections_max", "The most connections of clients, those for health checks not counted");
+    connected: IntCounterVec = counters("mainspring_connections_total",
+        "Connections of clients: accepted, idle ones closed for new ones, and calls or connections refused because none was free",
+        &[("what", &["accepted", "evicted", "refused"])]);
     request_seconds: HistogramVec = histograms("mainspring_http_request_seconds", "Duration of calls of the API and the page", CALLS, &["route"]);
 }
 

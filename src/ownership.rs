@@ -72,6 +72,8 @@ struct Shards {
     next_dead_at: Option<Monotonic>,
     /// Attempts that were recalled and that the sweep has not fetched yet.
     recalled: Vec<(Uid, Token)>,
+    /// By how much the store's clock was set back, in milliseconds, as far as the sweep has not fetched it yet.
+    set_back_ms: Option<i64>,
 }
 
 /// The shards of this node.
@@ -140,7 +142,18 @@ impl Ownership {
         self.lock_write(|own| std::mem::take(&mut own.recalled))
     }
 
-    /// Completes when claims were recalled.
+    /// By how much the store's clock was set back at most, in milliseconds, if that was found out since the last call:
+    /// claims and retries in the store then lie so far ahead.
+    pub fn take_set_back(&self) -> Option<i64> {
+        self.lock_write(|own| own.set_back_ms.take())
+    }
+
+    /// The next round recalls the claims of crashed owners in all shards again.
+    pub fn recall_again(&self) {
+        self.lock_write(|own| own.held.values_mut().for_each(|one| one.recalled = false));
+    }
+
+    /// Completes when claims were recalled, or the store's clock was set back.
     pub async fn recalled(&self) {
         self.recalling.notified().await;
     }

@@ -219,8 +219,7 @@ impl Positions {
         self.with(|own| {
             for shard in shards {
                 if let Some(position) = own.get_mut(shard) {
-                    let from = ScanPosition::before(position.watermark.get());
-                    let range = Range { shard: *shard, after: from, until: watermark.get() };
+                    let range = Range::new(*shard, position.watermark.get(), watermark);
                     position.watermark = watermark;
                     position.ranges.push_back(range);
                 }
@@ -290,6 +289,12 @@ impl Positions {
                 Slot { level: Level::Second, tick: standing.marks.second }.ends_at().get()
             })
         })
+    }
+
+    /// The shards whose wheel turns and was handed over beyond this moment, in order.
+    pub fn beyond(&self, moment: UnixMs) -> Vec<i32> {
+        let shards: Vec<i32> = self.with(|own| own.keys().copied().collect());
+        shards.into_iter().filter(|shard| self.cursor(*shard) > moment.get()).collect()
     }
 
     /// How far the slowest wheel is behind `now`, by its level. A wheel that was lost counts with its last cursor.

@@ -10,6 +10,26 @@ mod m20261122_000004_target_kind;
 mod m20261122_000005_null_kind;
 mod m20261122_000006_observe;
 mod m20261122_000007_dead;
+mod m20261123_000008_release;
+mod m20261123_000009_lists;
+mod online;
+
+/// The release of the schema that these steps make. It rises when a release of Mainspring adds steps.
+pub const RELEASE: i32 = 2;
+
+/// The oldest release whose nodes can work with this schema. A step that they cannot bear raises it.
+pub const BEARS: i32 = 1;
+
+/// With this step the store tells the release of its schema.
+pub const TELLS_RELEASE: &str = "m20261123_000008_release";
+
+/// Steps up to this one are of release 0, whose nodes write columns that release 1 has dropped.
+const LAST_OF_RELEASE_0: &str = "m20261121_000002_wheels";
+
+/// The release of a schema that has these steps and does not tell it: release 2 and later do.
+pub fn release_of(applied: &[String]) -> i32 {
+    i32::from(applied.iter().any(|step| step.as_str() > LAST_OF_RELEASE_0))
+}
 
 /// All steps, oldest first.
 #[derive(Debug)]
@@ -26,6 +46,8 @@ impl MigratorTrait for Migrator {
             Box::new(m20261122_000005_null_kind::Migration),
             Box::new(m20261122_000006_observe::Migration),
             Box::new(m20261122_000007_dead::Migration),
+            Box::new(m20261123_000008_release::Migration),
+            Box::new(m20261123_000009_lists::Migration),
         ]
     }
 }

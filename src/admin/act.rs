@@ -262,7 +262,7 @@ pub async fn act(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Respon
     let title = match action {
         Action::Cancel => format!("Cancelled {}", words::count(done, "timer")),
         Action::Move => format!("Moved {}", words::count(done, "timer")),
-        Action::Fire => format!("{} fire now", words::count(done, "timer")),
+        Action::Fire => format!("Due now: {}", words::count(done, "timer")),
     };
     let page = ActedPage {
         frame: Frame::new(&admin, &visit, "/timers", title),
@@ -278,9 +278,13 @@ fn new_time(action: Action, visit: &Visit, now: UnixMs) -> Result<Option<UnixMs>
     if action != Action::Move {
         return Ok(None);
     }
+    let ahead = |at: UnixMs| match at < now {
+        true => Err("That time has passed; to fire it at once, use Fire now.".to_owned()),
+        false => Ok(Some(at)),
+    };
     match (visit.form.get("at").trim(), visit.form.get("delay").trim()) {
         ("", "") => Err("Give the new due time.".to_owned()),
-        (at, "") => visit.zone.read(at).map(Some).map_err(|why| format!("{why}.")),
+        (at, "") => visit.zone.read(at).map_err(|why| format!("{why}.")).and_then(ahead),
         ("", delay) => Span::parse(delay)
             .and_then(|delay| now.plus(delay.get()).bounded())
             .map(Some)

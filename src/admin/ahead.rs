@@ -40,7 +40,6 @@ struct Chart {
     width: usize,
     bars: Vec<Bar>,
     axis: Vec<String>,
-    total: i64,
 }
 
 /// What is due in one step.
@@ -105,14 +104,14 @@ pub async fn page(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Respo
     ];
     let title = charts[1].peak().map_or_else(
         || "Nothing is due in the next two days.".to_owned(),
-        |peak| format!("Peak ahead: {} due {}.", words::number(peak.count), peak.from),
+        |peak| format!("Peak ahead: {} due in the hour from {}.", words::number(peak.count), peak.from),
     );
     let old = [&hours, &days, &month].into_iter().map(|one| one.counted_at).min().filter(|at| *at < minute);
     let page = AheadPage {
         frame: Frame::new(&admin, &visit, "/ahead", title),
         from: zone.input(later(midnight, DAY_MS + 9 * HOUR_MS)),
         until: zone.input(later(midnight, DAY_MS + 10 * HOUR_MS)),
-        is_empty: charts.iter().all(|chart| chart.total == 0),
+        is_empty: store.ledger().await?.pending == 0,
         counted: old
             .map(|at| format!("So many timers are counted from time to time, last at {}.", zone.clock(at))),
         charts,
@@ -154,7 +153,7 @@ impl Chart {
         zone: Zone,
     ) -> Self {
         let highest = steps.iter().map(|(_, _, count)| *count).max().unwrap_or(0);
-        let total = steps.iter().map(|(_, _, count)| count).sum();
+        let total: i64 = steps.iter().map(|(_, _, count)| count).sum();
         // Of equal ones the first.
         let peak = steps.iter().position(|(_, _, count)| *count == highest && highest > 0);
         let axis = (0..=parts).map(|part| {
@@ -181,7 +180,7 @@ impl Chart {
             }
         };
         let bars: Vec<Bar> = steps.iter().enumerate().map(bar).collect();
-        let mut chart = Self { title, says: String::new(), width: bars.len() * STEP, bars, axis, total };
+        let mut chart = Self { title, says: String::new(), width: bars.len() * STEP, bars, axis };
         chart.says = match chart.peak() {
             None => "Nothing is due.".to_owned(),
             Some(peak) => format!(

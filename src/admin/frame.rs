@@ -24,12 +24,17 @@ const PAGES: [(&str, &str); 6] = [
 ];
 
 /// What may be wrong with a node while it runs, in the words of the banner. Worse ones first.
-const DEGRADED: [(&str, &str, &str); 4] = [
+const DEGRADED: [(&str, &str, &str); 5] = [
     ("starting", "lost", "Starting: this node does not fire yet."),
     (
         "store",
         "lost",
         "The cold store does not answer or cannot be written: nothing is registered, changed or fired until it does.",
+    ),
+    (
+        "restored",
+        "late",
+        "The cold store was restored. What fell due since is held until `mainspring restore accept`.",
     ),
     ("redis", "late", "The wheels are away: timers fire from SQL, up to a second late. None is lost."),
     (
@@ -148,6 +153,7 @@ impl Admin {
             ("store", self.node.has_recovered() && !self.node.can_write()),
             ("redis", wheels && self.node.has_recovered() && !service.positions.unreachable().is_empty()),
             ("wheels_off", !wheels),
+            ("restored", service.store.held().is_some_and(|held| held.is_open())),
         ];
         states.into_iter().filter(|(_, holds)| *holds).map(|(key, _)| key).collect()
     }
@@ -239,6 +245,13 @@ impl Trouble {
         let shown: String = id.chars().take(128).collect();
         let text = format!("There is no timer {shown}, live or within the history that is kept.");
         Self::new(StatusCode::NOT_FOUND, "No such timer", text).leads("/timers", "Search")
+    }
+
+    /// A time zone that is none.
+    pub fn no_zone(name: &str) -> Self {
+        let shown: String = name.chars().take(64).collect();
+        let text = format!("There is no time zone {shown}. Give an IANA name, such as Europe/Berlin.");
+        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "No such time zone", text)
     }
 
     /// The caller's quota is spent.

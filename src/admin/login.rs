@@ -7,7 +7,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Redirect, Response};
 
-use super::frame::Frame;
+use super::frame::{Frame, Trouble};
 use super::guard::{NewSession, Visit, ZONE, set_cookie};
 use super::words::Zone;
 use super::{Admin, html};
@@ -77,16 +77,15 @@ pub async fn logout(State(admin): State<Arc<Admin>>, visit: Visit) -> Response {
     response
 }
 
-/// `POST /zone`: the time zone in which pages show times. A name that is no zone changes nothing.
-pub async fn zone(visit: Visit) -> Response {
+/// `POST /zone`: the time zone in which pages show times. A name that is no zone is refused.
+pub async fn zone(visit: Visit) -> Result<Response, Trouble> {
     let form = &visit.form;
     let asked = if form.get("here").is_empty() { form.get("zone") } else { form.get("here") };
     let mut response = Redirect::to(&way_on(form.get("to"), "/")).into_response();
-    if let Some(zone) = Zone::parse(asked.trim()) {
-        let secure = visit.base.starts_with("https:");
-        set_cookie(&mut response, ZONE, &zone.to_string(), ZONE_KEPT, secure);
-    }
-    response
+    let zone = Zone::parse(asked.trim()).ok_or_else(|| Trouble::no_zone(asked.trim()))?;
+    let secure = visit.base.starts_with("https:");
+    set_cookie(&mut response, ZONE, &zone.to_string(), ZONE_KEPT, secure);
+    Ok(response)
 }
 
 #[cfg(test)]

@@ -115,9 +115,14 @@ pub async fn page(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Respo
         frame: Frame::new(&admin, &visit, "/nodes", title),
         clock: zone.clock(now),
         summary: format!(
-            "{}; a lease lasts {}, and a node that has been silent for as long loses its shards.",
+            "{}; a lease lasts {}, and a node that has been silent for as long loses its shards. The wheels are {}{}",
             words::count(shards.len(), "shard"),
-            words::span(admin.node.config.lease.get())
+            words::span(admin.node.config.lease.get()),
+            words::wheels(&admin.node.config),
+            match service.positions.unreachable().len() {
+                0 => ".".to_owned(),
+                away => format!("; those of {} do not answer.", words::count(away, "shard")),
+            }
         ),
         nodes: views.collect(),
         shards: shards.into_iter().map(|row| shard_view(row, &number, zone)).collect(),

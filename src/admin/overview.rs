@@ -23,9 +23,9 @@ use crate::observe::frame::Frame as StreamFrame;
 /// The bins of the cold store, and how far ahead each reaches, in milliseconds.
 const BINS: [(&str, i64); 5] = [
     ("next hour", 3_600_000),
-    ("day", 86_400_000),
-    ("week", 7 * 86_400_000),
-    ("30 days", 30 * 86_400_000),
+    ("to a day", 86_400_000),
+    ("to a week", 7 * 86_400_000),
+    ("to 30 days", 30 * 86_400_000),
     ("later", i64::MAX),
 ];
 
@@ -41,6 +41,7 @@ struct OverviewPage {
     frame: Frame,
     now: live::Overview,
     p99: String,
+    wheels: String,
     bins: Vec<Bin>,
     picture: Picture,
 }
@@ -60,7 +61,8 @@ pub async fn page(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Respo
     let picture = Picture::new(&full, visit.zone);
     let bins = bins(&full);
     let p99 = words::p99(full.overview.p99);
-    Ok(html(&OverviewPage { frame, p99, bins, picture, now: full.overview }))
+    let wheels = words::wheels(&admin.node.config);
+    Ok(html(&OverviewPage { frame, p99, wheels, bins, picture, now: full.overview }))
 }
 
 fn bins(full: &Full) -> Vec<Bin> {

@@ -296,7 +296,7 @@ impl Ticks<'_> {
     fn marks(&self, place: &Place, slots: i64, per: i64, offset_s: i64) -> Vec<Mark> {
         let outwards = place.numbers > place.to;
         let (near, far) =
-            if outwards { (place.to + 1.0, place.to + 3.0) } else { (place.base - 3.0, place.base) };
+            if outwards { (place.to + 1.0, place.to + 5.0) } else { (place.base - 3.0, place.base) };
         let turn_ms = slots * per * self.tick_ms;
         let unit_ms = if self.tick_ms < 60_000 { 60_000 } else { 3_600_000 };
         let has_numbers = turn_ms % unit_ms == 0 && per == 1;

@@ -11,6 +11,7 @@ use super::guard::Visit;
 use super::timers::list_of;
 use super::words::{self, Moment};
 use super::{Admin, html};
+use crate::model::timer::State as TimerState;
 
 /// The most receivers of the page.
 const MOST: usize = 500;
@@ -22,6 +23,10 @@ struct ReceiversPage {
     clock: String,
     summary: String,
     rows: Vec<Row>,
+    /// There is no live timer.
+    is_empty: bool,
+    /// Timers whose last attempt failed, when this node knows no receiver.
+    retrying: i64,
 }
 
 struct Row {
@@ -29,6 +34,7 @@ struct Row {
     href: String,
     state: &'static str,
     since: Moment,
+    rate: String,
     in_flight: usize,
     waiting: usize,
     last_error: String,
@@ -56,6 +62,7 @@ pub async fn page(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Respo
             name: one.receiver,
             state,
             since: zone.moment(one.since, now),
+            rate: words::rate(one.rate),
             in_flight: one.in_flight,
             waiting: one.waiting,
             last_error: last_error.unwrap_or_default(),
@@ -63,7 +70,10 @@ pub async fn page(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Respo
         }
     };
     let title = match failing {
-        0 if known == 0 => "No receiver yet".to_owned(),
+        0 if known == 0 => "No attempt since this node was started".to_owned(),
+        0 if waiting > 0 => {
+            format!("Every receiver answers. {} waiting for room", words::count(waiting, "timer"))
+        }
         0 => "Every receiver answers".to_owned(),
         1 => "One receiver is failing".to_owned(),
         n => format!("{} receivers are failing", words::number(n)),
@@ -78,6 +88,11 @@ pub async fn page(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Respo
             words::number(failing),
             words::count(waiting, "timer"),
         ),
+        retrying: match all.is_empty() {
+            true => service.store.held_back().await?.get(&TimerState::Retrying).copied().unwrap_or(0),
+            false => 0,
+        },
+        is_empty: all.is_empty() && service.store.ledger().await?.pending == 0,
         rows: all.into_iter().take(MOST).map(row).collect(),
     };
     Ok(html(&page))

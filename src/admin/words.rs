@@ -7,6 +7,7 @@ use std::time::Duration;
 use chrono::{Offset, TimeZone, Utc};
 use chrono_tz::Tz;
 
+use crate::config::{Config, HotUrl, shown_url};
 use crate::model::time::{self, UnixMs};
 use crate::observe::sentence::grouped;
 
@@ -71,6 +72,15 @@ pub fn span(span: Duration) -> String {
     time::human(span)
 }
 
+/// Where the wheels are, in words.
+pub fn wheels(config: &Config) -> String {
+    match config.hot_url() {
+        _ if !config.wheel.enabled => "off".to_owned(),
+        Ok(HotUrl::Memory) => "in this process, without Redis".to_owned(),
+        _ => format!("in {}", shown_url(&config.hot.url)),
+    }
+}
+
 /// The time zone in which the reader sees times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Zone(Tz);
@@ -111,11 +121,26 @@ impl Zone {
         }
     }
 
+    fn text(self, at: UnixMs) -> String {
+        let whole = at.get().rem_euclid(1000) == 0;
+        self.format(at, if whole { "%Y-%m-%d %H:%M:%S" } else { "%Y-%m-%d %H:%M:%S%.3f" })
+    }
+
     /// A moment, relative to `now`.
     pub fn moment(self, at: UnixMs, now: UnixMs) -> Moment {
-        let whole = at.get().rem_euclid(1000) == 0;
-        let text = self.format(at, if whole { "%Y-%m-%d %H:%M:%S" } else { "%Y-%m-%d %H:%M:%S%.3f" });
-        Moment { utc: at.rfc3339(), text, distance: time::from_now(at, now) }
+        Moment { utc: at.rfc3339(), text: self.text(at), distance: time::from_now(at, now) }
+    }
+
+    /// A sentence of the service, its RFC 3339 times as all others of the page.
+    pub fn retell(self, sentence: &str) -> String {
+        let word = |word: &str| {
+            let bare = word.trim_end_matches(['.', ',', ';', ':', ')']);
+            match UnixMs::parse_rfc3339(bare) {
+                Ok(at) => self.text(at) + &word[bare.len()..],
+                Err(_) => word.to_owned(),
+            }
+        };
+        sentence.split(' ').map(word).collect::<Vec<_>>().join(" ")
     }
 
     /// `09:00:05`.
@@ -187,6 +212,10 @@ mod tests {
         assert_eq!(
             (shown.text.as_str(), shown.utc.as_str(), shown.distance.as_str()),
             ("2026-12-01 09:00:00", "2026-12-01T01:00:00.000Z", "in 1m 30s")
+        );
+        assert_eq!(
+            shanghai.retell("It waits for attempt 2 of 6, at 2026-12-01T01:00:00.000Z."),
+            "It waits for attempt 2 of 6, at 2026-12-01 09:00:00."
         );
         assert_eq!(Zone::default().moment(UnixMs::new(1), at).text, "1970-01-01 00:00:00.001");
         for text in ["2026-12-01T09:00", "2026-12-01 09:00:00", "2026-12-01T01:00:00Z"] {

@@ -28,7 +28,7 @@ const COMMON: [(u16, &str); 7] = [
     ),
     (401, "no_key, unknown_key"),
     (403, "foreign_host, foreign_origin: a server without keys answers programs on its own machine only"),
-    (408, "timeout: the body did not arrive within 30 s"),
+    (408, "timeout: the body came too slowly"),
     (413, "too_large"),
     (422, "invalid; see errors"),
     (429, "rate_exceeded"),

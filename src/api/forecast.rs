@@ -95,7 +95,7 @@ fn range(query: &ForecastQuery, now: UnixMs) -> Result<(UnixMs, UnixMs, i64), Ve
     let to = moment("to", &query.to).unwrap_or(UnixMs::new(from.get().saturating_add(DAY_MS)));
     let length = to.get().saturating_sub(from.get());
     if length <= 0 {
-        errors.push(FieldError::new("?to", "range", "it lies after `from`"));
+        errors.push(FieldError::new("?to", "range", "it has to be later than `from`"));
     }
     let step = match query.step.as_deref().map(Span::parse) {
         None => HOUR_MS.max((length / MAX_ITEMS / HOUR_MS + 1) * HOUR_MS),

@@ -1,14 +1,18 @@
 //! The REST API: routes, limits, keys, and one shape for every error.
 
+mod arrival;
 mod auth;
+mod bodies;
+mod connections;
 mod document;
-mod drain;
 mod forecast;
+mod listen;
 mod page;
 mod problem;
 pub mod request;
 mod schema;
 mod service;
+mod slices;
 mod state;
 mod timers;
 mod view;
@@ -18,36 +22,32 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::StatusCode;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
-use axum::response::Response;
+use axum::response::{Html, IntoResponse, Response};
 use axum::{Json, Router};
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
-use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tower_http::catch_panic::CatchPanicLayer;
-use utoipa::OpenApi;
+use utoipa::{OpenApi, openapi};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::clock::Monotonic;
+use crate::limits::FileLimits;
+use crate::metrics::Metrics;
 use crate::service::Node;
 use crate::sink::guard::Guard;
-use crate::telemetry::Rarely;
+use crate::traces;
+use arrival::{Arrival, Pace};
 use auth::{Auth, Caller};
+use bodies::Bodies;
+use listen::NoSeat;
 use problem::Problem;
+use slices::Slices;
 pub use state::ApiState;
 
-/// How long a client may take to send its headers; also how long an idle connection is kept.
-const HEADER_WAIT: Duration = Duration::from_secs(30);
-
-/// The most bytes of headers that one request may have.
-const MAX_HEADERS: usize = 32 * 1024;
-
-/// How long a call may take until its answer begins.
+/// How long a call may take until its answer begins, from the last of its body.
 const CALL_WAIT: Duration = Duration::from_secs(60);
 
 #[derive(OpenApi)]
@@ -89,24 +89,55 @@ fn documented() -> OpenApiRouter<Arc<ApiState>> {
 
 /// All routes: the API, and `pages`, which answer for themselves who may see them. Streams end when `closing` is
 /// cancelled.
-fn router(node: Arc<Node>, pages: Router, closing: CancellationToken) -> Router {
+fn router(node: Arc<Node>, pages: Router, closing: CancellationToken) -> std::io::Result<Router> {
     let state = Arc::new(ApiState {
         auth: Auth::new(Arc::clone(&node.keys)),
         guard: Guard::new(Arc::clone(&node.config)),
+        bodies: Bodies::new(node.config.server.api_keys.len()),
+        slices: Slices::start()?,
         node,
         closing,
     });
     let (routes, document) = documented().split_for_parts();
+    start_failures(&document, &state.node.metrics);
     let document = document::completed(&document);
-    routes
+    Ok(routes
         .merge(page::routes())
         .route("/openapi.json", axum::routing::get(move || async move { Json(document) }))
-        .fallback(|| async { StatusCode::NOT_FOUND })
+        .fallback(nothing_here)
         .layer(middleware::from_fn_with_state(Arc::clone(&state), admit))
         .with_state(Arc::clone(&state))
         .merge(pages)
         .layer(CatchPanicLayer::custom(panicked))
-        .layer(middleware::from_fn_with_state(state, observe))
+        .layer(middleware::from_fn_with_state(state, observe)))
+}
+
+/// The answer to a path that is none: a problem, or for a browser a page.
+async fn nothing_here(headers: HeaderMap) -> Response {
+    let accepts = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
+    if accepts.is_some_and(|accept| accept.contains("text/html")) {
+        let page = "<!doctype html><title>Mainspring: no such page</title><p>There is no such page. <a href=\"/\">Overview</a>";
+        return (StatusCode::NOT_FOUND, Html(page)).into_response();
+    }
+    StatusCode::NOT_FOUND.into_response()
+}
+
+/// Starts the series of failed calls at 0. A series that begins with its first count is in no rate, so the calls that a
+/// node fails while it starts would be missing.
+fn start_failures(document: &openapi::OpenApi, metrics: &Metrics) {
+    for (route, item) in &document.paths.paths {
+        for (method, operation) in [
+            ("GET", &item.get),
+            ("PUT", &item.put),
+            ("POST", &item.post),
+            ("PATCH", &item.patch),
+            ("DELETE", &item.delete),
+        ] {
+            for status in operation.iter().flat_map(|_| ["500", "503"]) {
+                metrics.requests.with_label_values(&[route.as_str(), method, status]);
+            }
+        }
+    }
 }
 
 /// Checks the key of every call but the health checks and metrics, and charges it for writes.
@@ -115,7 +146,7 @@ async fn admit(
     mut request: Request,
     next: Next,
 ) -> Result<Response, Problem> {
-    if matches!(request.uri().path(), "/livez" | "/readyz" | "/startupz" | "/metrics") {
+    if is_probe(request.uri().path()) {
         return Ok(next.run(request).await);
     }
     let caller = state.auth.check(request.headers())?;
@@ -123,11 +154,27 @@ async fn admit(
         state.auth.charge(&caller, 1)?;
     }
     request.extensions_mut().insert(caller);
-    match tokio::time::timeout(CALL_WAIT, next.run(request)).await {
-        Ok(response) => Ok(response),
-        Err(_) => Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "timeout", "not answered within 60 s")
+    let arrival = request.extensions().get::<Arrival>().cloned().unwrap_or_default();
+    match arrival.answered_within(CALL_WAIT, next.run(request)).await {
+        Some(response) => Ok(response),
+        None => Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "timeout", "not answered within 60 s")
             .retry_after(1)),
     }
+}
+
+/// The paths for health and metrics. They need no key, and are answered also when all connections are taken.
+fn is_probe(path: &str) -> bool {
+    matches!(path, "/livez" | "/readyz" | "/startupz" | "/metrics")
+}
+
+/// The answer to a call for which there is no connection: the client is to close the one that it has.
+fn no_seat(seat: &NoSeat) -> Response {
+    seat.count();
+    let detail = "all connections of this node are busy; only health and metrics are answered";
+    let problem = Problem::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", detail).retry_after(1);
+    let mut response = problem.into_response();
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    response
 }
 
 /// The id of a request, for log lines about a part of it.
@@ -151,9 +198,17 @@ async fn observe(State(state): State<Arc<ApiState>>, mut request: Request, next:
     if matches!(route.as_str(), "/v1/timers/batch" | "/v1/timers/stream") {
         request.extensions_mut().insert(RequestId(request_id.as_str().into()));
     }
-    let answered = next.run(drain::drained_on_drop(request)).await;
+    let call = traces::Call::begin(&request, &route);
+    let pace = if route == "/v1/timers/stream" { Pace::Any } else { Pace::LEAST };
+    let request = arrival::watched(request, pace);
+    let seat = request.extensions().get::<NoSeat>().filter(|_| !is_probe(request.uri().path()));
+    let answered = match seat {
+        Some(seat) => no_seat(seat),
+        None => next.run(request).await,
+    };
     problem::log_failure(&answered, &request_id, method.as_str(), &route);
     let response = problem::finish(answered, &request_id);
+    call.end(&response);
     let metrics = &state.node.metrics;
     let method = match method.as_str() {
         known @ ("GET" | "PUT" | "POST" | "PATCH" | "DELETE") => known,
@@ -165,50 +220,24 @@ async fn observe(State(state): State<Arc<ApiState>>, mut request: Request, next:
 }
 
 fn panicked(_: Box<dyn std::any::Any + Send>) -> Response {
-    axum::response::IntoResponse::into_response(Problem::new(
+    IntoResponse::into_response(Problem::new(
         StatusCode::INTERNAL_SERVER_ERROR,
         "internal",
         "the service failed at this request; the failure is logged",
     ))
 }
 
-/// Serves the API and `pages`: accepts connections until `closing` is cancelled, then lets each finish its current call.
-pub async fn serve(listener: TcpListener, node: Arc<Node>, pages: Router, closing: CancellationToken) {
-    let permits = Arc::new(Semaphore::new(node.config.server.max_connections));
-    let router = router(node, pages, closing.clone());
-    let graceful = GracefulShutdown::new();
-    let mut http = hyper::server::conn::http1::Builder::new();
-    let mut refused_logged = Rarely::default();
-    http.timer(TokioTimer::new()).header_read_timeout(HEADER_WAIT).max_buf_size(MAX_HEADERS);
-    loop {
-        let permit = tokio::select! {
-            () = closing.cancelled() => break,
-            permit = Arc::clone(&permits).acquire_owned() => permit,
-        };
-        let stream = tokio::select! {
-            () = closing.cancelled() => break,
-            accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => stream,
-                Err(why) => {
-                    // Most likely the process is out of file descriptors: wait until some are closed.
-                    if refused_logged.is_due() {
-                        tracing::warn!(%why, "a connection was not accepted");
-                    }
-                    tokio::time::sleep(Duration::from_millis(100)).await;
-                    continue;
-                }
-            },
-        };
-        // Small answers go out at once; a failure to ask for that costs only latency.
-        let _ = stream.set_nodelay(true);
-        let service = TowerToHyperService::new(router.clone());
-        let connection = graceful.watch(http.serve_connection(TokioIo::new(stream), service));
-        tokio::spawn(async move {
-            // A connection that a client breaks off is no failure of the service.
-            let _ = connection.await;
-            drop(permit);
-        });
-    }
-    drop(listener);
-    graceful.shutdown().await;
+/// Serves the API and `pages` on as many connections as `files` allows, until `closing` is cancelled; then lets each
+/// finish its current call. An error if the system has no thread left at the start.
+pub async fn serve(
+    listener: TcpListener,
+    node: Arc<Node>,
+    pages: Router,
+    files: FileLimits,
+    closing: CancellationToken,
+) -> std::io::Result<()> {
+    let metrics = node.metrics.clone();
+    let router = router(node, pages, closing.clone())?;
+    listen::serve(listener, router, metrics, files, closing).await;
+    Ok(())
 }

@@ -23,9 +23,21 @@ pub struct FieldError {
 impl FieldError {
     /// An error at `pointer`.
     pub fn new(pointer: impl Into<String>, code: &'static str, detail: impl Into<String>) -> Self {
-        Self { pointer: pointer.into(), code, detail: detail.into() }
+        Self { pointer: cut(pointer.into()), code, detail: cut(detail.into()) }
     }
 }
+
+/// At most about a kilobyte: names in a request may be long, and an answer for each of many items repeats them.
+fn cut(mut text: String) -> String {
+    if let Some((end, _)) = text.char_indices().nth(MAX_TOLD).filter(|_| text.len() > MAX_TOLD) {
+        text.truncate(end);
+        text.push('…');
+    }
+    text
+}
+
+/// The most characters of a request that an error repeats.
+const MAX_TOLD: usize = 1000;
 
 /// An error answer.
 #[derive(Debug, Clone, Serialize, utoipa::ToSchema)]

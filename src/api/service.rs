@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::ApiState;
 use super::problem::Problem;
 use super::schema;
-use crate::cold::{Ledger, NodeRow};
+use crate::cold::{Held, Ledger, NodeRow};
 use crate::dispatch::ReceiverLoad;
 use crate::model::time::UnixMs;
 
@@ -34,6 +34,9 @@ pub struct Health {
 pub struct Checks {
     cold_store: String,
     wheels: String,
+    /// Only while something is held since the cold store was restored.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    restored: Option<String>,
 }
 
 impl Health {
@@ -74,16 +77,23 @@ pub async fn readyz(State(state): State<Arc<ApiState>>) -> Response {
             _ => "unavailable: timers fire from SQL, up to a second late",
         },
     };
+    let held = state.node.service().and_then(|service| service.store.held()).filter(Held::is_open);
+    let restored = held.map(|held| {
+        format!(
+            "restored as of {}: what fell due since is held until `mainspring restore accept`",
+            held.from.rfc3339()
+        )
+    });
     let stopping = state.node.is_stopping();
     let ready = store == "ok" && !stopping;
     let status = match (ready, stopping, wheels) {
-        (true, _, "ok") => "ok",
+        (true, _, "ok") if restored.is_none() => "ok",
         (true, ..) => "degraded",
         (false, true, _) => "stopping",
         (false, false, _) => "unavailable",
     };
     let code = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    let checks = Checks { cold_store: store.to_owned(), wheels: wheels.to_owned() };
+    let checks = Checks { cold_store: store.to_owned(), wheels: wheels.to_owned(), restored };
     (code, Json(Health { status, checks: Some(checks) })).into_response()
 }
 
@@ -173,6 +183,8 @@ pub struct ReceiverView {
     /// Since when.
     #[schema(value_type = schema::Moment)]
     since: UnixMs,
+    /// Attempts that ended, a second, over about the last ten seconds.
+    rate: f64,
     /// Claimed timers whose attempt has not ended.
     in_flight: usize,
     /// Due timers that wait for room.
@@ -195,6 +207,7 @@ pub async fn receivers(State(state): State<Arc<ApiState>>) -> Result<Response, P
             receiver: one.receiver,
             state: if one.failing { "failing" } else { "ok" },
             since: one.since,
+            rate: one.rate,
             in_flight: one.in_flight,
             waiting: one.waiting,
             last_error,

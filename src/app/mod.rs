@@ -27,6 +27,7 @@ use crate::hot::loader::Loader;
 use crate::hot::promoter::{Promoter, receive_express};
 use crate::hot::ticker::Ticker;
 use crate::housekeeping::Housekeeping;
+use crate::limits::{self, FileLimits};
 use crate::metrics::Metrics;
 use crate::model::pointer::Pointer;
 use crate::observe::{Observer, Sources};
@@ -36,6 +37,7 @@ use crate::promotion::Promotion;
 use crate::service::{Node, Service};
 use crate::sink::Sinks;
 use crate::sweep::Sweep;
+use crate::traces::Export;
 use crate::wheel::{self, HotWheel, Measured};
 use crate::writer::{Intake, Writer};
 use phases::{DRAIN, Phases};
@@ -54,6 +56,9 @@ const REPLAY_FIRST: Duration = Duration::from_secs(3);
 /// Runs the service until SIGTERM or SIGINT, or until it cannot go on.
 pub async fn serve(config: Config) -> anyhow::Result<()> {
     crate::telemetry::init(&config.log)?;
+    // Before anything is opened.
+    limits::raise();
+    let traces = Export::start(&config.node.name)?;
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
     let stop = CancellationToken::new();
@@ -66,17 +71,32 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
         tracing::info!("stopping");
         asked.cancel();
     });
-    run(config, Arc::new(SystemClock), stop).await
+    let ended = run(config, Arc::new(SystemClock), stop).await;
+    traces.end().await;
+    ended
 }
 
 /// Runs the service until `stop`.
-pub async fn run(config: Config, clock: Arc<dyn Clock>, stop: CancellationToken) -> anyhow::Result<()> {
+pub async fn run(mut config: Config, clock: Arc<dyn Clock>, stop: CancellationToken) -> anyhow::Result<()> {
+    let files = FileLimits::of(&config, limits::in_force());
+    config.dispatch.concurrency = files.attempts(&config);
     let config = Arc::new(config);
     let listen = config.server.listen;
     let listener = TcpListener::bind(listen).await.map_err(|why| {
         anyhow::anyhow!("cannot listen on {listen}: {why}; free the port, or set another in `server.listen`")
     })?;
     let address = listener.local_addr().context("the listener has no address")?;
+    if files.fits() {
+        tracing::info!("{}", files.told());
+    } else {
+        tracing::warn!("{}; {}", files.told(), files.cure());
+    }
+    if config.server.behind_proxy && config.server.api_keys.is_empty() {
+        tracing::warn!(
+            "`server.behind_proxy` is true and there is no key in `server.api_keys`: everyone who reaches the proxy may \
+             do everything"
+        );
+    }
     let metrics = Metrics::new()?;
     let store = ColdStore::open(&config, clock, false, true)?.measured(&metrics);
     let node = Arc::new(Node::new(Arc::clone(&config), metrics, stop.clone()));
@@ -84,7 +104,8 @@ pub async fn run(config: Config, clock: Arc<dyn Clock>, stop: CancellationToken)
     let closing = phases.doors.stop.clone();
     let pages = admin::routes(Arc::clone(&node), closing.clone())
         .map_err(|_| anyhow::anyhow!("this machine gives no random numbers"))?;
-    phases.doors.spawn("api", api::serve(listener, Arc::clone(&node), pages, closing));
+    let serving = api::serve(listener, Arc::clone(&node), pages, files, closing);
+    phases.doors.spawn_fallible("api", async { serving.await.context("the API cannot be served") });
     let supervised = supervisor::start(Arc::clone(&node), phases.pulses.clone(), phases.loops.stop.clone());
     tracing::info!(
         "listening on http://{address} (node {}, store {})",
@@ -202,7 +223,12 @@ async fn start(
     // Callers' requests do not hold up the node's own work.
     let urgent = store.urgently();
     let writer = Writer::new(urgent.clone(), promotion.clone(), node.metrics.clone());
-    let sinks = Sinks::new(config, store.clock().clone()).context("the HTTP client cannot be made")?;
+    let sinks = Sinks::new(
+        config,
+        store.clock().clone(),
+        FileLimits::of(config, limits::in_force()).kept_open(config),
+    )
+    .context("the HTTP client cannot be made")?;
     let (dispatcher, recording) = Dispatcher::new(
         config,
         urgent.clone(),

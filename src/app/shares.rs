@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::Notify;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::phases::DRAIN;
@@ -28,6 +29,9 @@ const SHORT_PAUSE: [Duration; 2] = [Duration::from_millis(25), Duration::from_mi
 /// The longest that a start waits for connections to the stores.
 const WARM_UP: Duration = Duration::from_secs(1);
 
+/// The longest that a start waits for what Redis has seen of the store.
+const WITNESS: Duration = Duration::from_secs(3);
+
 /// How often it tries again while the store does not answer.
 const RETRY: Duration = Duration::from_millis(500);
 
@@ -44,6 +48,10 @@ pub(super) struct Shares {
     is_warned: bool,
     /// Limits the warning that the clocks differ.
     skew_logged: Rarely,
+    /// The witness is being told what was seen of the store.
+    telling: Option<JoinHandle<()>>,
+    /// Something is held since the store was restored.
+    is_holding: bool,
 }
 
 impl Shares {
@@ -64,6 +72,8 @@ impl Shares {
             short_pause: SHORT_PAUSE[0],
             is_warned: false,
             skew_logged: Rarely::default(),
+            telling: None,
+            is_holding: false,
         }
     }
 
@@ -89,6 +99,10 @@ impl Shares {
         // Connections first: a node that takes part is handed its share at once. A failure here shows when they are used.
         let warming = async { (self.store.warm_up().await.is_ok(), self.hot.servers(&[0]).await.is_ok()) };
         let _ = tokio::time::timeout(WARM_UP, warming).await;
+        // Before the first heartbeat, so that a store that was restored while no node ran is found at once.
+        if let Ok(Ok(witnessed)) = tokio::time::timeout(WITNESS, self.hot.witness(0)).await {
+            self.store.see(witnessed);
+        }
         while !leave.is_cancelled() {
             match self.round().await {
                 Ok(round) if round.superseded => anyhow::bail!(
@@ -127,6 +141,8 @@ impl Shares {
             tracing::info!("the cold store answers again");
         }
         self.show(round);
+        self.show_held(round.restored);
+        self.tell_witness();
         if self.ownership.has_peers() {
             // For `tier`. A failure shows in the next renewal.
             let rows = self.store.shard_rows(&[]).await.unwrap_or_default();
@@ -137,6 +153,38 @@ impl Shares {
                      a timer that is registered on one and fires on another is up to two seconds late; use redis://"
                 );
             }
+        }
+    }
+
+    /// Tells Redis what was seen of the store, beside the rounds: Redis may hang.
+    fn tell_witness(&mut self) {
+        if self.telling.as_ref().is_some_and(|telling| !telling.is_finished()) {
+            return;
+        }
+        let (hot, store) = (Arc::clone(&self.hot), self.store.clone());
+        self.telling = Some(tokio::spawn(async move {
+            if let Ok(witnessed) = hot.witness(store.seen()).await {
+                store.see(witnessed);
+            }
+        }));
+    }
+
+    /// Shows what is held since the store was restored; once it is accepted, it is read from SQL in order.
+    fn show_held(&mut self, found: bool) {
+        let held = self.store.held();
+        let is_holding = found || held.is_some_and(|held| held.is_open());
+        self.node.metrics.store_held.set(i64::from(is_holding));
+        let was_holding = std::mem::replace(&mut self.is_holding, is_holding);
+        if is_holding && !was_holding {
+            tracing::warn!(
+                "the cold store went back in time: it was restored. What fell due since is held and does not fire until \
+                 `mainspring restore accept`; `mainspring restore status` shows how much it is"
+            );
+        }
+        if was_holding && !is_holding {
+            tracing::info!("what was held since the store was restored is accepted");
+            let shards: Vec<i32> = self.ownership.kept().into_iter().map(|(shard, _)| shard).collect();
+            self.positions.lose(&shards, "what the restored store held was accepted");
         }
     }
 
@@ -194,6 +242,12 @@ impl Shares {
             tracing::warn!(
                 skew_ms = skew,
                 "this node's clock is not the store's; the store's decides what is due"
+            );
+        }
+        if round.set_back_ms > 0 {
+            tracing::warn!(
+                seconds = round.set_back_ms / 1000,
+                "the store's clock was set back; leases, claims and retries from the future count from now"
             );
         }
         if *round != Round::default() {

@@ -11,6 +11,7 @@ use super::{input, interrupted, out};
 use crate::config::{ColdKind, Config};
 use crate::tools::bench::figures::{Figure, cells};
 use crate::tools::bench::load::Endpoint;
+use crate::tools::bench::receiver::Receivers;
 use crate::tools::bench::scenario::burst::Burst;
 use crate::tools::bench::scenario::idle::Idle;
 use crate::tools::bench::scenario::paced::Paced;
@@ -18,7 +19,7 @@ use crate::tools::bench::scenario::parked::Parked;
 use crate::tools::bench::scenario::recover::Recover;
 use crate::tools::bench::scenario::register::{Register, Step};
 use crate::tools::bench::scenario::{Scenario, plan};
-use crate::tools::bench::timers::{Ids, MIN_PAYLOAD};
+use crate::tools::bench::timers::{Ids, MIN_PAYLOAD, MOST_HOSTS};
 use crate::tools::bench::{self, Options, Report};
 use crate::tools::servers::Choice;
 
@@ -66,19 +67,25 @@ struct Shared {
     #[arg(long, global = true, value_name = "FILE", requires = "server", help_heading = "Server")]
     key_file: Option<PathBuf>,
     /// How often each step is done; more than one adds the median
-    #[arg(long, global = true, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=99), help_heading = "LoadResult")]
+    #[arg(long, global = true, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=99), help_heading = "Measurement")]
     runs: u32,
     /// How long a timer's data is
-    #[arg(long, global = true, value_name = "N", default_value_t = 100, help_heading = "LoadResult")]
+    #[arg(long, global = true, value_name = "N", default_value_t = 100, help_heading = "Measurement")]
     payload_bytes: usize,
     /// How long a delivery may fail to come before it is lost
-    #[arg(long, global = true, value_name = "DURATION", default_value = "60s", value_parser = input::duration, help_heading = "LoadResult")]
+    #[arg(long, global = true, value_name = "DURATION", default_value = "60s", value_parser = input::duration, help_heading = "Measurement")]
     wait: Duration,
+    /// How many receivers the timers go to in turn, each with an address of its own
+    #[arg(long, global = true, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(MOST_HOSTS)), help_heading = "Measurement")]
+    hosts: u32,
+    /// How long a receiver takes to answer
+    #[arg(long, global = true, value_name = "DURATION", default_value = "0s", value_parser = input::duration, help_heading = "Measurement")]
+    reply_delay: Duration,
     /// Timers in a batch
-    #[arg(long, global = true, value_name = "N", default_value_t = 1000, value_parser = count, help_heading = "LoadResult")]
+    #[arg(long, global = true, value_name = "N", default_value_t = 1000, value_parser = count, help_heading = "Measurement")]
     batch: u64,
     /// Connections that send batches and streams
-    #[arg(long, global = true, value_name = "N", default_value_t = 4, value_parser = count, help_heading = "LoadResult")]
+    #[arg(long, global = true, value_name = "N", default_value_t = 4, value_parser = count, help_heading = "Measurement")]
     bulk_connections: u64,
 }
 
@@ -258,7 +265,14 @@ fn exit(report: &Report) -> Exit {
 }
 
 fn shown(report: &Report) -> String {
-    let mut text = format!("{}, {}, {} bytes of data\n\n", report.cold, report.hot, report.payload_bytes);
+    let mut text = format!("{}, {}, {} bytes of data", report.cold, report.hot, report.payload_bytes);
+    if report.hosts > 1 {
+        text += &format!(", {} receivers", report.hosts);
+    }
+    if report.reply_delay_ms > 0.0 {
+        text += &format!(", answered after {} ms", report.reply_delay_ms);
+    }
+    text += "\n\n";
     text += &out::table(&cells(&report.rows));
     for row in &report.rows {
         if let Some(note) = &row.note {
@@ -304,6 +318,7 @@ impl Shared {
             sets: self.server_sets.clone(),
             runs: self.runs,
             payload_bytes: self.payload_bytes,
+            receivers: Receivers { hosts: self.hosts, reply_delay: self.reply_delay },
             wait: self.wait,
             batch: usize::try_from(self.batch)?,
             bulk_connections: usize::try_from(self.bulk_connections)?,

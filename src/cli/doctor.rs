@@ -11,6 +11,7 @@ use super::exit::{self, Exit};
 use super::{client, out, report, store};
 use crate::cold::{ColdStore, Error};
 use crate::config::{Config, shown_url};
+use crate::limits::{self, FileLimits};
 
 mod wheels;
 
@@ -34,6 +35,8 @@ pub struct Doctor {
 enum Subject {
     /// The settings
     Settings,
+    /// The limit on open files
+    Files,
     /// Database, clock, schema and ledger
     Store,
     /// Redis
@@ -119,6 +122,9 @@ pub async fn run(doctor: &Doctor, before: &Settings, json: bool) -> anyhow::Resu
     if wants(Subject::Settings) {
         checks.add(&of_settings(&config))?;
     }
+    if wants(Subject::Files) {
+        checks.add(&of_files(&config))?;
+    }
     match store::missing_file(&config) {
         _ if !wants(Subject::Store) => {}
         Some(path) => {
@@ -146,6 +152,17 @@ fn of_settings(config: &Config) -> Check {
         n => format!("API keys: {n}"),
     };
     Check::new("settings", Found::Ok, format!("node {}, {keys}", config.node.name))
+}
+
+/// Whether the connections of the settings fit into the limit on open files. It is that of a server which is started
+/// like this process.
+fn of_files(config: &Config) -> Check {
+    let files = FileLimits::of(config, limits::highest());
+    if files.fits() {
+        Check::new("files", Found::Ok, files.told())
+    } else {
+        Check::new("files", Found::Warn, files.told()).cure(files.cure())
+    }
 }
 
 /// The checks that need the database.
@@ -203,7 +220,7 @@ fn of_clock(store: &ColdStore) -> Check {
 async fn of_schema(store: &ColdStore) -> Check {
     match store.migration_state().await {
         Err(why) => Check::new("schema", Found::Fail, why.to_string()),
-        Ok(state) if !state.unknown.is_empty() => {
+        Ok(state) if !state.is_borne => {
             let detail = format!("migrated by a newer mainspring ({})", state.unknown.join(", "));
             Check::new("schema", Found::Fail, detail).cure("run that version, or a newer one")
         }

@@ -198,8 +198,11 @@ fn drills(args: &DrillArgs, options: &Options) -> anyhow::Result<Vec<Drill>> {
         Environment::Given { .. } => drill.is_for_given(),
     };
     match args.name {
-        Name::All => Ok(Drill::ALL.into_iter().filter(applies).collect()),
-        Name::One(drill) if applies(&drill) => Ok(vec![drill]),
+        Name::All => Ok(Drill::ALL.into_iter().filter(applies).filter(can_be_done).collect()),
+        Name::One(drill) if applies(&drill) => {
+            drill.needs().check().with_context(|| format!("drill {} cannot be done here", drill.name()))?;
+            Ok(vec![drill])
+        }
         Name::One(drill) => Err(usage(format!(
             "{} needs what is not there: {}",
             drill.name(),
@@ -210,6 +213,15 @@ fn drills(args: &DrillArgs, options: &Options) -> anyhow::Result<Vec<Drill>> {
             }
         ))),
     }
+}
+
+/// Whether this machine has what a drill needs; says so if not.
+fn can_be_done(drill: &Drill) -> bool {
+    let lacks = drill.needs().check().err();
+    if let Some(why) = &lacks {
+        out::note(&format!("drill {} is left out: {why:#}", drill.name()));
+    }
+    lacks.is_none()
 }
 
 /// A bar on a terminal, else nothing: the verdicts say enough.

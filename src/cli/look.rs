@@ -1,5 +1,7 @@
 //! `forecast` and `receivers`: what is due when, and which receiver fails.
 
+use std::time::Duration;
+
 use clap::Args;
 use reqwest::Method;
 use serde::Deserialize;
@@ -13,6 +15,11 @@ use crate::model::time::UnixMs;
 /// The longest bar, in characters.
 const BAR: usize = 40;
 
+const HOUR_MS: i64 = 3_600_000;
+
+/// How far a forecast reaches, unless told: tomorrow is in it.
+const DEFAULT_SPAN: Duration = Duration::from_secs(2 * 86_400);
+
 /// The longest error in a cell.
 const MAX_ERROR: usize = 60;
 
@@ -20,21 +27,21 @@ const MAX_ERROR: usize = 60;
 #[derive(Args)]
 #[command(after_help = "Examples:\n  \
     mainspring forecast\n    \
-      the next day, by the hour\n  \
+      the next two days, by the hour\n  \
     mainspring forecast --from 2026-12-01T09:00:00+08:00 --for 10m --step 1m\n    \
       ten minutes from nine o'clock in Shanghai, minute by minute")]
 pub struct Forecast {
     #[command(flatten)]
     connection: Connection,
-    /// Where it begins [default: now]
+    /// Where it begins [default: the beginning of this hour]
     #[arg(long, value_name = "RFC3339", value_parser = input::instant)]
     from: Option<String>,
-    /// Where it ends [default: a day after its beginning]
+    /// Where it ends [default: two days after its beginning]
     #[arg(long, value_name = "RFC3339", value_parser = input::instant, conflicts_with = "span")]
     to: Option<String>,
     /// How long it is: 10m, 2h, 7d, or ISO 8601
     #[arg(long = "for", value_name = "DURATION", value_parser = input::duration)]
-    span: Option<std::time::Duration>,
+    span: Option<Duration>,
     /// The length of a step [default: an hour, or what makes at most 1500 steps]
     #[arg(long, value_name = "DURATION", value_parser = input::span)]
     step: Option<String>,
@@ -56,15 +63,18 @@ struct Count {
 pub async fn forecast(args: &Forecast, json: bool) -> anyhow::Result<Exit> {
     let client = Client::new(&args.connection)?;
     let now = SystemClock.now();
-    let to = args.span.map(|span| {
-        let from = args.from.as_deref().and_then(|from| UnixMs::parse_rfc3339(from).ok());
-        from.unwrap_or(now).plus(span).rfc3339()
-    });
-    let query: Vec<(String, String)> =
-        [("from", args.from.clone()), ("to", args.to.clone().or(to)), ("step", args.step.clone())]
-            .into_iter()
-            .filter_map(|(name, value)| Some((name.to_owned(), value?)))
-            .collect();
+    // Steps begin at whole hours, as people ask for them.
+    let from = match &args.from {
+        Some(from) => from.clone(),
+        None => UnixMs::new(now.get().div_euclid(HOUR_MS) * HOUR_MS).rfc3339(),
+    };
+    let span = args.span.or(args.to.is_none().then_some(DEFAULT_SPAN));
+    let begins = UnixMs::parse_rfc3339(&from).unwrap_or(now);
+    let to = args.to.clone().or(span.map(|span| begins.plus(span).rfc3339()));
+    let query: Vec<(String, String)> = [("from", Some(from)), ("to", to), ("step", args.step.clone())]
+        .into_iter()
+        .filter_map(|(name, value)| Some((name.to_owned(), value?)))
+        .collect();
     let reply = client.ask(Method::GET, "/v1/forecast", &query).await?;
     if json {
         out::print(&reply.json)?;
@@ -113,6 +123,7 @@ pub(super) struct Receiver {
     pub receiver: String,
     pub state: String,
     pub since: String,
+    pub rate: f64,
     pub in_flight: u64,
     pub waiting: u64,
     pub last_error: Option<String>,
@@ -138,7 +149,7 @@ pub async fn receivers(args: &Receivers, json: bool) -> anyhow::Result<Exit> {
         return Ok(Exit::Ok);
     }
     let now = SystemClock.now();
-    let head = ["RECEIVER", "STATE", "SINCE", "IN FLIGHT", "WAITING", "LAST ERROR"];
+    let head = ["RECEIVER", "STATE", "SINCE", "ATTEMPTS/S", "IN FLIGHT", "WAITING", "LAST ERROR"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     for one in items {
         let error = one.last_error.as_deref().map_or_else(String::new, |why| out::short(why, MAX_ERROR));
@@ -146,6 +157,7 @@ pub async fn receivers(args: &Receivers, json: bool) -> anyhow::Result<Exit> {
             out::plain(&one.receiver),
             out::plain(&one.state),
             distance(&one.since, now),
+            format!("{:.1}", one.rate),
             one.in_flight.to_string(),
             one.waiting.to_string(),
             error,

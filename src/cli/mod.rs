@@ -18,6 +18,7 @@ mod out;
 mod put;
 mod receive;
 mod report;
+mod restore;
 mod show;
 mod signature;
 mod store;
@@ -72,6 +73,9 @@ enum Verb {
     /// Bring the database's schema up to this version
     #[command(subcommand)]
     Migrate(store::Migrate),
+    /// Decide on what a restored store holds
+    #[command(subcommand)]
+    Restore(restore::Restore),
     /// Check from SQL that no timer is lost; exit code 6 if one is
     Verify(Settings),
     /// Measure rates, lateness and cost, on a server of its own or a running one
@@ -150,6 +154,7 @@ async fn dispatch(cli: &Cli) -> anyhow::Result<Exit> {
         Verb::Forecast(args) => look::forecast(args, cli.json).await,
         Verb::Receive(receive) => receive::run(receive, cli.json).await,
         Verb::Migrate(verb) => store::migrate(verb, &cli.settings, cli.json).await,
+        Verb::Restore(verb) => restore::run(verb, &cli.settings, cli.json).await,
         Verb::Verify(settings) => store::verify(&cli.settings.and(settings), cli.json).await,
         Verb::Bench(bench) => bench::run(bench, cli.json).await,
         Verb::Drill(args) => drill::run(args, cli.json).await,

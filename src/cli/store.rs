@@ -79,9 +79,9 @@ async fn up(store: &ColdStore, json: bool) -> anyhow::Result<Exit> {
     out::verdict(&text, Exit::Ok)
 }
 
-/// Whether database and binary have the same schema.
+/// Whether this binary can work with the database as it is.
 pub fn current(state: &MigrationState) -> bool {
-    state.pending.is_empty() && state.unknown.is_empty()
+    state.pending.is_empty() && state.is_borne
 }
 
 fn status_text(state: &MigrationState) -> String {
@@ -95,6 +95,9 @@ fn status_text(state: &MigrationState) -> String {
     lines.extend(lines_of("unknown", &state.unknown));
     lines.push(
         match (state.unknown.is_empty(), state.pending.is_empty()) {
+            (false, _) if state.is_borne => {
+                "the database was migrated by the next release of mainspring; this one can work with it"
+            }
             (false, _) => "the database was migrated by a newer mainspring",
             (true, false) => "`mainspring migrate up` (or the next `serve`) applies what is pending",
             (true, true) => "up to date",
@@ -225,6 +228,8 @@ mod tests {
             applied: steps(&[&["m1"], unknown].concat()),
             pending: steps(pending),
             unknown: steps(unknown),
+            release: None,
+            is_borne: unknown.is_empty(),
         };
         assert_eq!(status_text(&state(&[], &[])), "applied  m1\nup to date");
         assert!(status_text(&state(&["m2"], &[])).contains("pending  m2"));

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use super::columns::{self, AFTER, ALL, EDITED, LIFE, TimerColumn};
 use super::decide::{Writes, decide};
+use super::end::Rows;
 use super::row::{AttemptRecord, TimerRow};
 use super::sql::{Column, Dialect, Statement, Tx};
 use super::{ColdStore, Error};
@@ -45,6 +46,8 @@ pub enum ChangeEvent {
     Released(Token, Epoch),
     /// It was found overdue by more than its grace.
     TooLate(Generation),
+    /// It was held since the store was restored, and an operator did not accept it.
+    Discarded(Generation),
 }
 
 /// What a `PATCH` changes; `None` is no change.
@@ -65,6 +68,8 @@ pub struct Edit {
 pub enum Applied {
     /// The timer was live: its row after the change (it may have ended), and the answer.
     Live(Box<TimerRow>, Answer),
+    /// The timer is as the change wants it already: its row. Nothing was written.
+    Same(Box<TimerRow>),
     /// `If-Match` named another version; this is the timer's own.
     OtherVersion(Version),
     /// No timer of this uid is live.
@@ -97,11 +102,24 @@ impl ColdStore {
     /// plan: a transaction that held some rows and waited for more could deadlock with them. If a transaction
     /// fails, its events and those after it get the error; those before it are applied.
     pub async fn apply(&self, changes: &[Change]) -> Vec<Result<Applied, Error>> {
+        self.apply_to(changes, false).await
+    }
+
+    /// Like [`ColdStore::apply`], but does not wait for timers that stay locked: their answer is [`Error::Busy`], and they
+    /// are not changed.
+    pub async fn apply_unlocked(&self, changes: &[Change]) -> Vec<Result<Applied, Error>> {
+        self.apply_to(changes, true).await
+    }
+
+    async fn apply_to(&self, changes: &[Change], unlocked_only: bool) -> Vec<Result<Applied, Error>> {
         let mut answers: Vec<Result<Applied, Error>> = changes.iter().map(|_| Err(Error::Busy)).collect();
         let mut pending: BTreeSet<Uid> = changes.iter().map(|change| change.uid).collect();
         let mut pauses = SKIP_PAUSES_MS.into_iter();
         while !pending.is_empty() {
-            let pause = pauses.next().filter(|_| pending.len() > 1);
+            let pause = pauses.next().filter(|_| pending.len() > 1 || unlocked_only);
+            if pause.is_none() && unlocked_only {
+                return answers;
+            }
             let most = if pause.is_some() { pending.len() } else { 1 };
             let uids: Vec<Uid> = pending.iter().take(most).copied().collect();
             let is_in_round = |uid: &Uid| uids.binary_search(uid).is_ok();
@@ -118,7 +136,9 @@ impl ColdStore {
                 }
             };
             for (index, applied) in indexes.into_iter().zip(applied) {
-                answers[index] = Ok(applied);
+                if !skipped.contains(&changes[index].uid) {
+                    answers[index] = Ok(applied);
+                }
             }
             pending.retain(|uid| skipped.contains(uid) || !is_in_round(uid));
             if let Some(pause) = pause.filter(|_| !pending.is_empty()) {
@@ -159,16 +179,20 @@ impl ColdStore {
         let lock = if skip_locked { "FOR UPDATE OF timers SKIP LOCKED" } else { "FOR UPDATE OF timers" };
         let lock = self.dialect().lock(lock);
         s.push(&format!(
-            "WITH {batch} SELECT {ALL}, {now} FROM timers JOIN b ON uid = b_uid ORDER BY uid {lock}"
+            "WITH {batch} SELECT {ALL}, {now}, (SELECT watermark FROM shards WHERE shards.shard = timers.shard) \
+             FROM timers JOIN b ON uid = b_uid ORDER BY uid {lock}"
         ));
-        let mut rows: BTreeMap<Uid, TimerRow> = BTreeMap::new();
+        let mut rows: BTreeMap<Uid, (TimerRow, UnixMs)> = BTreeMap::new();
         let mut unreadable = BTreeSet::new();
         let mut store_now = self.clock.now();
         for row in tx.fetch(s).await? {
             store_now = UnixMs::new(row.get(AFTER)?);
             let uid = Uid(row.get(0)?);
             match TimerRow::read(&row, false) {
-                Ok(row) => drop(rows.insert(uid, row)),
+                Ok(timer) => {
+                    let watermark = row.get::<Option<i64>>(AFTER + 1)?.unwrap_or_default();
+                    rows.insert(uid, (timer, UnixMs::new(watermark)));
+                }
                 Err(why) => {
                     tracing::error!(uid = %uid.0, %why, "a timer cannot be read by this version; it is not changed");
                     unreadable.insert(uid);
@@ -183,7 +207,9 @@ impl ColdStore {
         for change in changes {
             answers.push(match rows.get_mut(&change.uid) {
                 _ if skipped.contains(&change.uid) => Applied::NotLive,
-                Some(row) => decide(row, &change.event, store_now, self.planted, &mut writes),
+                Some((row, watermark)) => {
+                    decide(row, &change.event, store_now, *watermark, self.planted, &mut writes)
+                }
                 None if unreadable.contains(&change.uid) => Applied::Unreadable,
                 None => self.amend_ended(&mut tx, change).await?,
             });
@@ -246,7 +272,7 @@ impl ColdStore {
         }
         if !ends.is_empty() {
             let expected = ends.len();
-            let ended = self.end(tx, ends, false).await?;
+            let ended = self.end(tx, ends, Rows::Locked).await?;
             if ended.len() != expected {
                 return Err(Error::Corrupt("a locked row did not end".into()));
             }

@@ -1,9 +1,13 @@
 //! The look for due rows, and the claim: the one SQL transition that decides that a generation fires now.
 
+use std::collections::HashSet;
+
 use super::columns::{self, AFTER, ALL, TimerColumn};
+use super::restore::{IS_ACCEPTED, MAY_FIRE};
 use super::row::TimerRow;
 use super::sql::{Column, Dialect, Row, Statement};
 use super::{ColdStore, Error};
+use crate::clock::Monotonic;
 use crate::model::id::{Epoch, Generation, Uid};
 use crate::model::pointer::{Pointer, Via};
 use crate::model::time::UnixMs;
@@ -12,6 +16,10 @@ use crate::planted::Defect;
 
 /// The most timers one statement claims.
 pub const MAX_BATCH: usize = 256;
+
+/// A row that became claimable longer before it was looked at than this, in milliseconds, was not claimed for another
+/// reason than its time.
+const SINCE_CLAIM_MS: i64 = 100;
 
 /// The columns of a pointer.
 pub(super) const POINTER: &[TimerColumn] = &[
@@ -55,6 +63,8 @@ pub struct DueRow {
     pub too_late: bool,
     /// Whether this build knows the kind of its target; a row of an unknown kind is not claimed.
     pub is_known_kind: bool,
+    /// Whether it was held since the store was restored, and an operator has not accepted it: it must end as `expired`.
+    pub is_discarded: bool,
 }
 
 /// The result of a claim.
@@ -64,6 +74,19 @@ pub struct Claimed {
     pub rows: Vec<TimerRow>,
     /// Claimed rows that this version cannot read.
     pub unreadable: Vec<Uid>,
+    /// Timers that may be claimed later.
+    pub early: Vec<Early>,
+}
+
+/// A timer whose claim came too early by the store's clock, or whose pointer came up in place of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Early {
+    /// The pointer that it needs.
+    pub pointer: Pointer,
+    /// In how many milliseconds it may be claimed; 0 is at once.
+    pub wait_ms: i64,
+    /// It was moved to a later moment, and no other pointer leads to it.
+    pub is_moved: bool,
 }
 
 /// A look for due rows in one shard.
@@ -129,11 +152,12 @@ impl ColdStore {
         let (first, retry) = (s.among(&backlogged.first), s.among(&backlogged.retry));
         let (pointer, known) = (columns::list(POINTER), columns::is_known_kind());
         let columns = format!(
-            "{pointer}, state, CASE WHEN expire_at < {now} AND attempt = 0 THEN true ELSE false END, {known}"
+            "{pointer}, state, CASE WHEN expire_at < {now} AND attempt = 0 THEN true ELSE false END, {known}, \
+             COALESCE({MAY_FIRE}, false)"
         );
         let probe = format!(
             "FROM timers t WHERE t.shard = b_shard AND t.wake_at >= b_floor AND t.wake_at <= {now} - b_grace \
-             AND t.state <> 3 AND (t.state <> 1 OR {known}) AND (t.state = 1 OR (t.attempt = 0 AND t.expire_at < {now}) \
+             AND t.state <> 3 AND (t.state = 1 OR {MAY_FIRE} OR {IS_ACCEPTED}) AND (t.state <> 1 OR {known}) AND (t.state = 1 OR (t.attempt = 0 AND t.expire_at < {now}) \
              OR NOT CASE WHEN t.attempt = 0 THEN t.lane {first} ELSE t.lane {retry} END) ORDER BY t.wake_at LIMIT {per_shard}"
         );
         match self.dialect() {
@@ -153,8 +177,9 @@ impl ColdStore {
             let state =
                 State::from_code(row.get(after)?).ok_or_else(|| Error::Corrupt("an unknown state".into()))?;
             let too_late = row.get::<bool>(after + 1)? && state == State::Scheduled;
-            due.rows.push(DueRow { pointer, state, too_late, is_known_kind: row.get(after + 2)? });
-            due.store_now = Some(UnixMs::new(row.get(after + 3)?));
+            let (is_known_kind, may_fire) = (row.get(after + 2)?, row.get::<bool>(after + 3)?);
+            due.rows.push(DueRow { pointer, state, too_late, is_known_kind, is_discarded: !may_fire });
+            due.store_now = Some(UnixMs::new(row.get(after + 4)?));
         }
         Ok(due)
     }
@@ -164,18 +189,31 @@ impl ColdStore {
     ///
     /// A pointer claims nothing, and is missing from the answer, when its generation or attempt is no longer
     /// the row's, when it is due later than `lead_ms` from now by the store's clock, when the epoch is no
-    /// longer the shard's, when a first attempt would come later than the timer's grace, or when this build
-    /// does not know the kind of its target.
+    /// longer the shard's, when a first attempt would come later than the timer's grace, when this build
+    /// does not know the kind of its target, or when the store was restored and the timer is held. Told apart are
+    /// those that came too early, and those of timers that were moved and rely on this pointer ([`Claimed::early`]).
     ///
     /// The shard's row is locked `FOR KEY SHARE`, so a take-over, which changes the epoch, waits for running
     /// claims.
     ///
     /// The claim may come up to `lead_ms` before the due time; the caller must not send before it.
+    ///
+    /// A row that a stranger has locked does not hold up the others: it is missing from the answer too.
     pub async fn claim(
         &self,
         pointers: &[(Pointer, Epoch)],
         node: &str,
         lead_ms: i64,
+    ) -> Result<Claimed, Error> {
+        self.unblocked(|skip_locked| self.claim_once(pointers, node, lead_ms, skip_locked)).await
+    }
+
+    async fn claim_once(
+        &self,
+        pointers: &[(Pointer, Epoch)],
+        node: &str,
+        lead_ms: i64,
+        skip_locked: bool,
     ) -> Result<Claimed, Error> {
         let mut sorted: Vec<_> = pointers.to_vec();
         sorted.sort_by_key(|(pointer, _)| pointer.uid);
@@ -196,6 +234,7 @@ impl ColdStore {
         let ttl = s.int(self.claim_ttl_ms);
         let node = s.text(node);
         let lead = s.int(lead_ms);
+        let seen = s.int(self.seen());
         let lock = self.dialect().lock("FOR KEY SHARE");
         let mut same_epoch = "AND own_epoch = b_epoch";
         if self.planted.is(Defect::ClaimWithoutEpoch) {
@@ -209,19 +248,32 @@ impl ColdStore {
             same_attempt.clear();
         }
         let known = columns::is_known_kind();
+        let (free, from_free, is_free) = match skip_locked {
+            true => (
+                self.dialect().lock(
+                    ", free AS (SELECT uid AS free_uid FROM timers JOIN b ON uid = b_uid \
+                     FOR NO KEY UPDATE OF timers SKIP LOCKED)",
+                ),
+                self.dialect().lock(", free"),
+                self.dialect().lock("AND uid = free_uid"),
+            ),
+            false => ("", "", ""),
+        };
         s.push(&format!(
             "WITH {batch}, own AS (SELECT shard AS own_shard, epoch AS own_epoch FROM shards \
-               WHERE shard IN (SELECT b_shard FROM b) ORDER BY shard {lock}) \
+               WHERE shard IN (SELECT b_shard FROM b) ORDER BY shard {lock}){free} \
              UPDATE timers SET state = 1, attempt = attempt + 1, tries = tries + 1, epoch = own_epoch, \
                wake_at = {now} + {ttl}, claimed_at = {now}, node = {node}, via = b_via \
-             FROM b, own WHERE own_shard = b_shard {same_epoch} \
+             FROM b, own{from_free} WHERE own_shard = b_shard {same_epoch} {is_free} \
                AND uid = b_uid AND shard = b_shard {same_attempt} AND state IN (0, 2) AND {known} \
                AND (expire_at IS NULL OR attempt > 0 OR expire_at >= {now}) \
+               AND (SELECT incarnation FROM store) >= {seen} AND {MAY_FIRE} \
              RETURNING {ALL}, {now}"
         ));
+        let sent = Monotonic::now();
         let rows = self.urgent.write(s).await?;
         if let Some(row) = rows.first() {
-            self.clock.observe(UnixMs::new(row.get(AFTER)?));
+            self.clock.observe(sent, UnixMs::new(row.get(AFTER)?));
         }
         let mut claimed = Claimed::default();
         for row in &rows {
@@ -234,7 +286,54 @@ impl ColdStore {
                 }
             }
         }
+        let got: HashSet<Uid> =
+            claimed.rows.iter().map(|row| row.uid).chain(claimed.unreadable.iter().copied()).collect();
+        sorted.retain(|(pointer, _)| !got.contains(&pointer.uid));
+        if !sorted.is_empty() {
+            // Without an answer they are dropped like any other, and the sweep finds them.
+            claimed.early = self.early(&sorted, lead_ms).await.unwrap_or_default();
+        }
         Ok(claimed)
+    }
+
+    /// Which of these pointers, whose claim got nothing, came too early, and when they may be claimed. Rows that have
+    /// become claimable since, within [`SINCE_CLAIM_MS`], are among them. So are timers that were moved and rely on one
+    /// of these pointers, each until it was found once.
+    async fn early(&self, pointers: &[(Pointer, Epoch)], lead_ms: i64) -> Result<Vec<Early>, Error> {
+        let mut s = Statement::new(self.dialect(), "early");
+        let of = |pick: fn(&Pointer) -> i64| Column::Int(pointers.iter().map(|(p, _)| pick(p)).collect());
+        let batch = s.batch(
+            "b",
+            vec![
+                ("b_uid", Column::Uuid(pointers.iter().map(|(pointer, _)| pointer.uid.0).collect())),
+                ("b_generation", of(|pointer| i64::from(pointer.generation.0))),
+                ("b_attempt", of(|pointer| i64::from(pointer.attempt))),
+                ("b_wake", of(|pointer| pointer.wake_at.get())),
+            ],
+        );
+        let now = s.now(self.bound_now());
+        let (lead, since) = (s.int(lead_ms), s.int(SINCE_CLAIM_MS));
+        let (pointer, known) = (columns::list(POINTER), columns::is_known_kind());
+        s.push(&format!(
+            "WITH {batch}, waiting AS (SELECT {pointer}, CASE WHEN due_at > wake_at THEN due_at ELSE wake_at END - {lead} \
+               AS claimable_at, CASE WHEN generation = b_generation AND attempt = b_attempt THEN true ELSE false END \
+               AS is_same, CASE WHEN pointed_at = b_wake AND wake_at <> b_wake THEN true ELSE false END AS is_moved \
+               FROM b CROSS JOIN timers WHERE uid = b_uid AND state IN (0, 2) AND {known} \
+               AND (pointed_at = b_wake OR (generation = b_generation AND attempt = b_attempt))) \
+             SELECT {pointer}, claimable_at, {now}, is_moved FROM waiting \
+             WHERE NOT is_same OR claimable_at > {now} - {since}"
+        ));
+        let sent = Monotonic::now();
+        let rows = self.urgent.read(s).await?;
+        let after = POINTER.len();
+        if let Some(row) = rows.first() {
+            self.clock.observe(sent, UnixMs::new(row.get(after + 1)?));
+        }
+        let early = |row: &Row| {
+            let wait_ms = (row.get::<i64>(after)? - row.get::<i64>(after + 1)?).max(0);
+            Ok(Early { pointer: pointer_of(row, Via::Express)?, wait_ms, is_moved: row.get(after + 2)? })
+        };
+        rows.iter().map(early).collect()
     }
 
     /// Postpones due rows that cannot be sent now, so that they do not hide others from the sweep: `wake_at`

@@ -76,12 +76,13 @@ columns! {
     Via = "via",
     Kind = "kind",
     Trace = "trace",
+    PointedAt = "pointed_at",
 }
 
 /// The position of the first expression that is selected after [`ALL`].
 pub(super) const AFTER: usize = TimerColumn::EACH.len();
 
-/// The columns of [`crate::model::timer::Life`], which its transitions change.
+/// The columns of [`crate::model::timer::Life`], which its transitions change, and what follows from them.
 pub(super) const LIFE: &[TimerColumn] = &[
     TimerColumn::State,
     TimerColumn::DueAt,
@@ -94,6 +95,7 @@ pub(super) const LIFE: &[TimerColumn] = &[
     TimerColumn::Uncertain,
     TimerColumn::CancelRequested,
     TimerColumn::AckedLate,
+    TimerColumn::PointedAt,
 ];
 
 /// The columns that a caller's edit changes beside [`LIFE`].
@@ -177,6 +179,7 @@ impl TimerColumn {
                 let packed = |row: &&TimerRow| row.trace.map(|trace| trace.packed().to_vec());
                 Column::BytesOrNull(rows.iter().map(packed).collect())
             }
+            Self::PointedAt => maybe(|row| row.pointed_at.map(UnixMs::get)),
             Self::Via => maybe(|row| row.via.map(|via| via.code().into())),
             Self::Kind => maybe(|row| Some(row.target.kind()).filter(|kind| *kind != WEBHOOK).map(i64::from)),
         }

@@ -1,5 +1,8 @@
 //! What one event does to one locked row, without SQL, in three steps: the event for [`Life::step`]
 //! ([`prepare`]), the transition, and the writes that follow from it ([`note_writes`]).
+//!
+//! A timer that is moved to a later moment needs no new pointer while one of it lies in a wheel before that moment
+//! ([`pointer_ahead`]): however often it is moved, it leaves no more pointers behind.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,6 +29,10 @@ pub(super) struct Writes {
     pub late: Vec<(Uid, AttemptRecord)>,
 }
 
+/// A pointer that comes up sooner than this, in milliseconds, may have come up already: claims are made up to a second
+/// (`wheel.lead`) ahead.
+pub(super) const COMING_UP_MS: i64 = 2000;
+
 /// An event for [`Life::step`], and what is written if it is applied.
 struct Prepared {
     event: Event,
@@ -35,11 +42,13 @@ struct Prepared {
     edit: Option<Edit>,
 }
 
-/// Applies a change to a row in memory, adds what has to be written to `writes`, and returns the answer.
+/// Applies a change to a row in memory, adds what has to be written to `writes`, and returns the answer. `watermark` is
+/// that of the row's shard.
 pub(super) fn decide(
     row: &mut TimerRow,
     change: &ChangeEvent,
     now: UnixMs,
+    watermark: UnixMs,
     planted: Planted,
     writes: &mut Writes,
 ) -> Applied {
@@ -55,6 +64,9 @@ pub(super) fn decide(
     let step = before.step(prepared.event, now);
     if step.answer == Answer::Stale && prepared.record.is_none() {
         return Applied::Live(Box::new(row.clone()), Answer::Stale);
+    }
+    if step.life != before {
+        row.pointed_at = pointer_ahead(row.pointed_at, before, step.life, now, watermark);
     }
     note_writes(row, before, step, prepared, now, writes);
     Applied::Live(Box::new(row.clone()), step.answer)
@@ -102,6 +114,7 @@ fn prepare(
             let event = Event::ClaimExpired { token: *token, max_attempts: row.policies.max_attempts() };
             Ok(Prepared { event, record: Some(unknown_record(row, now)), edit: None })
         }
+        ChangeEvent::Discarded(generation) => plain(Event::Discarded { generation: *generation }),
         ChangeEvent::TooLate(_) | ChangeEvent::ClaimExpired(_) | ChangeEvent::Released(..) => stale(),
         ChangeEvent::Attempted(next, record) => {
             let mut token = Token { generation: Generation(record.generation), attempt: record.attempt };
@@ -121,7 +134,7 @@ fn edit_event(row: &TimerRow, before: Life, wanted: &Edit, now: UnixMs) -> Resul
     let may_change = expected(before, wanted.if_version, now)?;
     let (edit, event) = difference(row, wanted);
     match event {
-        None if may_change => Err(Applied::Live(Box::new(row.clone()), Answer::Done)),
+        None if may_change => Err(Applied::Same(Box::new(row.clone()))),
         event => Ok(Prepared { event: event.unwrap_or(Event::Relabel), record: None, edit: Some(edit) }),
     }
 }
@@ -149,6 +162,27 @@ fn difference(row: &TimerRow, wanted: &Edit) -> (Edit, Option<Event>) {
         _ => Some(Event::Reschedule { due_at: due_at.unwrap_or(row.life.due_at) }),
     };
     (Edit { due_at, data, labels, if_version: None }, event)
+}
+
+/// The moment of a pointer that lies in the wheel of a timer that waits, and comes up no later than the timer is to wake
+/// now; `None` if no such pointer is known, so that the timer needs one of its own. `pointed_at` is the row's before the
+/// change.
+fn pointer_ahead(
+    pointed_at: Option<UnixMs>,
+    before: Life,
+    after: Life,
+    now: UnixMs,
+    watermark: UnixMs,
+) -> Option<UnixMs> {
+    let own = match before.state {
+        // Not a row that was postponed: the sweep finds it.
+        State::Scheduled => Some(before.wake_at).filter(|wake_at| *wake_at == before.due_at),
+        State::Retrying => Some(before.wake_at),
+        _ => return None,
+    };
+    let at = pointed_at.or(own)?;
+    let is_in_wheel = at.get() > now.get() + COMING_UP_MS && at < watermark;
+    (is_in_wheel && at <= after.wake_at).then_some(at)
 }
 
 /// Third step, after the transition: updates the row, and adds what has to be written.

@@ -8,6 +8,17 @@ use crate::model::id::{Generation, Uid};
 use crate::model::timer::{Life, State, Token};
 use crate::planted::Defect;
 
+/// The rows that [`ColdStore::end`] moves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Rows {
+    /// All: this transaction has locked them.
+    Locked,
+    /// Those whose token's attempt is still under way.
+    Claimed,
+    /// Those of them that nobody else has locked.
+    ClaimedAndFree,
+}
+
 /// The end of one timer.
 pub(super) struct End {
     pub uid: Uid,
@@ -20,9 +31,14 @@ pub(super) struct End {
 }
 
 impl ColdStore {
-    /// Ends timers whose attempt under way succeeded. Returns the uids that it ended. A result whose attempt is
-    /// no longer the current one is missing and must go through [`ColdStore::apply`].
+    /// Ends timers whose attempt under way succeeded. Returns the uids that it ended. A result is missing, and must go
+    /// through [`ColdStore::apply_unlocked`], when its attempt is no longer the current one or a stranger has locked
+    /// its row.
     pub async fn finish_delivered(&self, done: &[(Uid, AttemptRecord)]) -> Result<Vec<Uid>, Error> {
+        self.unblocked(|skip_locked| self.finish_once(done, skip_locked)).await
+    }
+
+    async fn finish_once(&self, done: &[(Uid, AttemptRecord)], skip_locked: bool) -> Result<Vec<Uid>, Error> {
         let ends = done.iter().map(|(uid, record)| End {
             uid: *uid,
             token: Token { generation: Generation(record.generation), attempt: record.attempt },
@@ -31,21 +47,15 @@ impl ColdStore {
             last: Some(record.clone()),
         });
         let mut tx = self.urgent.begin().await?;
-        let ended = self.end(&mut tx, ends.collect(), true).await?;
+        let rows = if skip_locked { Rows::ClaimedAndFree } else { Rows::Claimed };
+        let ended = self.end(&mut tx, ends.collect(), rows).await?;
         self.count(&mut tx, &[("delivered", ended.len() as i64)]).await?;
         tx.commit().await.map_err(Error::at_commit)?;
         Ok(ended)
     }
 
     /// Moves rows to history and keeps callers' ids taken. Returns the uids of the rows that it moved.
-    ///
-    /// With `claimed_only` a row is moved only if the token's attempt is still under way.
-    pub(super) async fn end(
-        &self,
-        tx: &mut Tx,
-        mut ends: Vec<End>,
-        claimed_only: bool,
-    ) -> Result<Vec<Uid>, Error> {
+    pub(super) async fn end(&self, tx: &mut Tx, mut ends: Vec<End>, rows: Rows) -> Result<Vec<Uid>, Error> {
         ends.sort_by_key(|end| end.uid);
         let columns = |ends: &[End]| {
             let of = |pick: fn(&End) -> i64| Column::Int(ends.iter().map(pick).collect());
@@ -66,7 +76,14 @@ impl ColdStore {
         };
         let moved: Vec<&str> = TimerColumn::EACH.iter().map(|column| moved(*column)).collect();
         let moved = moved.join(", ");
-        let claimed = if claimed_only { "AND state = 1" } else { "" };
+        let claimed = if rows == Rows::Locked { "" } else { "AND state = 1" };
+        let free = match rows {
+            Rows::ClaimedAndFree => {
+                "AND uid IN (SELECT uid FROM timers JOIN b ON uid = b_uid FOR UPDATE OF timers SKIP LOCKED)"
+            }
+            Rows::Locked | Rows::Claimed => "",
+        };
+        let free = self.dialect().lock(free);
         let mut matched =
             format!("uid = b_uid AND generation = b_generation AND attempt = b_attempt {claimed}");
         if self.planted.is(Defect::ResultWithoutToken) {
@@ -85,7 +102,7 @@ impl ColdStore {
             Dialect::Postgres => {
                 let (mut s, now, retention, batch) = new("end");
                 s.push(&format!(
-                    "WITH {batch}, gone AS (DELETE FROM timers USING b WHERE {matched} RETURNING timers.*, b.*), \
+                    "WITH {batch}, gone AS (DELETE FROM timers USING b WHERE {matched} {free} RETURNING timers.*, b.*), \
                      kept AS (INSERT INTO history ({ALL}, ended_at, last) SELECT {moved}, {now}, b_last FROM gone), \
                      taken AS (INSERT INTO ended_ids (uid, request_hash, generation, until) \
                        SELECT uid, request_hash, generation, {now} + {retention} FROM gone WHERE caller_id {taken}) \

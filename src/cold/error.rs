@@ -59,6 +59,15 @@ pub enum Error {
         /// The steps that this binary does not know.
         unknown: String,
     },
+    /// Nodes live that cannot work with the schema of this binary.
+    #[error(
+        "the database is not migrated while nodes of an older version run that could not work with it: {names}; stop \
+         them first (one that was killed counts as running for a minute)"
+    )]
+    OlderNodes {
+        /// Their names.
+        names: String,
+    },
     /// The schema cannot be migrated.
     #[error("the database cannot be migrated: {0}")]
     Migration(String),
@@ -98,6 +107,11 @@ impl Error {
         matches!(self, Self::Busy) || self.code().is_some_and(|code| code == "40P01" || code == "40001")
     }
 
+    /// Whether a lock was not given in time (`lock_timeout`). Nothing was changed.
+    pub fn is_blocked(&self) -> bool {
+        self.code().is_some_and(|code| code == "55P03")
+    }
+
     /// Whether the transaction may be committed although the call failed.
     pub(super) const fn is_ambiguous(&self) -> bool {
         matches!(self, Self::Ambiguous(_))
@@ -112,6 +126,7 @@ impl Error {
                 | Self::Refused(_)
                 | Self::Full
                 | Self::ReadOnly(_)
+                | Self::OlderNodes { .. }
                 | Self::Busy
         )
     }

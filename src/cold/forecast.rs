@@ -1,8 +1,9 @@
 //! The forecast: how many live timers wake when.
 //!
 //! Two sources. A range that holds few timers is counted when somebody asks. Of a large store a *summary* is kept: one
-//! row with counts by the minute for the next day, by the hour for two months, by the day for ten years. It is counted
-//! shard by shard, over an index, by the housekeeping of one node ([`crate::housekeeping`]).
+//! row with counts by the minute for the next day, by the hour for two months, by the day for ten years. The
+//! housekeeping of one node counts it over an index ([`crate::housekeeping`]), each of the three *scales* for itself:
+//! what is near is few and changes, what is far is many and stands.
 
 use std::collections::BTreeMap;
 
@@ -16,55 +17,73 @@ const MINUTE_MS: i64 = 60_000;
 const HOUR_MS: i64 = 60 * MINUTE_MS;
 const DAY_MS: i64 = 24 * HOUR_MS;
 
-/// Widths of the bins of a summary, in milliseconds, and how far from the count each reaches.
-const SCALES: [(i64, i64); 3] =
+/// The scales of a summary: the width of a bin, and how far from the count the bins reach, in milliseconds.
+pub const SCALES: [(i64, i64); 3] =
     [(MINUTE_MS, DAY_MS + HOUR_MS), (HOUR_MS, 62 * DAY_MS), (DAY_MS, 3660 * DAY_MS)];
 
 /// How far ahead the horizons of the overview and of `mainspring_forecast_timers` reach, in milliseconds.
 pub const HORIZONS: [(&str, i64); 5] =
     [("1h", HOUR_MS), ("1d", DAY_MS), ("7d", 7 * DAY_MS), ("30d", 30 * DAY_MS), ("later", i64::MAX)];
 
-/// Live timers by wake time. Timers that wake later than the last scale reaches are in `later`; overdue ones are not
-/// counted.
+/// About so many timers are counted by one statement.
+const AT_ONCE: i64 = 250_000;
+
+/// Live timers by wake time, as they were counted. Overdue ones are not in it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Summary {
-    /// Up to where each scale reaches, in milliseconds since the Unix epoch. A scale begins where the one before ends.
-    ends: [i64; SCALES.len()],
-    /// Counts by the number of the bin, counted from the Unix epoch.
-    bins: [BTreeMap<i64, i64>; SCALES.len()],
+    scales: [Scale; SCALES.len()],
+    /// Timers that wake later than the last scale reaches.
     later: i64,
 }
 
+/// The bins of one width. A scale begins where the one before ends.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Scale {
+    counted_at: i64,
+    /// Live timers of the whole store at the count.
+    live: i64,
+    /// Where it ends, in milliseconds since the Unix epoch.
+    until: i64,
+    /// Counts by the number of the bin, counted from the Unix epoch.
+    bins: BTreeMap<i64, i64>,
+}
+
+impl Scale {
+    /// An empty one, to be counted at `now`. It ends at the beginning of a bin of the next.
+    fn starting(index: usize, now: UnixMs, live: i64) -> Self {
+        let width_of_next = SCALES.get(index + 1).map_or(DAY_MS, |(width, _)| *width);
+        let until = ((now.get() + SCALES[index].1).div_euclid(width_of_next) + 1) * width_of_next;
+        Self { counted_at: now.get(), live, until, bins: BTreeMap::new() }
+    }
+}
+
 impl Summary {
-    /// An empty summary, to be counted at `now`.
-    pub fn starting(now: UnixMs) -> Self {
-        // A scale ends at the beginning of a bin of the next.
-        let width_of_next = |index: usize| SCALES.get(index + 1).map_or(DAY_MS, |(width, _)| *width);
-        let end = |index: usize| {
-            let (width, end) = (width_of_next(index), now.get() + SCALES[index].1);
-            (end.div_euclid(width) + 1) * width
-        };
-        Self { ends: std::array::from_fn(end), ..Self::default() }
-    }
-
-    fn add(&mut self, scale: usize, bin: i64, count: i64) {
-        match self.bins.get_mut(scale) {
-            Some(bins) => *bins.entry(bin).or_default() += count,
-            None => self.later += count,
-        }
-    }
-
     /// The bins in order: when each begins, and its count.
     pub fn bins(&self) -> impl Iterator<Item = (UnixMs, i64)> {
-        let of = |(bins, (width, _)): (&BTreeMap<i64, i64>, (i64, i64))| {
-            bins.iter().map(move |(bin, count)| (UnixMs::new(bin * width), *count)).collect::<Vec<_>>()
-        };
-        self.bins.iter().zip(SCALES).flat_map(of)
+        // A finer scale that was counted again since reaches further, over the first bins of the next.
+        let mut from = i64::MIN;
+        self.scales.iter().zip(SCALES).flat_map(move |(scale, (width, _))| {
+            let begins = std::mem::replace(&mut from, scale.until);
+            let bins = scale.bins.iter().map(move |(bin, count)| (bin * width, *count));
+            bins.filter(move |(at, _)| *at >= begins).map(|(at, count)| (UnixMs::new(at), count))
+        })
     }
 
     /// Timers in [from, to), as far as the bins tell: a bin counts where it begins.
     pub fn between(&self, from: UnixMs, to: UnixMs) -> i64 {
         self.bins().filter(|(at, _)| (from..to).contains(at)).map(|(_, count)| count).sum()
+    }
+
+    /// When the bins of a range were counted: the oldest of the scales that it meets.
+    pub fn counted_at(&self, from: UnixMs, to: UnixMs) -> UnixMs {
+        let mut begins = i64::MIN;
+        let met = self.scales.iter().filter(|scale| {
+            let begins = std::mem::replace(&mut begins, scale.until);
+            begins < to.get() && from.get() < scale.until
+        });
+        UnixMs::new(
+            met.map(|scale| scale.counted_at).min().unwrap_or(self.scales[SCALES.len() - 1].counted_at),
+        )
     }
 
     /// Timers that wake within these horizons from `now` on, each without those before it.
@@ -83,30 +102,62 @@ impl Summary {
     pub fn since(&self, from: UnixMs) -> i64 {
         self.bins().filter(|(at, _)| *at >= from).map(|(_, count)| count).sum::<i64>() + self.later
     }
+
+    /// When one scale was counted; the epoch if it never was.
+    pub fn scale_counted_at(&self, scale: usize) -> UnixMs {
+        UnixMs::new(self.scales[scale].counted_at)
+    }
+
+    /// Whether the store has twice as many live timers as when this scale was counted, or half as many.
+    pub fn is_outgrown(&self, scale: usize, live: i64) -> bool {
+        let then = self.scales[scale].live;
+        live > then.saturating_mul(2) || live.saturating_mul(2) < then
+    }
 }
 
 impl ColdStore {
-    /// Adds these shards to a summary that is being counted.
-    pub async fn summarize(&self, shards: &[i32], now: UnixMs, summary: &mut Summary) -> Result<(), Error> {
-        let mut s = Statement::new(self.dialect(), "forecast_summary");
-        let batch =
-            s.batch("b", vec![("b_shard", Column::Int(shards.iter().copied().map(i64::from).collect()))]);
-        let mut from = s.int(now.get());
-        let mut parts = Vec::new();
-        for (scale, ((width, _), end)) in SCALES.into_iter().zip(summary.ends).enumerate() {
-            let until = s.int(end);
+    /// Counts one scale of a summary anew. `live` is how many live timers the store has.
+    pub async fn summarize(
+        &self,
+        summary: &mut Summary,
+        scale: usize,
+        now: UnixMs,
+        live: i64,
+    ) -> Result<(), Error> {
+        let mut counted = Scale::starting(scale, now, live);
+        let is_last = scale + 1 == SCALES.len();
+        let (width, from) = (
+            SCALES[scale].0,
+            match scale.checked_sub(1) {
+                Some(before) => summary.scales[before].until,
+                None => now.get(),
+            },
+        );
+        let mut later = 0;
+        let shards: Vec<i64> = self.shards().map(i64::from).collect();
+        let at_once = (shards.len() as i64 * AT_ONCE / live.max(1)).clamp(1, shards.len() as i64);
+        for shards in shards.chunks(usize::try_from(at_once).unwrap_or(1)) {
+            let mut s = Statement::new(self.dialect(), "forecast_summary");
+            let batch = s.batch("b", vec![("b_shard", Column::Int(shards.to_vec()))]);
+            let (from, until) = (s.int(from), s.int(counted.until));
             let rows = self.waking(&format!("t.wake_at >= {from} AND t.wake_at < {until}"));
-            parts.push(format!(
-                "SELECT {scale}, wake_at / {width}, count(*) FROM {rows} GROUP BY wake_at / {width}"
+            s.push(&format!(
+                "WITH {batch} SELECT wake_at / {width}, count(*) FROM {rows} GROUP BY wake_at / {width}"
             ));
-            from = until;
+            if is_last {
+                let rows = self.waking(&format!("t.wake_at >= {until}"));
+                s.push(&format!(" UNION ALL SELECT NULL, count(*) FROM {rows}"));
+            }
+            for row in self.pool.read(s).await? {
+                match row.get::<Option<i64>>(0)? {
+                    Some(bin) => *counted.bins.entry(bin).or_default() += row.get::<i64>(1)?,
+                    None => later += row.get::<i64>(1)?,
+                }
+            }
         }
-        let rows = self.waking(&format!("t.wake_at >= {from}"));
-        parts.push(format!("SELECT {}, 0, count(*) FROM {rows}", SCALES.len()));
-        s.push(&format!("WITH {batch} {}", parts.join(" UNION ALL ")));
-        for row in self.pool.read(s).await? {
-            let scale = usize::try_from(row.get::<i32>(0)?).unwrap_or(usize::MAX);
-            summary.add(scale, row.get(1)?, row.get(2)?);
+        summary.scales[scale] = counted;
+        if is_last {
+            summary.later = later;
         }
         Ok(())
     }
@@ -121,11 +172,11 @@ impl ColdStore {
         }
     }
 
-    /// Stores a summary, as of `counted_at`.
-    pub async fn put_summary(&self, counted_at: UnixMs, summary: &Summary) -> Result<(), Error> {
+    /// Stores a summary.
+    pub async fn put_summary(&self, summary: &Summary) -> Result<(), Error> {
         let mut s = Statement::new(self.dialect(), "forecast_put");
-        let (at, bins) =
-            (s.int(counted_at.get()), s.text(&serde_json::to_string(summary).unwrap_or_default()));
+        let oldest = summary.scales.iter().map(|scale| scale.counted_at).min().unwrap_or(0);
+        let (at, bins) = (s.int(oldest), s.text(&serde_json::to_string(summary).unwrap_or_default()));
         s.push(&format!(
             "INSERT INTO forecast (id, counted_at, bins) VALUES (1, {at}, {bins}) \
              ON CONFLICT (id) DO UPDATE SET counted_at = excluded.counted_at, bins = excluded.bins"
@@ -133,34 +184,38 @@ impl ColdStore {
         self.pool.write(s).await.map(drop)
     }
 
-    /// The summary and when it was counted; `None` before the first.
-    pub async fn summary(&self) -> Result<Option<(UnixMs, Summary)>, Error> {
+    /// The summary; `None` before the first.
+    pub async fn summary(&self) -> Result<Option<Summary>, Error> {
         let mut s = Statement::new(self.dialect(), "forecast");
-        s.push("SELECT counted_at, bins FROM forecast WHERE id = 1");
+        s.push("SELECT bins FROM forecast WHERE id = 1");
         let Some(row) = self.pool.read(s).await?.into_iter().next() else { return Ok(None) };
         // One of another version counts as none.
-        let summary = serde_json::from_str(&row.get::<String>(1)?).ok();
-        let counted_at = UnixMs::new(row.get(0)?);
-        Ok(summary.map(|summary| (counted_at, summary)))
+        Ok(serde_json::from_str(&row.get::<String>(0)?).ok())
     }
 
     /// Counts live timers by wake time in [from, to), in steps of `step_ms`: the number of the step, and the count.
-    /// Steps without timers are missing.
+    /// Steps without timers are missing. `None` if there are more than `most`: no more than that are read.
     pub async fn count_due(
         &self,
         from: UnixMs,
         to: UnixMs,
         step_ms: i64,
-    ) -> Result<BTreeMap<i64, i64>, Error> {
+        most: i64,
+    ) -> Result<Option<BTreeMap<i64, i64>>, Error> {
         let mut s = Statement::new(self.dialect(), "forecast");
         let shards = self.shards().map(i64::from).collect();
         let batch = s.batch("b", vec![("b_shard", Column::Int(shards))]);
         let (from, to, step) = (s.int(from.get()), s.int(to.get()), s.int(step_ms));
+        let limit = s.int(most.saturating_add(1));
         let rows = self.waking(&format!("t.wake_at >= {from} AND t.wake_at < {to}"));
         s.push(&format!(
-            "WITH {batch} SELECT (wake_at - {from}) / {step}, count(*) FROM {rows} GROUP BY (wake_at - {from}) / {step}"
+            "WITH {batch}, due AS (SELECT wake_at FROM {rows} LIMIT {limit}) \
+             SELECT (wake_at - {from}) / {step}, count(*) FROM due GROUP BY (wake_at - {from}) / {step}"
         ));
-        self.pool.read(s).await?.iter().map(|row| Ok((row.get(0)?, row.get(1)?))).collect()
+        let rows = self.pool.read(s).await?;
+        let counts: BTreeMap<i64, i64> =
+            rows.iter().map(|row| Ok((row.get(0)?, row.get(1)?))).collect::<Result<_, Error>>()?;
+        Ok((counts.values().sum::<i64>() <= most).then_some(counts))
     }
 }
 
@@ -168,29 +223,56 @@ impl ColdStore {
 mod tests {
     use super::*;
 
+    fn at(ms: i64) -> UnixMs {
+        UnixMs::new(ms)
+    }
+
     #[test]
     fn a_scale_ends_where_a_bin_of_the_next_begins() {
         let now = UnixMs::parse_rfc3339("2026-11-22T12:34:56.789Z").expect("a time");
-        let summary = Summary::starting(now);
-        assert_eq!(summary.ends[0] % HOUR_MS, 0);
-        assert_eq!(summary.ends[1] % DAY_MS, 0);
-        for ((_, reach), end) in SCALES.iter().zip(summary.ends) {
-            assert!((now.get() + reach..=now.get() + reach + DAY_MS).contains(&end));
+        let until = |index| Scale::starting(index, now, 0).until;
+        assert_eq!((until(0) % HOUR_MS, until(1) % DAY_MS), (0, 0));
+        for (index, (_, reach)) in SCALES.iter().enumerate() {
+            assert!((now.get() + reach..=now.get() + reach + DAY_MS).contains(&until(index)));
         }
+    }
+
+    fn counted(at_each: [i64; 3], bins: [&[(i64, i64)]; 3]) -> Summary {
+        let mut summary = Summary { later: 11, ..Summary::default() };
+        for (index, scale) in summary.scales.iter_mut().enumerate() {
+            *scale = Scale::starting(index, at(at_each[index]), 100);
+            scale.bins = bins[index].iter().copied().collect();
+        }
+        summary
     }
 
     #[test]
     fn a_sum_counts_each_bin_where_it_begins() {
-        let mut summary = Summary::starting(UnixMs::new(0));
-        summary.add(0, 1, 5);
-        summary.add(1, 30, 7);
-        summary.add(3, 0, 11);
-        let at = |ms| UnixMs::new(ms);
+        let summary = counted([0; 3], [&[(1, 5)], &[(30, 7)], &[]]);
         assert_eq!(summary.between(at(MINUTE_MS), at(MINUTE_MS + 1)), 5);
         assert_eq!(summary.between(at(MINUTE_MS + 1), at(30 * HOUR_MS)), 0);
         assert_eq!(summary.since(at(MINUTE_MS)), 23);
         assert_eq!(summary.since(at(30 * HOUR_MS)), 18);
         let horizons = summary.horizons(at(MINUTE_MS + 1)).map(|(_, count)| count);
         assert_eq!(horizons, [5, 0, 7, 0, 11]);
+    }
+
+    #[test]
+    fn a_finer_scale_that_was_counted_later_hides_the_bins_that_it_reaches_over() {
+        // The minutes were counted ten hours after the hours, so they reach ten hours further.
+        let (before, after) = (28 * 60, 40 * 60);
+        let summary =
+            counted([10 * HOUR_MS, 0, 0], [&[(before, 5)], &[(28, 6), (40, 7)], &[(1, 8), (70, 9)]]);
+        let bins: Vec<(i64, i64)> = summary.bins().map(|(at, count)| (at.get() / MINUTE_MS, count)).collect();
+        assert_eq!(bins, [(before, 5), (after, 7), (70 * 24 * 60, 9)]);
+        assert_eq!(summary.counted_at(at(0), at(HOUR_MS)).get(), 10 * HOUR_MS);
+        assert_eq!(summary.counted_at(at(0), at(100 * HOUR_MS)).get(), 0);
+    }
+
+    #[test]
+    fn a_store_outgrows_its_summary_by_a_factor_of_two() {
+        let summary = counted([0; 3], [&[], &[], &[]]);
+        let outgrown = [49, 50, 200, 201].map(|live| summary.is_outgrown(0, live));
+        assert_eq!(outgrown, [true, false, false, true]);
     }
 }

@@ -112,11 +112,11 @@ fn operation(name: &str) -> &'static str {
     match name {
         "begin" => "begin",
         "commit" => "commit",
-        "claim" => "claim",
-        "due" | "postpone" => "sweep",
+        "claim" | "early" => "claim",
+        "due" | "postpone" | "bring_claims_back" | "bring_retries_back" => "sweep",
         "scan" | "raise_watermarks" | "set_wheel" | "shard_rows" => "scan",
         "enter" | "renew" | "take_over" | "recall" | "give_up" | "leave" | "heartbeat"
-        | "heartbeat_alive" => "lease",
+        | "heartbeat_alive" | "bring_beats_back" | "bring_leases_back" => "lease",
         "count" => "finish",
         name if name.starts_with("register") => "register",
         name if name.starts_with("apply") || name == "amend_record" => "apply",

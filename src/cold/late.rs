@@ -41,8 +41,8 @@ impl ColdStore {
     /// oldest are looked at.
     pub async fn late(&self, state: State, before: UnixMs, most: i64) -> Result<Vec<LateTimers>, Error> {
         let mut s = Statement::new(self.dialect(), "late");
-        let (before, most) = (s.int(before.get()), s.int(most));
-        // The state is written out: only then does PostgreSQL use a partial index.
+        let before = s.int(before.get());
+        // The state is written out: only then does PostgreSQL use a partial index. So is the limit: it plans for it.
         let state = state.code();
         s.push(&format!(
             "SELECT min(kind), min(target), CAST(count(*) AS BIGINT) AS n, min(due_at), min(wake_at) FROM \
@@ -64,7 +64,7 @@ impl ColdStore {
     /// Timers that died at `since` or later, the last first, at most `most`.
     pub async fn dead_since(&self, since: UnixMs, most: i64) -> Result<Vec<DeadTimer>, Error> {
         let mut s = Statement::new(self.dialect(), "dead_since");
-        let (since, most) = (s.int(since.get()), s.int(most));
+        let since = s.int(since.get());
         s.push(&format!(
             "SELECT kind, target, ended_at, last FROM history WHERE state = {} AND ended_at >= {since} \
              ORDER BY ended_at DESC LIMIT {most}",

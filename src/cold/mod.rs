@@ -15,49 +15,58 @@ mod end;
 mod entity;
 mod error;
 mod forecast;
+mod gate;
 mod history;
 mod hook;
 mod late;
+mod list;
 mod notify;
 mod open;
 mod query;
 mod register;
 mod report;
+mod restore;
 mod row;
 mod schema;
 mod shards;
 mod sql;
 mod watermark;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use sea_orm::DatabaseConnection;
 use sea_orm::sqlx::PgPool;
 
 pub use apply::{Applied, Change, ChangeEvent, Edit, MAX_BATCH as MAX_APPLY_BATCH};
-pub use claim::{Backlogged, DueRow, DueRows, MAX_BATCH as MAX_CLAIM_BATCH, Probe};
+pub use claim::{Backlogged, Claimed, DueRow, DueRows, Early, MAX_BATCH as MAX_CLAIM_BATCH, Probe};
 pub use error::Error;
-pub use forecast::Summary;
+pub use forecast::{SCALES, Summary};
+pub use history::Step as RetentionStep;
 #[cfg(feature = "planted")]
 pub use hook::{Call, FailPoint};
 pub use late::{DeadTimer, LateTimers};
-pub use query::{Filter, Ledger, ListCursor, Page, Verification};
+pub use list::{Filter, ListCursor, Page};
+pub use query::{Ledger, Verification};
 pub use register::{MAX_BATCH as MAX_REGISTER_BATCH, NewTimer, Registered};
 pub use report::NodeReport;
+pub use restore::Held;
 pub use row::{AttemptRecord, TimerRow};
 pub use schema::MigrationState;
-pub use shards::{Heartbeat, Identity, NodeRow};
-pub use watermark::{Range, ReplayNote, ScanPosition, ShardRow};
+pub use shards::{FUTURE_MS, Heartbeat, Identity, NodeRow};
+pub use watermark::{Range, ReplayNote, ScanPosition, Scanned, ShardRow};
 
-use crate::clock::StoreClock;
+use crate::clock::{Monotonic, StoreClock};
 use crate::metrics::{Connections, Metrics};
 use crate::planted::Planted;
 use sql::{Column, Dialect, Pool, Statement, Tx};
 
 /// How long PostgreSQL lets a statement run.
 pub const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How long claims and ends pass by locked rows after one of them had to wait too long for a lock.
+const SKIP_LOCKED_FOR: Duration = Duration::from_secs(10);
 
 /// Days ahead of today for which history has partitions.
 pub const DAYS_AHEAD: i64 = 7;
@@ -90,8 +99,14 @@ pub struct ColdStore {
     planted: Planted,
     /// The last renewal of the leases failed.
     away: Arc<AtomicBool>,
+    /// Until when claims and ends pass by locked rows ([`ColdStore::unblocked`]).
+    skip_locked: Arc<Mutex<Option<Monotonic>>>,
+    /// The highest incarnation of the store that was seen ([`restore`]).
+    seen: Arc<AtomicI64>,
+    /// What is held since the store was restored.
+    held: Arc<Mutex<Option<Held>>>,
     /// The lock beside the SQLite file, held until the last clone is dropped.
-    _lock: Option<Arc<std::fs::File>>,
+    lock: Option<Arc<std::fs::File>>,
 }
 
 impl ColdStore {
@@ -100,8 +115,9 @@ impl ColdStore {
         let mut s = Statement::new(self.dialect(), "ping");
         let now = s.now(self.bound_now());
         s.push(&format!("SELECT {now}"));
+        let sent = Monotonic::now();
         if let Some(row) = self.pool.read(s).await?.first() {
-            self.clock.observe(crate::model::time::UnixMs::new(row.get(0)?));
+            self.clock.observe(sent, crate::model::time::UnixMs::new(row.get(0)?));
         }
         Ok(())
     }
@@ -182,8 +198,34 @@ impl ColdStore {
         }
     }
 
+    /// How many timers of a batch are worth registering in one transaction. On SQLite claims wait for it: 500 take about
+    /// ten milliseconds, of the fifty by which a claim is ahead of its due time.
+    pub fn bulk(&self) -> usize {
+        match self.dialect() {
+            Dialect::Postgres => MAX_REGISTER_BATCH,
+            Dialect::Sqlite => MAX_REGISTER_BATCH / 2,
+        }
+    }
+
     fn dialect(&self) -> Dialect {
         self.pool.dialect()
+    }
+
+    /// Runs a batch so that rows which a stranger has locked do not hold up the others. `run` is told whether to pass by
+    /// locked rows. That costs a lock for each row, so it is done only for some seconds after a batch was blocked.
+    async fn unblocked<T, F>(&self, run: impl Fn(bool) -> F) -> Result<T, Error>
+    where
+        F: Future<Output = Result<T, Error>>,
+    {
+        let until = || self.skip_locked.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_passing_by = until().is_some_and(|until| Monotonic::now() < until);
+        match run(is_passing_by).await {
+            Err(why) if why.is_blocked() && !is_passing_by => {
+                *until() = Some(Monotonic::now().plus(SKIP_LOCKED_FOR));
+                run(true).await
+            }
+            done => done,
+        }
     }
 
     /// The time that a statement binds as the store's: on SQLite, which has no clock of its own, and in tests.

@@ -11,7 +11,7 @@ use sea_orm::sqlx::{ConnectOptions, PgConnection, PgPool};
 use sea_orm::{SqlxPostgresConnector, SqlxSqliteConnector};
 
 use super::sql::{Database, Pool};
-use super::{ColdStore, Error, STATEMENT_TIMEOUT, TOTALS_SLOTS};
+use super::{ColdStore, Error, STATEMENT_TIMEOUT, TOTALS_SLOTS, restore};
 use crate::clock::{Clock, StoreClock};
 use crate::config::{ColdKind, Config};
 
@@ -21,6 +21,10 @@ const ACQUIRE: Duration = Duration::from_secs(5);
 
 /// Connections to PostgreSQL for the node's own work, beside the `cold.connections` for callers.
 const URGENT_CONNECTIONS: u32 = 6;
+
+/// How long the node's own statements wait for a lock. What they wait for is held by a stranger or by a statement that
+/// waits itself, and other timers must not wait with them.
+const LOCK_WAIT: Duration = Duration::from_millis(250);
 
 impl ColdStore {
     /// Opens the store that `cold.url` names. No connection to PostgreSQL is made yet. SQLite's file is opened
@@ -36,12 +40,12 @@ impl ColdStore {
         let kind = config.cold_kind().map_err(|why| Error::Url(why.to_string()))?;
         let (pool, urgent, listener, db, urgent_db, store_clock, lock) = match kind {
             ColdKind::Postgres => {
-                let pool = postgres_pool(config, config.cold.connections)?;
-                let urgent = postgres_pool(config, URGENT_CONNECTIONS)?;
+                let pool = postgres_pool(config, config.cold.connections, None)?;
+                let urgent = postgres_pool(config, URGENT_CONNECTIONS, Some(LOCK_WAIT))?;
                 let db = SqlxPostgresConnector::from_sqlx_postgres_pool(pool.clone());
                 let urgent_db = SqlxPostgresConnector::from_sqlx_postgres_pool(urgent.clone());
                 let clock = if manual { StoreClock::local(clock) } else { StoreClock::remote(clock) };
-                let listener = Some(postgres_pool(config, 1)?);
+                let listener = Some(postgres_pool(config, 1, None)?);
                 (
                     Pool::new(Database::Postgres(pool)),
                     Pool::new(Database::Postgres(urgent)),
@@ -59,7 +63,7 @@ impl ColdStore {
                 let (writer, readers) = sqlite_pools(&path);
                 let db = SqlxSqliteConnector::from_sqlx_sqlite_pool(readers.clone());
                 let pool = Pool::new(Database::Sqlite { writer, readers });
-                (pool.clone(), pool, None, db.clone(), db, StoreClock::local(clock), lock)
+                (pool.clone(), pool.urgently(), None, db.clone(), db, StoreClock::local(clock), lock)
             }
         };
         Ok(Self {
@@ -78,7 +82,10 @@ impl ColdStore {
             turn: Arc::default(),
             planted: config.planted(),
             away: Arc::default(),
-            _lock: lock,
+            skip_locked: Arc::default(),
+            seen: Arc::new(lock.as_deref().map_or(0, restore::witnessed_by).into()),
+            held: Arc::default(),
+            lock,
         })
     }
 
@@ -110,12 +117,14 @@ impl ColdStore {
     }
 }
 
-fn postgres_pool(config: &Config, connections: u32) -> Result<PgPool, Error> {
+fn postgres_pool(config: &Config, connections: u32, lock_wait: Option<Duration>) -> Result<PgPool, Error> {
     let options = PgConnectOptions::from_str(&config.cold.url)
         .map_err(|why| Error::Url(why.to_string()))?
         .application_name("mainspring")
         .options([
             ("statement_timeout", STATEMENT_TIMEOUT.as_millis().to_string().as_str()),
+            // 0 is no limit of its own.
+            ("lock_timeout", lock_wait.unwrap_or_default().as_millis().to_string().as_str()),
             ("idle_in_transaction_session_timeout", idle_ms(config.lease.get()).as_str()),
             ("client_min_messages", "warning"),
             // By default PostgreSQL plans the first executions of a statement for their values. Such plans of
@@ -203,6 +212,7 @@ fn lock_beside(path: &Path) -> Result<std::fs::File, Error> {
     let file = std::fs::OpenOptions::new()
         .create(true)
         .truncate(false)
+        .read(true)
         .write(true)
         .open(&lock)
         .map_err(|source| Error::File { path: lock.clone(), source: Arc::new(source) })?;

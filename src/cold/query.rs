@@ -1,87 +1,16 @@
-//! Queries: one timer, lists of timers in due order, attempts, the ledger and its verification.
+//! Queries: one timer, its attempts, the ledger and its verification.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fmt;
-use std::str::FromStr;
 
 use sea_orm::{ColumnTrait, EntityTrait, QueryFilter, QueryOrder};
 use serde::Serialize;
-use uuid::Uuid;
 
 use super::columns::ALL;
 use super::row::{AttemptRecord, TimerRow};
 use super::sql::{Column, Dialect, Statement};
 use super::{ColdStore, Error, entity};
-use crate::model::id::{TimerId, Uid};
-use crate::model::time::UnixMs;
+use crate::model::id::Uid;
 use crate::model::timer::{AttemptResult, State};
-
-/// The most rows that one page of a list examines. A filter that matches few of them gives a short page.
-const SCAN: i64 = 10_000;
-
-/// Which timers a list contains: those that match every field given.
-#[derive(Debug, Clone, Default)]
-pub struct Filter {
-    /// One of these; any if empty.
-    pub uids: Vec<Uid>,
-    /// In this state.
-    pub state: Option<State>,
-    /// To the receiver of this lane.
-    pub lane: Option<i64>,
-    /// Of this owner.
-    pub owner: Option<String>,
-    /// With these labels.
-    pub labels: Vec<(String, String)>,
-    /// Due at this moment or after it.
-    pub due_after: Option<UnixMs>,
-    /// Due before this moment.
-    pub due_before: Option<UnixMs>,
-}
-
-/// A cursor in a list: the next page begins strictly after this due time, uid and generation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct ListCursor {
-    /// Due time of the last row examined.
-    pub due_at: i64,
-    /// Its uid.
-    pub uid: Uuid,
-    /// Its generation.
-    pub generation: i32,
-}
-
-impl fmt::Display for ListCursor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}.{}", self.due_at, self.uid.simple(), self.generation)
-    }
-}
-
-/// The text is no cursor of a list.
-#[derive(Debug, thiserror::Error)]
-#[error("no cursor of a list")]
-pub struct BadCursor;
-
-impl FromStr for ListCursor {
-    type Err = BadCursor;
-
-    fn from_str(text: &str) -> Result<Self, BadCursor> {
-        let mut fields = text.splitn(3, '.');
-        let mut next = || fields.next().ok_or(BadCursor);
-        Ok(Self {
-            due_at: next()?.parse().map_err(|_| BadCursor)?,
-            uid: Uuid::try_parse(next()?).map_err(|_| BadCursor)?,
-            generation: next()?.parse().map_err(|_| BadCursor)?,
-        })
-    }
-}
-
-/// One page of a list.
-#[derive(Debug)]
-pub struct Page {
-    /// In due order. May be empty although there is a next page.
-    pub rows: Vec<TimerRow>,
-    /// Where the next page begins; `None` after the last page.
-    pub next: Option<ListCursor>,
-}
 
 /// The ledger: registered = delivered + cancelled + expired + dead + pending, at any moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, utoipa::ToSchema)]
@@ -158,127 +87,6 @@ impl ColdStore {
         Ok(found)
     }
 
-    /// One page of timers, live and ended, in due order.
-    pub async fn list(
-        &self,
-        filter: &Filter,
-        after: Option<ListCursor>,
-        limit: usize,
-    ) -> Result<Page, Error> {
-        let live = filter.state.is_none_or(|state| !state.is_end());
-        let ended = filter.state.is_none_or(State::is_end);
-        let mut page = Page { rows: Vec::new(), next: None };
-        // The page ends where the scan that stopped first stopped.
-        let mut horizon: Option<ListCursor> = None;
-        for (table, is_ended) in [("timers", false), ("history", true)] {
-            if (is_ended && !ended) || (!is_ended && !live) {
-                continue;
-            }
-            let (rows, stopped_at) = self.list_in(table, is_ended, filter, after, limit).await?;
-            page.rows.extend(rows);
-            horizon = match (horizon, stopped_at) {
-                (Some(a), Some(b)) => Some(a.min(b)),
-                (a, b) => a.or(b),
-            };
-        }
-        page.rows.sort_by_key(cursor_at);
-        if let Some(horizon) = horizon {
-            page.rows.retain(|row| cursor_at(row) <= horizon);
-        }
-        if page.rows.len() > limit {
-            page.rows.truncate(limit);
-            page.next = page.rows.last().map(cursor_at);
-        } else {
-            page.next = horizon;
-        }
-        Ok(page)
-    }
-
-    /// Rows of one table, and where the scan stopped if it did not reach the end of the table.
-    async fn list_in(
-        &self,
-        table: &str,
-        ended: bool,
-        filter: &Filter,
-        after: Option<ListCursor>,
-        limit: usize,
-    ) -> Result<(Vec<TimerRow>, Option<ListCursor>), Error> {
-        let more = if ended { ", ended_at, last" } else { "" };
-        let statement = |count: bool| {
-            let mut s = Statement::new(self.dialect(), "list");
-            let mut inner = String::from("true");
-            if let Some(after) = after {
-                let (due, uid) = (s.int(after.due_at), s.uuid(after.uid));
-                let generation = s.int(i64::from(after.generation));
-                inner += &format!(
-                    " AND due_at >= {due} AND (due_at, uid, generation) > ({due}, {uid}, {generation})"
-                );
-            }
-            if !filter.uids.is_empty() {
-                let uids: Vec<String> = filter.uids.iter().map(|uid| s.uuid(uid.0)).collect();
-                inner += &format!(" AND uid IN ({})", uids.join(", "));
-            }
-            if let Some(at) = filter.due_after {
-                inner += &format!(" AND due_at >= {}", s.int(at.get()));
-            }
-            if let Some(at) = filter.due_before {
-                inner += &format!(" AND due_at < {}", s.int(at.get()));
-            }
-            if let Some(owner) = &filter.owner {
-                // A timer without an owner is its own owner: it is found by the uid of its id.
-                let own = TimerId::parse(owner).map_or(Uuid::nil(), |id| id.uid(&self.namespace).0);
-                let (owner, own) = (s.text(owner), s.uuid(own));
-                inner += &format!(" AND (owner = {owner} OR (owner IS NULL AND uid = {own}))");
-            }
-            let order = "ORDER BY due_at, uid, generation";
-            if count {
-                let skip = s.int(SCAN - 1);
-                s.push(&format!(
-                    "SELECT due_at, uid, generation FROM {table} WHERE {inner} {order} LIMIT 1 OFFSET {skip}"
-                ));
-                return s;
-            }
-            let mut outer = String::from("true");
-            if let Some(state) = filter.state {
-                outer += &format!(" AND state = {}", s.int(i64::from(state.code())));
-            }
-            if let Some(lane) = filter.lane {
-                outer += &format!(" AND lane = {}", s.int(lane));
-            }
-            for (name, value) in &filter.labels {
-                let value = s.text(value);
-                outer += &match self.dialect() {
-                    Dialect::Postgres => format!(" AND (labels::json ->> {}) = {value}", s.text(name)),
-                    Dialect::Sqlite => {
-                        let path = s.text(&format!("$.\"{}\"", name.replace('"', "")));
-                        format!(" AND json_extract(labels, {path}) = {value}")
-                    }
-                };
-            }
-            let (scan, limit) = (s.int(SCAN), s.int(limit as i64 + 1));
-            s.push(&format!(
-                "SELECT * FROM (SELECT {ALL}{more} FROM {table} WHERE {inner} {order} LIMIT {scan}) x \
-                 WHERE {outer} {order} LIMIT {limit}"
-            ));
-            s
-        };
-        let rows: Vec<TimerRow> = self
-            .pool
-            .read(statement(false))
-            .await?
-            .iter()
-            .map(|row| TimerRow::read(row, ended))
-            .collect::<Result<_, _>>()?;
-        if rows.len() > limit {
-            return Ok((rows, None));
-        }
-        let stopped_at = match self.pool.read(statement(true)).await?.first() {
-            Some(row) => Some(ListCursor { due_at: row.get(0)?, uid: row.get(1)?, generation: row.get(2)? }),
-            None => None,
-        };
-        Ok((rows, stopped_at))
-    }
-
     /// All attempts of a timer's current registration that have ended, oldest first.
     pub async fn attempts(&self, row: &TimerRow) -> Result<Vec<AttemptRecord>, Error> {
         let models = entity::attempt::Entity::find()
@@ -309,22 +117,9 @@ impl ColdStore {
         Ok(records)
     }
 
-    /// The ledger, from one snapshot.
+    /// The ledger, from the totals: its cost does not depend on the number of timers. What is pending is what was
+    /// registered and has not ended; [`ColdStore::verify`] counts it.
     pub async fn ledger(&self) -> Result<Ledger, Error> {
-        let mut s = Statement::new(self.dialect(), "ledger");
-        s.push(
-            "SELECT name, CAST(sum(value) AS BIGINT) FROM totals GROUP BY name \
-             UNION ALL SELECT 'pending', count(*) FROM timers",
-        );
-        let mut totals = BTreeMap::new();
-        for row in self.pool.read(s).await? {
-            totals.insert(row.get::<String>(0)?, row.get::<i64>(1)?);
-        }
-        Ok(ledger_of(&totals))
-    }
-
-    /// The ledger from the totals alone, without a count of the live timers: the cost does not depend on their number.
-    pub async fn tally(&self) -> Result<Ledger, Error> {
         let mut s = Statement::new(self.dialect(), "ledger");
         s.push("SELECT name, CAST(sum(value) AS BIGINT) FROM totals GROUP BY name");
         let rows = self.pool.read(s).await?;
@@ -347,15 +142,18 @@ impl ColdStore {
         self.pool.read(s).await?.iter().map(read).collect()
     }
 
-    /// Compares the ledger with a count of all rows, from one snapshot.
+    /// Compares the ledger with a count of all rows, from one snapshot. The rows are counted in indexes; no table is
+    /// read.
     pub async fn verify(&self) -> Result<Verification, Error> {
         let mut s = Statement::new(self.dialect(), "verify");
+        let batch = s.batch("b", vec![("b_shard", Column::Int(self.shards().map(i64::from).collect()))]);
         let now = s.now(self.bound_now());
         s.push(&format!(
-            "SELECT name, CAST(sum(value) AS BIGINT) FROM totals GROUP BY name \
+            "WITH {batch} SELECT name, CAST(sum(value) AS BIGINT) FROM totals GROUP BY name \
              UNION ALL SELECT 'pending', count(*) FROM timers \
              UNION ALL SELECT 'rows.' || state, count(*) FROM history GROUP BY state \
-             UNION ALL SELECT 'overdue', count(*) FROM timers WHERE wake_at < {now} - 60000 AND state <> 3"
+             UNION ALL SELECT 'overdue', count(*) FROM b JOIN timers ON shard = b_shard \
+               AND wake_at < {now} - 60000 AND state <> 3"
         ));
         // Counting every row of a large store takes longer than `STATEMENT_TIMEOUT`.
         s.without_timeout();
@@ -363,9 +161,11 @@ impl ColdStore {
             Dialect::Sqlite => self.pool.read(s).await?,
             Dialect::Postgres => {
                 let mut tx = self.pool.begin().await?;
-                let mut timeout = Statement::new(self.dialect(), "verify_timeout");
-                timeout.push("SET LOCAL statement_timeout = '1h'");
-                tx.execute(timeout).await?;
+                for setting in ["statement_timeout = '1h'", "enable_seqscan = off"] {
+                    let mut set = Statement::new(self.dialect(), "verify_setting");
+                    set.push(&format!("SET LOCAL {setting}"));
+                    tx.execute(set).await?;
+                }
                 tx.fetch(s).await?
             }
         };
@@ -402,8 +202,4 @@ fn ledger_of(totals: &BTreeMap<String, i64>) -> Ledger {
         dead: of("dead"),
         pending: of("pending"),
     }
-}
-
-fn cursor_at(row: &TimerRow) -> ListCursor {
-    ListCursor { due_at: row.life.due_at.get(), uid: row.uid.0, generation: row.life.generation.0 }
 }

@@ -235,13 +235,14 @@ impl ColdStore {
 
     fn insert_statement(&self, rows: &[&TimerRow]) -> Statement {
         let mut s = Statement::new(self.dialect(), "register_insert");
-        let fresh: Vec<TimerColumn> =
-            TimerColumn::EACH.iter().copied().filter(|column| initial(*column).is_none()).collect();
+        let is_bound = |column: &TimerColumn| initial(*column).is_none() && *column != TimerColumn::WakeAt;
+        let fresh: Vec<TimerColumn> = TimerColumn::EACH.iter().copied().filter(is_bound).collect();
         let batch = s.batch("b", columns::batch(&fresh, rows));
         let now = s.now(self.bound_now());
         let value = |column: &TimerColumn| match column {
-            // Not before the store's clock: a row written after a sweep never lies below the sweep's floor.
-            TimerColumn::WakeAt => format!("CASE WHEN b_wake_at > {now} THEN b_wake_at ELSE {now} END"),
+            // Not before the store's clock: a row written after a sweep never lies below the sweep's floor. Not by this
+            // node's knowledge of it: a moment after it was set back that may be far ahead.
+            TimerColumn::WakeAt => format!("CASE WHEN b_due_at > {now} THEN b_due_at ELSE {now} END"),
             // On SQLite the column cannot be NULL.
             TimerColumn::Kind if self.dialect() == Dialect::Sqlite => format!("COALESCE(b_kind, {WEBHOOK})"),
             other => initial(*other).unwrap_or(other.batch_name()).to_owned(),
@@ -279,6 +280,7 @@ impl ColdStore {
             node: None,
             via: None,
             trace: timer.trace,
+            pointed_at: None,
             ended_at: None,
             last: None,
         }
@@ -292,7 +294,9 @@ const fn initial(column: TimerColumn) -> Option<&'static str> {
         TimerColumn::State | TimerColumn::Attempt | TimerColumn::Tries | TimerColumn::Epoch => Some("0"),
         TimerColumn::Generation | TimerColumn::Version => Some("1"),
         TimerColumn::Uncertain | TimerColumn::CancelRequested | TimerColumn::AckedLate => Some("false"),
-        TimerColumn::ClaimedAt | TimerColumn::Node | TimerColumn::Via => Some("NULL"),
+        TimerColumn::ClaimedAt | TimerColumn::Node | TimerColumn::Via | TimerColumn::PointedAt => {
+            Some("NULL")
+        }
         _ => None,
     }
 }

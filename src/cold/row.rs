@@ -56,6 +56,10 @@ pub struct TimerRow {
     pub via: Option<Via>,
     /// The trace of the call that registered it.
     pub trace: Option<Trace>,
+    /// Where its pointer lies in a wheel, if it was moved to a later moment: that pointer comes up then, and is promoted
+    /// again to where the timer belongs. Once that moment has passed, no pointer of it is known. `None`: it has a pointer
+    /// of its own at `wake_at`.
+    pub pointed_at: Option<UnixMs>,
     /// When it ended; `None` for a live timer.
     pub ended_at: Option<UnixMs>,
     /// The attempt that ended it.
@@ -121,7 +125,7 @@ impl TimerRow {
     }
 
     /// Reads a row with the columns of [`super::columns::ALL`]; with `ended` they are followed by `ended_at,
-    /// last`.
+    /// last`, which are NULL of a live timer.
     pub(super) fn read(row: &Row, ended: bool) -> Result<Self, Error> {
         let bad = |what: &str| Error::Corrupt(format!("a timer's {what} cannot be read back"));
         let target: String = row.of(C::Target)?;
@@ -130,7 +134,7 @@ impl TimerRow {
         let via: Option<i16> = row.of(C::Via)?;
         let (uid, id) = (Uid(row.of(C::Uid)?), row.of::<String>(C::Id)?);
         let (ended_at, last): (Option<i64>, Option<String>) =
-            if ended { (Some(row.get(AFTER)?), row.get(AFTER + 1)?) } else { (None, None) };
+            if ended { (row.get(AFTER)?, row.get(AFTER + 1)?) } else { (None, None) };
         Ok(Self {
             uid,
             id: if id.is_empty() { TimerId::of_server(uid).as_str().to_owned() } else { id },
@@ -167,6 +171,7 @@ impl TimerRow {
             node: row.of(C::Node)?,
             via: via.and_then(|code| Via::from_code(u8::try_from(code).ok()?)),
             trace: row.of::<Option<Vec<u8>>>(C::Trace)?.and_then(|packed| Trace::from_packed(&packed)),
+            pointed_at: row.of::<Option<i64>>(C::PointedAt)?.map(UnixMs::new),
             ended_at: ended_at.map(UnixMs::new),
             last: match last {
                 Some(text) => Some(serde_json::from_str(&text).map_err(|_| bad("last attempt"))?),

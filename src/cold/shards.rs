@@ -6,9 +6,17 @@ use sea_orm::{EntityTrait, QueryOrder};
 
 use super::sql::{Column, Dialect, Row, Statement};
 use super::{ColdStore, Error, columns, entity, notify};
+use crate::clock::Monotonic;
 use crate::model::id::{Epoch, Generation, Uid};
 use crate::model::time::UnixMs;
 use crate::model::timer::Token;
+
+/// What lies so much further ahead of the store's clock, in milliseconds, than it can be is from the future: the clock
+/// was set back since. Longer than any statement takes from its time to its snapshot.
+pub const FUTURE_MS: i64 = 10_000;
+
+/// The longest time, in milliseconds, for which a timer is postponed.
+const POSTPONED_MS: i64 = 300_000;
 
 /// A node as the store has it.
 #[derive(Debug, Clone)]
@@ -37,6 +45,12 @@ pub struct Heartbeat {
     /// How long, in milliseconds, until the next of the other nodes counts as dead if it sends no further
     /// heartbeat.
     pub next_dead_ms: Option<i64>,
+    /// How much further ahead, in milliseconds, the furthest lease of any shard ends than a lease can that is renewed
+    /// now. Not above 0 unless the store's clock was set back.
+    pub lease_excess_ms: i64,
+    /// The store went back in time: it shows an older incarnation than was seen. It was restored from a backup, or a
+    /// replica that lacked the last transactions has become the primary.
+    pub went_back: bool,
 }
 
 impl Heartbeat {
@@ -66,10 +80,12 @@ impl ColdStore {
         let (name, incarnation) = (s.text(&me.name), s.text(&me.incarnation));
         let (address, version) = (s.text(&me.address), s.text(env!("CARGO_PKG_VERSION")));
         let insert = format!(
-            "INSERT INTO nodes (name, incarnation, address, version, started_at, beat_at) \
-             VALUES ({name}, {incarnation}, {address}, {version}, {now}, {now}) \
+            "INSERT INTO nodes (name, incarnation, address, version, started_at, beat_at, release) \
+             VALUES ({name}, {incarnation}, {address}, {version}, {now}, {now}, {}) \
              ON CONFLICT (name) DO UPDATE SET incarnation = excluded.incarnation, address = excluded.address, \
-             version = excluded.version, started_at = excluded.started_at, beat_at = excluded.beat_at"
+             version = excluded.version, started_at = excluded.started_at, beat_at = excluded.beat_at, \
+             release = excluded.release",
+            mainspring_migrations::RELEASE
         );
         match self.dialect() {
             Dialect::Postgres => s.push(&format!(
@@ -84,6 +100,7 @@ impl ColdStore {
     /// Sends a heartbeat. A node is alive if its last heartbeat came within `within_ms`.
     pub async fn heartbeat(&self, me: &Identity, within_ms: i64) -> Result<Heartbeat, Error> {
         let mut tx = self.urgent.begin().await?;
+        let sent = Monotonic::now();
         let mut s = Statement::new(self.dialect(), "heartbeat");
         let now = s.now(self.bound_now());
         let (name, incarnation) = (s.text(&me.name), s.text(&me.incarnation));
@@ -95,13 +112,28 @@ impl ColdStore {
         let now = s.now(self.bound_now());
         let within = s.int(within_ms);
         s.push(&format!(
-            "SELECT name, incarnation, beat_at + {within} - {now} FROM nodes WHERE beat_at > {now} - {within}"
+            "SELECT name, incarnation, beat_at + {within} - {now}, \
+             (SELECT COALESCE(max(lease_until), 0) FROM shards) - {now} - {within} \
+             FROM nodes WHERE beat_at > {now} - {within}"
         ));
         let rows = tx.fetch(s).await?;
-        tx.commit().await?;
+        let went_back = match self.dialect() {
+            // One flush for both.
+            Dialect::Sqlite => {
+                let raised = tx.fetch(self.beat()).await?;
+                tx.commit().await?;
+                self.note_beat(&raised)?
+            }
+            // All nodes write this row: alone, so that a node that is paused in its transaction does not keep it locked.
+            Dialect::Postgres => {
+                tx.commit().await?;
+                self.note_beat(&self.urgent.write(self.beat()).await?)?
+            }
+        };
         let mut alive = BTreeMap::from([(me.name.clone(), me.incarnation.clone())]);
-        let mut next_dead_ms = None;
+        let (mut next_dead_ms, mut lease_excess_ms) = (None, i64::MIN);
         for row in &rows {
+            lease_excess_ms = row.get(3)?;
             let (name, remaining): (String, i64) = (row.get(0)?, row.get(2)?);
             if name != me.name {
                 next_dead_ms = Some(next_dead_ms.map_or(remaining, |least: i64| least.min(remaining)));
@@ -109,13 +141,84 @@ impl ColdStore {
             alive.insert(name, row.get(1)?);
         }
         if let Some(row) = mine.first() {
-            self.clock.observe(UnixMs::new(row.get(0)?));
+            self.clock.observe(sent, UnixMs::new(row.get(0)?));
         }
-        Ok(Heartbeat { superseded: mine.is_empty(), alive, next_dead_ms })
+        Ok(Heartbeat { superseded: mine.is_empty(), alive, next_dead_ms, lease_excess_ms, went_back })
     }
 
-    /// Renews the leases of these shards and stores their cursors (`cursor_at`, which only rises). Returns the
-    /// shards that are still this node's under these epochs.
+    /// Replaces the beats and leases of all nodes that lie further ahead than they can, because the store's clock was
+    /// set back, by such as are made now. A node that lives renews its own in time; the shards of one that is dead
+    /// are free after one lease more.
+    pub async fn bring_leases_back(&self, lease_ms: i64) -> Result<(), Error> {
+        let mut tx = self.urgent.begin().await?;
+        // Who has locked a row is renewing it.
+        let lock = self.dialect().lock("FOR UPDATE SKIP LOCKED");
+        let mut s = Statement::new(self.dialect(), "bring_beats_back");
+        let (now, margin) = (s.now(self.bound_now()), s.int(FUTURE_MS));
+        // A start that lies ahead of a claim would make it look like the claim of a process before.
+        s.push(&format!(
+            "UPDATE nodes SET beat_at = CASE WHEN beat_at > {now} THEN {now} ELSE beat_at END, \
+               started_at = CASE WHEN started_at > {now} THEN {now} ELSE started_at END \
+             WHERE name IN (SELECT name FROM nodes WHERE beat_at > {now} + {margin} OR started_at > {now} + {margin} \
+               ORDER BY name {lock})"
+        ));
+        tx.execute(s).await?;
+        let mut s = Statement::new(self.dialect(), "bring_leases_back");
+        let (now, lease, margin) = (s.now(self.bound_now()), s.int(lease_ms), s.int(FUTURE_MS));
+        s.push(&format!(
+            "UPDATE shards SET lease_until = {now} + {lease} WHERE shard IN \
+             (SELECT shard FROM shards WHERE lease_until > {now} + {lease} + {margin} ORDER BY shard {lock})"
+        ));
+        tx.execute(s).await?;
+        tx.commit().await
+    }
+
+    /// Brings the timers of a shard back whose claims were made by a clock that was set back since: a claim expires as
+    /// long from now as it would have from then, and a timer that was postponed wakes when it is due.
+    /// `set_back_ms`: by how much it was set back, at most.
+    pub async fn bring_claims_back(&self, shard: i32, set_back_ms: i64) -> Result<u64, Error> {
+        let mut s = Statement::new(self.dialect(), "bring_claims_back");
+        let now = s.now(self.bound_now());
+        // The bound keeps the scan of the index short.
+        let reach = s.int(set_back_ms.saturating_add(self.claim_ttl_ms.max(POSTPONED_MS)));
+        let (shard, margin) = (s.int(i64::from(shard)), s.int(FUTURE_MS));
+        let lock = self.dialect().lock("FOR UPDATE SKIP LOCKED");
+        s.push(&format!(
+            "UPDATE timers SET claimed_at = CASE WHEN claimed_at > {now} THEN {now} ELSE claimed_at END, \
+               wake_at = CASE WHEN state = 1 THEN {now} + wake_at - claimed_at \
+                 WHEN due_at > {now} THEN due_at ELSE {now} END \
+             WHERE uid IN (SELECT uid FROM timers WHERE shard = {shard} AND wake_at > {now} \
+               AND wake_at <= {now} + {reach} \
+               AND ((state = 1 AND claimed_at > {now} + {margin}) OR (state = 0 AND wake_at > due_at)) {lock})"
+        ));
+        let mut tx = self.urgent.begin().await?;
+        let brought = tx.execute(s).await?;
+        tx.commit().await?;
+        Ok(brought)
+    }
+
+    /// Brings retries back, of all shards, that were decided on by a clock that was set back since: each comes as long
+    /// from now as it would have after its last claim. At most `most`, earliest due time first, from the due time
+    /// `from` on. Returns how many, and the last due time: where to go on.
+    pub async fn bring_retries_back(&self, from: i64, most: usize) -> Result<(usize, i64), Error> {
+        let mut s = Statement::new(self.dialect(), "bring_retries_back");
+        let now = s.now(self.bound_now());
+        let (from, margin, limit) = (s.int(from), s.int(FUTURE_MS), s.int(most as i64));
+        let lock = self.dialect().lock("FOR UPDATE SKIP LOCKED");
+        // The first condition is the one of the partial index that serves this.
+        s.push(&format!(
+            "UPDATE timers SET wake_at = CASE WHEN wake_at > claimed_at THEN {now} + wake_at - claimed_at ELSE {now} END, \
+               claimed_at = {now} \
+             WHERE uid IN (SELECT uid FROM timers WHERE state IN (2, 3) AND state = 2 AND due_at >= {from} \
+               AND claimed_at > {now} + {margin} ORDER BY due_at LIMIT {limit} {lock}) RETURNING due_at"
+        ));
+        let rows = self.urgent.write(s).await?;
+        let due: Vec<i64> = rows.iter().map(|row| row.get(0)).collect::<Result<_, _>>()?;
+        Ok((due.len(), due.iter().copied().max().unwrap_or(i64::MAX)))
+    }
+
+    /// Renews the leases of these shards and stores their cursors (`cursor_at`, which only rises, but comes back when
+    /// the store's clock was set back). Returns the shards that are still this node's under these epochs.
     pub async fn renew(
         &self,
         me: &Identity,
@@ -132,10 +235,11 @@ impl ColdStore {
         columns.push(("b_cursor", Column::Int(held.iter().map(|(shard, _)| cursor(*shard)).collect())));
         let batch = s.batch("b", columns);
         let now = s.now(self.bound_now());
-        let (name, lease) = (s.text(&me.name), s.int(lease_ms));
+        let (name, lease, margin) = (s.text(&me.name), s.int(lease_ms), s.int(FUTURE_MS));
         s.push(&format!(
-            "WITH {batch} UPDATE shards SET lease_until = {now} + {lease}, \
-             cursor_at = CASE WHEN b_cursor > cursor_at THEN b_cursor ELSE cursor_at END FROM b \
+            "WITH {batch} UPDATE shards SET lease_until = {now} + {lease}, cursor_at = CASE \
+               WHEN b_cursor > {now} + {margin} THEN CASE WHEN cursor_at > {now} + {margin} THEN 0 ELSE cursor_at END \
+               WHEN b_cursor > cursor_at OR cursor_at > {now} + {margin} THEN b_cursor ELSE cursor_at END FROM b \
              WHERE shard = b_shard AND epoch = b_epoch AND owner = {name} RETURNING shard"
         ));
         self.urgent.write(s).await?.iter().map(|row| row.get(0)).collect()
@@ -167,6 +271,9 @@ impl ColdStore {
     /// epoch that was given up in order, or an older one, are spared, because their node still ends them;
     /// unless it has sent no heartbeat for `within_ms` or has been restarted since. Returns the attempts that
     /// were recalled.
+    ///
+    /// Claims of rows that are locked are left to their result or to expire: a recall is a part of the round that renews
+    /// the leases, and must not wait. Nor may it take part in a deadlock with results, which lock rows in another order.
     pub async fn recall(&self, taken: &[(i32, Epoch)], within_ms: i64) -> Result<Vec<(Uid, Token)>, Error> {
         if taken.is_empty() {
             return Ok(Vec::new());
@@ -179,11 +286,20 @@ impl ColdStore {
         // index short.
         let known = columns::is_known_kind();
         let (reach, within) = (s.int(self.claim_ttl_ms), s.int(within_ms));
+        let claimed = format!(
+            "shard = b_shard AND epoch < b_epoch AND state = 1 AND {known} \
+             AND wake_at > {now} AND wake_at <= {now} + {reach}"
+        );
+        let free = match self.dialect() {
+            Dialect::Postgres => format!(
+                "AND uid IN (SELECT uid FROM timers JOIN own ON {claimed} FOR NO KEY UPDATE OF timers SKIP LOCKED)"
+            ),
+            Dialect::Sqlite => String::new(),
+        };
         s.push(&format!(
             "WITH {batch}, own AS (SELECT b_shard, b_epoch, spared FROM b JOIN shards ON shard = b_shard \
                AND epoch = b_epoch) \
-             UPDATE timers SET wake_at = {now} FROM own WHERE shard = b_shard AND epoch < b_epoch \
-             AND state = 1 AND {known} AND wake_at > {now} AND wake_at <= {now} + {reach} \
+             UPDATE timers SET wake_at = {now} FROM own WHERE {claimed} {free} \
              AND (epoch > spared OR EXISTS (SELECT 1 FROM nodes WHERE name = timers.node \
                AND (beat_at <= {now} - {within} OR started_at > timers.claimed_at))) \
              RETURNING uid, generation, attempt"

@@ -16,6 +16,7 @@ use uuid::Uuid;
 
 use super::Error;
 use super::columns::TimerColumn;
+use super::gate::{Gate, Rank, Turn};
 use super::hook::{Call, Hook, TxMark};
 use crate::metrics::Connections;
 
@@ -24,6 +25,10 @@ use crate::metrics::Connections;
 pub(super) struct Pool {
     pub database: Database,
     pub hook: Hook,
+    /// The order in which writes come to SQLite's one writer; open on PostgreSQL, which has many.
+    gate: Gate,
+    /// What this pool writes is the node's own work.
+    urgent: bool,
 }
 
 /// The database and its connections.
@@ -352,6 +357,8 @@ pub(super) struct Tx {
     open: OpenTx,
     hook: Hook,
     mark: TxMark,
+    /// Given back after the transaction has ended.
+    turn: Option<Turn>,
 }
 
 enum OpenTx {
@@ -374,9 +381,10 @@ impl Tx {
 
     /// Commits. After an error it is unknown whether the transaction was committed.
     pub async fn commit(self) -> Result<(), Error> {
-        let Self { open, hook, mark } = self;
+        let Self { open, hook, mark, turn } = self;
         let commit = async {
             let _ended = mark;
+            let _turn = turn;
             open.commit().await
         };
         hook.run(Call::Commit, "commit", commit).await
@@ -421,10 +429,35 @@ impl OpenTx {
 /// SQLite's one writer takes the write lock at the beginning, so that the transaction cannot fail for it later.
 const BEGIN: &str = "BEGIN IMMEDIATE";
 
+/// How long a write waits for SQLite's writer.
+const WRITER_WAIT: Duration = Duration::from_secs(10);
+
 impl Pool {
     /// The pools, without a fail point.
     pub fn new(database: Database) -> Self {
-        Self { database, hook: Hook::default() }
+        Self { database, hook: Hook::default(), gate: Gate::default(), urgent: false }
+    }
+
+    /// The same connections, for the node's own work: its writes go before those of callers.
+    pub fn urgently(&self) -> Self {
+        Self { urgent: true, ..self.clone() }
+    }
+
+    /// Waits for SQLite's writer: single statements of the node's own work first (claims, leases, watermarks), then its
+    /// transactions (ends and other results), then callers' writes and the rest.
+    async fn turn(&self, single: bool) -> Result<Option<Turn>, Error> {
+        if self.dialect() == Dialect::Postgres {
+            return Ok(None);
+        }
+        let rank = match (self.urgent, single) {
+            (true, true) => Rank::First,
+            (true, false) => Rank::Second,
+            (false, _) => Rank::Third,
+        };
+        match tokio::time::timeout(WRITER_WAIT, self.gate.turn(rank)).await {
+            Ok(turn) => Ok(Some(turn)),
+            Err(_) => Err(sqlx::Error::PoolTimedOut.into()),
+        }
     }
 
     pub const fn dialect(&self) -> Dialect {
@@ -452,8 +485,9 @@ impl Pool {
     /// Begins a transaction that may write.
     pub async fn begin(&self) -> Result<Tx, Error> {
         let begin = async {
+            let turn = self.turn(false).await?;
             let open = self.database.begin().await?;
-            Ok(Tx { open, hook: self.hook.clone(), mark: self.hook.begin() })
+            Ok(Tx { open, hook: self.hook.clone(), mark: self.hook.begin(), turn })
         };
         self.hook.run(Call::Begin, "begin", begin).await
     }
@@ -465,7 +499,12 @@ impl Pool {
 
     /// Runs a statement that writes, as a transaction of its own, and returns its rows.
     pub async fn write(&self, statement: Statement) -> Result<Vec<Row>, Error> {
-        self.hook.run(Call::Write, statement.name, self.database.write(statement)).await
+        let name = statement.name;
+        let write = async {
+            let _turn = self.turn(true).await?;
+            self.database.write(statement).await
+        };
+        self.hook.run(Call::Write, name, write).await
     }
 }
 
@@ -510,5 +549,56 @@ impl Database {
                 rows.into_iter().map(Row::Sqlite).collect()
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+    use sea_orm::sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions};
+
+    use super::*;
+
+    fn said(who: &str) -> Statement {
+        let mut s = Statement::new(Dialect::Sqlite, "say");
+        let who = s.text(who);
+        s.push(&format!("INSERT INTO said (who) VALUES ({who})"));
+        s
+    }
+
+    #[tokio::test]
+    async fn on_sqlite_claims_go_before_ends_and_ends_before_registrations() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let options = SqliteConnectOptions::new().filename(dir.path().join("db")).create_if_missing(true);
+        let writer = SqlitePoolOptions::new().max_connections(1).connect_lazy_with(options);
+        let pool = Pool::new(Database::Sqlite { readers: writer.clone(), writer });
+        let urgent = pool.urgently();
+        let mut make = Statement::new(Dialect::Sqlite, "make");
+        make.push("CREATE TABLE said (who TEXT)");
+        pool.write(make).await.expect("a table");
+
+        let in_one = async |pool: &Pool, who: &str| {
+            let mut tx = pool.begin().await.expect("begins");
+            tx.execute(said(who)).await.expect("writes");
+            tx.commit().await.expect("commits");
+        };
+        let mut held = pool.begin().await.expect("begins");
+        held.execute(said("first")).await.expect("writes");
+        let mut registration = in_one(&pool, "registration").boxed_local();
+        let mut end = in_one(&urgent, "end").boxed_local();
+        let mut claim = urgent.write(said("claim")).boxed_local();
+        // In this order they begin to wait.
+        assert!((&mut registration).now_or_never().is_none());
+        assert!((&mut end).now_or_never().is_none());
+        assert!((&mut claim).now_or_never().is_none());
+        held.commit().await.expect("commits");
+        let (_, _, claimed) = tokio::join!(registration, end, claim);
+        claimed.expect("writes");
+
+        let mut order = Statement::new(Dialect::Sqlite, "order");
+        order.push("SELECT who FROM said ORDER BY rowid");
+        let rows = pool.read(order).await.expect("reads");
+        let order: Vec<String> = rows.iter().map(|row| row.get(0).expect("a text")).collect();
+        assert_eq!(order, ["first", "claim", "end", "registration"]);
     }
 }

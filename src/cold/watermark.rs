@@ -10,9 +10,11 @@ use uuid::Uuid;
 
 use super::claim::{POINTER, pointer_of};
 use super::columns;
+use super::decide::COMING_UP_MS;
 use super::hook::Call;
+use super::restore::MAY_FIRE;
 use super::shards::{held_columns, sorted};
-use super::sql::{Column, Dialect, Statement};
+use super::sql::{Column, Dialect, Row, Statement};
 use super::{ColdStore, Error, entity};
 use crate::model::id::Epoch;
 use crate::model::pointer::{Pointer, Via};
@@ -59,10 +61,29 @@ impl ScanPosition {
 pub struct Range {
     /// The shard.
     pub shard: i32,
+    /// Where it begins: pointers to before this `wake_at` are in the wheel already.
+    pub from: i64,
     /// Where the scan continues.
     pub after: ScanPosition,
     /// The range ends before this `wake_at`.
     pub until: i64,
+}
+
+impl Range {
+    /// A range of which nothing is scanned yet.
+    pub const fn new(shard: i32, from: i64, until: UnixMs) -> Self {
+        Self { shard, from, after: ScanPosition::before(from), until: until.get() }
+    }
+}
+
+/// A row that a scan found.
+#[derive(Debug, Clone, Copy)]
+pub struct Scanned {
+    /// The pointer to promote. It comes up before its timer wakes if the timer was moved, and its first pointer is to
+    /// lie in this range.
+    pub pointer: Pointer,
+    /// The position of the row.
+    pub position: ScanPosition,
 }
 
 /// The note of one replay: a shard was taken over, or its wheel was lost.
@@ -105,9 +126,9 @@ impl ColdStore {
             .collect())
     }
 
-    /// Raises the watermark of these shards, each under its epoch. Returns the shards that are still this
-    /// owner's. A watermark must only rise: after the window was shortened a shard keeps its watermark until
-    /// time has caught up.
+    /// Sets the watermark of these shards, each under its epoch. Returns the shards that are still this owner's. A
+    /// watermark only rises while its wheel turns: after the window was shortened a shard keeps its watermark until
+    /// time has caught up. When its wheel is built anew it may come back.
     pub async fn raise_watermarks(
         &self,
         held: &[(i32, Epoch)],
@@ -134,25 +155,36 @@ impl ColdStore {
         self.urgent.write(s).await.map(drop)
     }
 
-    /// Pointers to the waiting timers of these ranges: at most `per_range` of each, each in order of
-    /// (`wake_at`, uid).
-    pub async fn scan(&self, ranges: &[Range], per_range: usize) -> Result<Vec<Pointer>, Error> {
+    /// The waiting timers of these ranges: at most `per_range` of each, each in order of (`wake_at`, uid).
+    ///
+    /// A timer that was moved relies on a pointer that comes up before it wakes (`timers.pointed_at`). If that one
+    /// would lie in the range, it is to be put there (again): the wheel may have been built anew since. If it lies
+    /// before the range it is there, but the timer gets a pointer of its own.
+    pub async fn scan(&self, ranges: &[Range], per_range: usize) -> Result<Vec<Scanned>, Error> {
         let mut s = Statement::new(self.dialect(), "scan");
         let of = |pick: fn(&Range) -> i64| Column::Int(ranges.iter().map(pick).collect());
         let batch = s.batch(
             "b",
             vec![
                 ("b_shard", of(|range| i64::from(range.shard))),
+                ("b_from", of(|range| range.from)),
                 ("b_wake", of(|range| range.after.wake_at)),
                 ("b_uid", Column::Uuid(ranges.iter().map(|range| range.after.uid).collect())),
                 ("b_until", of(|range| range.until)),
             ],
         );
-        let limit = s.int(per_range as i64);
-        let (pointer, known) = (columns::list(POINTER), columns::is_known_kind());
+        let now = s.now(self.bound_now());
+        let (limit, coming_up) = (s.int(per_range as i64), s.int(COMING_UP_MS));
+        let known = columns::is_known_kind();
+        let pointer = format!(
+            "{}, CASE WHEN pointed_at >= b_from AND pointed_at > {now} + {coming_up} AND pointed_at < wake_at \
+             THEN pointed_at ELSE wake_at END AS pointer_at",
+            columns::list(POINTER)
+        );
         let probe = format!(
             "FROM timers t WHERE t.shard = b_shard AND t.wake_at >= b_wake AND t.wake_at < b_until \
-             AND (t.wake_at, t.uid) > (b_wake, b_uid) AND t.state IN (0, 2) AND {known} ORDER BY t.wake_at, t.uid LIMIT {limit}"
+             AND (t.wake_at, t.uid) > (b_wake, b_uid) AND t.state IN (0, 2) AND {known} AND {MAY_FIRE} \
+             ORDER BY t.wake_at, t.uid LIMIT {limit}"
         );
         match self.dialect() {
             Dialect::Postgres => s.push(&format!(
@@ -164,7 +196,12 @@ impl ColdStore {
                  WHERE timers.rowid IN (SELECT t.rowid {probe}) ORDER BY shard, wake_at, uid"
             )),
         };
-        self.urgent.read(s).await?.iter().map(|row| pointer_of(row, Via::Loader)).collect()
+        let scanned = |row: &Row| {
+            let own = pointer_of(row, Via::Loader)?;
+            let pointer = Pointer { wake_at: UnixMs::new(row.get(POINTER.len())?), ..own };
+            Ok(Scanned { pointer, position: ScanPosition { wake_at: own.wake_at.get(), uid: own.uid.0 } })
+        };
+        self.urgent.read(s).await?.iter().map(scanned).collect()
     }
 
     /// Stores notes of replays, for `explain`.

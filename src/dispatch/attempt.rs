@@ -15,12 +15,16 @@ use crate::model::time::UnixMs;
 use crate::model::timer::{AttemptResult, MISSED, Next, Token};
 use crate::planted::Defect;
 use crate::sink::{Claim, Delivery, Outcome};
+use crate::traces;
 
 /// A first attempt that starts at most so long after the due time counts as on time.
 const ON_TIME: Duration = Duration::from_secs(1);
 
 /// The longest that a claimed timer waits for a permit of its lane.
 const PERMIT_WAIT: Duration = Duration::from_secs(2);
+
+/// The longest that a claimed timer waits for its due time: more than `wheel.lead` can be.
+const DUE_WAIT: Duration = Duration::from_secs(2);
 
 impl Dispatcher {
     /// Makes one attempt for a claimed row, or gives the claim back.
@@ -31,12 +35,11 @@ impl Dispatcher {
         if self.store.planted().is(Defect::ClaimWithoutGeneration) {
             due_at = pointer.wake_at;
         }
-        self.wait_for(due_at).await;
-        let has_permit = self.acquire(key).await;
+        let has_permit = self.wait_for(due_at).await && self.acquire(key).await;
         if !has_permit || self.abandon.is_cancelled() || !self.ownership.valid(row.shard, epoch) {
             match has_permit {
                 true => self.ended(key, AttemptEnd::NotSent),
-                false => self.with(|lanes| lanes.free_claim(key)),
+                false => self.with(|lanes| lanes.free_claim(key, Monotonic::now().as_ms())),
             }
             self.work.notify_one();
             self.report(Report::Unsent(row.uid, token, epoch)).await;
@@ -45,20 +48,34 @@ impl Dispatcher {
         let clock = self.store.clock();
         let started_at = clock.now();
         let began = Monotonic::now();
-        self.count_started(&row, &pointer, started_at);
-        let delivery = delivery(&mut row);
-        let outcome = tokio::select! {
-            outcome = self.sink.send(&delivery) => outcome,
-            () = self.abandon.cancelled() => Outcome::without_answer(
+        let mut delivery = delivery(&mut row);
+        let span =
+            span(&delivery, started_at.since(pointer.wake_at.max(row.life.due_at).max(row.created_at)));
+        delivery.onward = span.onward();
+        let sent = tokio::select! {
+            sent = self.sink.send(&delivery) => sent,
+            () = self.abandon.cancelled() => Ok(Outcome::without_answer(
                 AttemptResult::Unknown,
                 Some("the node was stopped before the answer came".into()),
-            ),
+            )),
         };
+        let outcome = match sent {
+            Ok(outcome) => outcome,
+            Err(lack) => {
+                span.end(AttemptResult::Refused, None, Some(lack.cure()));
+                self.note_lack(lack);
+                self.ended(key, AttemptEnd::NotSent);
+                return self.report(Report::Unsent(row.uid, token, epoch)).await;
+            }
+        };
+        self.count_attempt(&row, &pointer, started_at);
+        span.end(outcome.result, outcome.status, outcome.detail.as_deref());
         self.ended(
             key,
             match outcome.result {
                 AttemptResult::Ok | AttemptResult::Failed => AttemptEnd::Answered,
                 AttemptResult::Timeout | AttemptResult::Unknown => AttemptEnd::NoAnswer,
+                AttemptResult::Refused if outcome.not_reached => AttemptEnd::NotReached,
                 AttemptResult::Refused => AttemptEnd::NotSent,
             },
         );
@@ -87,8 +104,8 @@ impl Dispatcher {
         .await;
     }
 
-    /// Counts an attempt that starts now.
-    fn count_started(&self, row: &TimerRow, pointer: &Pointer, started_at: UnixMs) {
+    /// Counts an attempt and when it started.
+    fn count_attempt(&self, row: &TimerRow, pointer: &Pointer, started_at: UnixMs) {
         let Metrics { fired, lateness, early, missed, repeats, .. } = &self.metrics;
         early.inc_by(u64::from(started_at < pointer.wake_at.max(row.life.due_at)));
         repeats.inc_by(u64::from(row.life.uncertain));
@@ -121,17 +138,19 @@ impl Dispatcher {
         granted.try_recv().is_ok()
     }
 
-    /// Waits for the due time by the store's clock. A stop waits too: it is at most `wheel.lead`. The clock is read
+    /// Waits for the due time by the store's clock; returns whether that is worth it. Where it is far, the clock was set
+    /// back since the claim, and the claim is given back: this wait could take as long, and a timer in hand is left
+    /// alone by sweep and wheel. A stop waits too: it is at most `wheel.lead`. The clock is read
     /// again after every sleep: a sleep may end early, and the lower bound of the store's clock may fall.
-    async fn wait_for(&self, due_at: UnixMs) {
+    async fn wait_for(&self, due_at: UnixMs) -> bool {
         loop {
             let wait = self.store.clock().until(due_at);
-            if wait.is_zero() {
-                return;
+            if wait.is_zero() || wait > DUE_WAIT {
+                return wait.is_zero();
             }
             tokio::select! {
                 () = self.store.clock().sleep(wait) => {}
-                () = self.abandon.cancelled() => return,
+                () = self.abandon.cancelled() => return false,
             }
         }
     }
@@ -153,8 +172,23 @@ fn delivery(row: &mut TimerRow) -> Delivery {
         target: row.target.clone(),
         data: row.data.take().unwrap_or_else(|| b"null".to_vec()),
         trace: row.trace,
+        onward: traces::Onward::default(),
         claim: Claim { shard: row.shard, epoch: row.epoch, via: row.via },
     }
+}
+
+/// The span of an attempt that starts `late` after its time.
+fn span(delivery: &Delivery, late: Duration) -> traces::Attempt {
+    traces::Attempt::begin(traces::Started {
+        registered: delivery.trace,
+        timer: &delivery.timer,
+        delivery: &delivery.id,
+        generation: delivery.generation,
+        attempt: delivery.attempt,
+        due_at: delivery.due_at,
+        late,
+        target: &delivery.target,
+    })
 }
 
 /// What follows unless the attempt succeeded.

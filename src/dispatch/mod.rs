@@ -24,13 +24,13 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use lanes::{Class, LaneKey, Lanes};
-pub use lanes::{LaneLoad, Load, Offer};
+pub use lanes::{LaneLoad, Offer, States};
 use receivers::Receivers;
 pub use receivers::{LastError, ReceiverLoad, sort_worst_first};
 use record::{Recorder, Report};
 
 use crate::clock::Monotonic;
-use crate::cold::{Backlogged, ColdStore, Error, MAX_CLAIM_BATCH};
+use crate::cold::{Backlogged, ColdStore, Early, Error, MAX_CLAIM_BATCH};
 use crate::config::Config;
 use crate::metrics::Metrics;
 use crate::model::id::{Epoch, Uid};
@@ -38,16 +38,36 @@ use crate::model::pointer::{Pointer, Via};
 use crate::model::time::UnixMs;
 use crate::model::timer::Token;
 use crate::ownership::{CEDING_REACH, Ownership};
-use crate::sink::Sink;
-use crate::telemetry::Streak;
+use crate::sink::{Lack, Sink};
+use crate::telemetry::{Rarely, Streak};
 use crate::writer::Writer;
+
+/// The longest wait after which a pointer whose claim came too early is offered again.
+const EARLY_WAIT: Duration = Duration::from_secs(1);
+
+/// For how long nothing is claimed after an attempt for which this node lacked something.
+const LACK_PAUSE: Duration = Duration::from_millis(250);
 
 /// A timer that is found so long after its due time counts as overdue from an outage.
 pub const OVERDUE: Duration = Duration::from_secs(5);
 
+/// What the lanes of a node hold at one moment.
+#[derive(Debug)]
+pub struct Load {
+    /// Pointers that wait, unclaimed.
+    pub queued: usize,
+    /// Claimed timers whose attempt has not ended.
+    pub in_flight: usize,
+    /// Receivers by what their lanes do, without those that are failing.
+    pub states: States,
+    /// Receivers whose last attempts failed.
+    pub failing: usize,
+}
+
 /// Sends what is due.
 pub struct Dispatcher {
     store: ColdStore,
+    writer: Writer,
     ownership: Arc<Ownership>,
     metrics: Metrics,
     sink: Arc<dyn Sink>,
@@ -70,6 +90,15 @@ pub struct Dispatcher {
     lead: Duration,
     /// Claims that failed in a row.
     failed_claims: Mutex<Streak>,
+    lacking: Mutex<Lacking>,
+}
+
+/// This node lacks something that attempts need.
+#[derive(Default)]
+struct Lacking {
+    /// Nothing is claimed until then.
+    until: Option<Monotonic>,
+    logged: Rarely,
 }
 
 impl Dispatcher {
@@ -88,7 +117,7 @@ impl Dispatcher {
         let work = Arc::new(Notify::new());
         let lanes = Arc::new(Mutex::new(Lanes::new(config.dispatch.concurrency, config.webhook.concurrency)));
         let recorder = Recorder {
-            writer,
+            writer: writer.clone(),
             metrics: metrics.clone(),
             clock: store.clock().clone(),
             lanes: Arc::clone(&lanes),
@@ -110,7 +139,9 @@ impl Dispatcher {
             all_reported,
             lead: config.wheel.lead.get(),
             failed_claims: Mutex::default(),
+            lacking: Mutex::default(),
             store,
+            writer,
             ownership,
             metrics,
         });
@@ -176,11 +207,16 @@ impl Dispatcher {
     /// makes the next.
     pub async fn run(self: Arc<Self>) {
         loop {
+            let trial = self.until_next_trial();
             tokio::select! {
                 () = self.stop.cancelled() => return,
                 () = self.work.notified() => {}
+                () = async { self.store.clock().sleep(trial.unwrap_or_default()).await }, if trial.is_some() => {}
             }
             while !self.stop.is_cancelled() {
+                if let Some(pause) = self.pause() {
+                    self.store.clock().sleep(pause).await;
+                }
                 match self.run_once().await {
                     Ok(0) => break,
                     Ok(_) => {}
@@ -202,10 +238,10 @@ impl Dispatcher {
         if self.stop.is_cancelled() {
             return Ok(0);
         }
-        let taken = self.with(|lanes| lanes.take(MAX_CLAIM_BATCH));
+        let (taken, more) = self.with(|lanes| lanes.take(MAX_CLAIM_BATCH, Monotonic::now().as_ms()));
         let count = taken.len();
-        if count > 0 {
-            // There may be more pointers than fit into one claim.
+        if more {
+            // There are more pointers than fit into one claim.
             self.work.notify_one();
         }
         let mut owned: Vec<(Pointer, Epoch)> = Vec::with_capacity(count);
@@ -246,7 +282,12 @@ impl Dispatcher {
                     tracing::debug!(%why, batch = owned.len(), "a claim failed");
                 }
                 for (pointer, epoch) in &owned {
-                    self.with(|lanes| lanes.free_claim(LaneKey::of(pointer)));
+                    if why.is_blocked() {
+                        // Surely nothing was claimed. The sweep finds the rows again.
+                        self.with(|lanes| lanes.claim_dropped(pointer, Monotonic::now().as_ms()));
+                        continue;
+                    }
+                    self.with(|lanes| lanes.free_claim(LaneKey::of(pointer), Monotonic::now().as_ms()));
                     let token = Token { generation: pointer.generation, attempt: pointer.attempt + 1 };
                     // The claim may have happened all the same; then it is given back.
                     self.report(Report::Unsent(pointer.uid, token, *epoch)).await;
@@ -254,11 +295,13 @@ impl Dispatcher {
                 return Err(why);
             }
         };
+        let early: HashMap<Uid, Early> =
+            claimed.early.iter().map(|early| (early.pointer.uid, *early)).collect();
+        let mut not_yet: Vec<(Pointer, Early)> = Vec::new();
         let mut rows: HashMap<_, _> = claimed.rows.into_iter().map(|row| (row.uid, row)).collect();
         for (pointer, epoch) in owned {
             if claimed.unreadable.contains(&pointer.uid) {
-                // It stays in hand: claimed again and again, it would hold up the others.
-                self.with(|lanes| lanes.free_claim(LaneKey::of(&pointer)));
+                self.with(|lanes| lanes.set_aside(&pointer, Monotonic::now().as_ms()));
                 continue;
             }
             match rows.remove(&pointer.uid) {
@@ -270,12 +313,77 @@ impl Dispatcher {
                     self.attempts.spawn(async move { this.attempt(row, pointer, epoch).await });
                 }
                 None => {
-                    self.metrics.claims_dropped.inc();
                     self.with(|lanes| lanes.claim_dropped(&pointer, Monotonic::now().as_ms()));
+                    match early.get(&pointer.uid) {
+                        Some(early) => not_yet.push((pointer, *early)),
+                        None => self.metrics.claims_dropped.inc(),
+                    }
                 }
             }
         }
+        self.bring_again(not_yet);
         Ok(())
+    }
+
+    /// For how long nothing is to be claimed.
+    fn pause(&self) -> Option<Duration> {
+        let until = self.lacking.lock().unwrap_or_else(PoisonError::into_inner).until?;
+        Some(until.since(Monotonic::now())).filter(|pause| !pause.is_zero())
+    }
+
+    /// Notes that this node lacks something that an attempt needed. Claims pause a moment; those that are under way end
+    /// and give back what they hold.
+    fn note_lack(&self, lack: Lack) {
+        self.metrics.deferred.with_label_values(&[lack.word()]).inc();
+        let mut lacking = self.lacking.lock().unwrap_or_else(PoisonError::into_inner);
+        lacking.until = Some(Monotonic::now().plus(LACK_PAUSE));
+        if lacking.logged.is_due() {
+            tracing::warn!(
+                lack = lack.word(),
+                "this node lacks what it needs to send: {}; the attempts are made later and do not count",
+                lack.cure()
+            );
+        }
+    }
+
+    /// How long until a receiver that could not be reached may be tried again.
+    fn until_next_trial(&self) -> Option<Duration> {
+        let at_ms = self.with(|lanes| lanes.next_trial_ms())?;
+        let wait_ms = at_ms.saturating_sub(Monotonic::now().as_ms());
+        Some(Duration::from_millis(u64::try_from(wait_ms).unwrap_or_default()))
+    }
+
+    /// Sees to timers whose claim came too early, each beside the pointer that came up. Those that may be claimed soon are
+    /// offered again. Of the others, those that were moved are promoted to where they belong now; the claim of the rest
+    /// came too early because the node's lower bound of the store's clock was too high, or because that was set back, and
+    /// they come back by their wheel or by the sweep.
+    fn bring_again(self: &Arc<Self>, early: Vec<(Pointer, Early)>) {
+        let (mut soon, mut moved) = (Vec::new(), Vec::new());
+        for (came, early) in early {
+            let wait = Duration::from_millis(u64::try_from(early.wait_ms).unwrap_or_default());
+            if wait <= EARLY_WAIT {
+                let overdue = came.overdue && !early.is_moved;
+                soon.push((wait, Pointer { via: came.via, overdue, ..early.pointer }));
+            } else if early.is_moved {
+                moved.push(early.pointer);
+            }
+        }
+        self.writer.promote(moved);
+        if !soon.is_empty() {
+            tokio::spawn(Arc::clone(self).offer_again(soon));
+        }
+    }
+
+    /// Offers pointers again, each after its wait.
+    async fn offer_again(self: Arc<Self>, mut soon: Vec<(Duration, Pointer)>) {
+        soon.sort_unstable_by_key(|(wait, _)| *wait);
+        let began = Monotonic::now();
+        for together in soon.chunk_by(|(one, _), (other, _)| one == other) {
+            // At least one millisecond: the store's clock has to move.
+            let wait = together[0].0.max(Duration::from_millis(1));
+            self.store.clock().sleep(wait.saturating_sub(began.elapsed())).await;
+            self.offer(&together.iter().map(|(_, pointer)| *pointer).collect::<Vec<_>>());
+        }
     }
 
     fn failed_claims(&self) -> MutexGuard<'_, Streak> {
@@ -309,17 +417,26 @@ impl Dispatcher {
 
     /// What the lanes hold now.
     pub fn load(&self) -> Load {
-        let mut load = self.with(|lanes| lanes.load());
-        let failing = self.receivers.failing();
-        for (lane, in_lane) in &mut load.lanes {
-            in_lane.failing = failing.contains(lane);
+        let (queued, in_flight, mut states) =
+            self.with(|lanes| (lanes.queued(), lanes.in_flight(), lanes.states()));
+        let mut failing = 0;
+        for load in self.loads(&self.receivers.failing()).into_iter().flatten() {
+            failing += 1;
+            // The counts are some moments older than this.
+            let state = states.of(load);
+            *state = state.saturating_sub(1);
         }
-        load
+        Load { queued, in_flight, states, failing }
     }
 
     /// The receivers that this node has sent to, worst first, at most `most`.
     pub fn receivers(&self, most: usize) -> Vec<ReceiverLoad> {
-        self.receivers.worst(&self.load(), most)
+        self.receivers.worst(|lanes| self.loads(lanes), self.store.clock().now(), most)
+    }
+
+    /// What these lanes hold, read a part at a time: nobody waits long for the lock.
+    fn loads(&self, lanes: &[i64]) -> Vec<Option<LaneLoad>> {
+        lanes.chunks(256).flat_map(|part| self.with(|lanes| lanes.loads(part))).collect()
     }
 
     fn with<T>(&self, run: impl FnOnce(&mut Lanes) -> T) -> T {

@@ -1,7 +1,8 @@
 //! Results are written to the cold store, in batches, and tried again until they are written.
 //!
-//! While the store is away, results wait here and further ones in the channel. Memory stays bounded by the node's
-//! concurrency: nothing new is claimed meanwhile, because a claim needs the store.
+//! A timer takes one of the node's places (`dispatch.concurrency`) until its result is written ([`Lanes::recorded`]). So
+//! results that cannot be written slow the node down, at last to a stop, and no more than these are made again after a
+//! crash. The result of a timer whose row a stranger has locked waits by itself, and the others are written.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,6 +23,9 @@ use crate::writer::Writer;
 
 /// How often a stop tries again while the store is away, before it ends without recording the results.
 const STOP_PATIENCE: u32 = 10;
+
+/// The pause before results of locked timers are tried again.
+const LOCKED_PAUSE: Duration = Duration::from_millis(250);
 
 /// The outcome of a claim.
 #[derive(Debug)]
@@ -90,42 +94,66 @@ impl Recorder {
     /// Records until `all_reported`, or until the last handle of the dispatcher is dropped.
     pub async fn run(mut self) {
         let (mut reports, mut streak) = (Vec::new(), Streak::default());
+        // Results of timers that a stranger has locked, and when they are tried again.
+        let (mut locked, mut again_at) = (Vec::new(), Monotonic::now());
         loop {
-            reports.clear();
+            let wait = again_at.since(Monotonic::now());
             tokio::select! {
                 biased;
+                () = self.clock.sleep(wait), if !locked.is_empty() => {}
                 received = self.inbox.recv_many(&mut reports, MAX_APPLY_BATCH) => if received == 0 {
-                    return;
+                    break;
                 },
-                () = self.all_reported.cancelled() => return,
+                () = self.all_reported.cancelled() => break,
             }
-            self.record_all(&reports, &mut streak).await;
-            self.metrics.unrecorded.sub(i64::try_from(reports.len()).unwrap_or_default());
-            let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
-            for report in &reports {
-                if lanes.recorded(&report.uid(), Monotonic::now().as_ms()) {
-                    self.work.notify_one();
+            if !locked.is_empty() && again_at <= Monotonic::now() {
+                locked = self.record_all(locked, &mut streak).await;
+                again_at = Monotonic::now().plus(LOCKED_PAUSE);
+            }
+            if !reports.is_empty() {
+                if locked.is_empty() {
+                    again_at = Monotonic::now().plus(LOCKED_PAUSE);
                 }
+                locked.extend(self.record_all(std::mem::take(&mut reports), &mut streak).await);
             }
+        }
+        let locked = self.record_all(locked, &mut streak).await;
+        if !locked.is_empty() {
+            let results = locked.len();
+            tracing::error!(
+                results,
+                "stopping without recording results of locked rows; their claims expire"
+            );
         }
     }
 
-    /// Writes a batch, and tries again while the store is away. A batch with a result that can never be written is
-    /// halved until that result stands alone.
-    async fn record_all(&self, reports: &[Report], streak: &mut Streak) {
-        let mut failures = 0;
-        let mut batches = vec![reports];
-        while let Some(batch) = batches.pop() {
-            let Err(why) = self.record(batch).await else {
-                if streak.succeeded() {
-                    tracing::info!("results are recorded again");
+    /// Writes results, and tries again while the store is away. A batch with a result that can never be written is halved
+    /// until that result stands alone. Returns the results of timers that others have locked.
+    async fn record_all(&self, reports: Vec<Report>, streak: &mut Streak) -> Vec<Report> {
+        let (mut failures, mut locked) = (0, Vec::new());
+        let mut batches: Vec<Vec<Report>> =
+            if reports.len() <= MAX_APPLY_BATCH { vec![reports] } else { in_batches(reports) };
+        while let Some(mut batch) = batches.pop() {
+            let why = match self.record(&batch).await {
+                Ok(locked_now) => {
+                    if streak.succeeded() {
+                        tracing::info!("results are recorded again");
+                    }
+                    let (stay, done): (Vec<Report>, Vec<Report>) =
+                        batch.into_iter().partition(|report| locked_now.contains(&report.uid()));
+                    self.recorded(&done);
+                    locked.extend(stay);
+                    continue;
                 }
-                continue;
+                Err(why) => why,
             };
             if !why.is_passing() || why.is_data() {
-                match batch {
-                    [_] => tracing::error!(%why, "a result cannot be recorded; its claim expires"),
-                    _ => batches.extend(<[_; 2]>::from(batch.split_at(batch.len() / 2))),
+                if batch.len() == 1 {
+                    tracing::error!(%why, "a result cannot be recorded; its claim expires");
+                    self.recorded(&batch);
+                } else {
+                    let rest = batch.split_off(batch.len() / 2);
+                    batches.extend([batch, rest]);
                 }
                 continue;
             }
@@ -138,17 +166,33 @@ impl Recorder {
             batches.push(batch);
             let stopping = self.inbox.is_closed() || self.all_reported.is_cancelled();
             if stopping && failures > STOP_PATIENCE {
-                let results: usize = batches.iter().map(|batch| batch.len()).sum();
+                let results: usize = batches.iter().map(Vec::len).sum();
                 tracing::error!(results, "stopping without recording results; their claims expire");
-                return;
+                return locked;
             }
             self.clock.sleep(Duration::from_millis(u64::from(failures.min(10)) * 100)).await;
         }
+        locked
     }
 
-    /// Writes a batch. The same batch again changes nothing: until its outcome is recorded the timer is not claimed again
-    /// on this node, and on another node a claim has another epoch.
-    async fn record(&self, reports: &[Report]) -> Result<(), Error> {
+    /// Timers whose outcome is recorded are no longer in hand.
+    fn recorded(&self, reports: &[Report]) {
+        self.metrics.unrecorded.sub(i64::try_from(reports.len()).unwrap_or_default());
+        let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut has_work = false;
+        for report in reports {
+            has_work |= lanes.recorded(&report.uid(), Monotonic::now().as_ms());
+        }
+        drop(lanes);
+        if has_work {
+            self.work.notify_one();
+        }
+    }
+
+    /// Writes a batch; returns the timers that others have locked, whose results were not written. The same batch again
+    /// changes nothing: until its outcome is recorded the timer is not claimed again on this node, and on another node a
+    /// claim has another epoch.
+    async fn record(&self, reports: &[Report]) -> Result<HashSet<Uid>, Error> {
         let succeeded: Vec<(Uid, AttemptRecord)> = reports.iter().filter_map(Report::succeeded).collect();
         let mut ended = HashSet::new();
         if !succeeded.is_empty() {
@@ -162,10 +206,27 @@ impl Recorder {
         let is_open =
             |report: &&Report| matches!(report, Report::Unsent(..)) || !ended.contains(&report.uid());
         let changes: Vec<Change> = reports.iter().filter(is_open).map(Report::change).collect();
+        let mut locked = HashSet::new();
         if changes.is_empty() {
-            return Ok(());
+            return Ok(locked);
         }
-        let applied: Result<Vec<_>, Error> = self.writer.apply(&changes).await.into_iter().collect();
-        applied.map(drop)
+        for (change, applied) in changes.iter().zip(self.writer.apply_unlocked(&changes).await) {
+            match applied {
+                Ok(_) => {}
+                Err(Error::Busy) => drop(locked.insert(change.uid)),
+                Err(why) => return Err(why),
+            }
+        }
+        Ok(locked)
     }
+}
+
+/// Batches of the size that one transaction takes.
+fn in_batches(mut reports: Vec<Report>) -> Vec<Vec<Report>> {
+    let mut batches = Vec::new();
+    while reports.len() > MAX_APPLY_BATCH {
+        batches.push(reports.split_off(reports.len() - MAX_APPLY_BATCH));
+    }
+    batches.push(reports);
+    batches
 }

@@ -13,11 +13,12 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use super::promoter::{Promoter, Source};
-use super::{Error, UnreachableShards, replay, take_all, window_end};
+use super::{AHEAD_MS, Error, UnreachableShards, replay, take_all, window_end};
 use crate::clock::Monotonic;
-use crate::cold::{ColdStore, Range, ScanPosition};
+use crate::cold::{ColdStore, FUTURE_MS, Range, ScanPosition, Scanned};
 use crate::dispatch::{Dispatcher, OVERDUE};
 use crate::model::pointer::{Pointer, Via};
+use crate::model::time::UnixMs;
 #[cfg(feature = "planted")]
 use crate::planted::Defect;
 use crate::positions::{Replay, Route};
@@ -61,12 +62,24 @@ impl Loader {
     pub async fn run_once(&self) -> Result<Duration, Error> {
         let Promoter { ownership, positions, .. } = &*self.promoter;
         positions.sync(&ownership.kept());
+        self.lose_beyond();
         // A step that one server refuses does not keep the shards of the others from the next step.
         let replayed = replay::run_once(&self.promoter, self.window).await;
         let raised = self.raise().await;
         let scanned = self.scan().await;
         let cascaded = self.cascade().await;
         replayed.and(raised).and(cascaded).and(scanned)
+    }
+
+    /// A wheel that was taken further than the ticker can be is from before the store's clock was set back. It is built
+    /// anew: all that is written for the time between would go to the last mile, which is in memory.
+    fn lose_beyond(&self) {
+        let Promoter { store, positions, .. } = &*self.promoter;
+        let furthest = store.clock().now().get() + AHEAD_MS + Level::Second.tick_ms() + FUTURE_MS;
+        let beyond = positions.beyond(UnixMs::new(furthest));
+        if !beyond.is_empty() {
+            positions.lose(&beyond, "the store's clock was set back");
+        }
     }
 
     /// Commits a new watermark for shards whose window has moved on, then orders the scan of the slice below it.
@@ -95,12 +108,10 @@ impl Loader {
         target: crate::model::time::UnixMs,
     ) -> Result<(), Error> {
         let Promoter { store, positions, .. } = &*self.promoter;
-        let slice = |(shard, _): &(i32, _)| {
-            let after = ScanPosition::before(positions.watermark(*shard).get());
-            Range { shard: *shard, after, until: target.get() }
-        };
+        let slice = |(shard, _): &(i32, _)| Range::new(*shard, positions.watermark(*shard).get(), target);
         let slices: Vec<Range> = due.iter().map(slice).collect();
         let found = store.scan(&slices, PAGE).await?;
+        let found: Vec<Pointer> = found.into_iter().map(|row| row.pointer).collect();
         let raised = store.raise_watermarks(due, target).await?;
         positions.raise_unscanned(&raised, target);
         self.promoter.insert(self.destinations(&found), Source::Sql).await;
@@ -132,16 +143,17 @@ impl Loader {
         let is_past = ranges.iter().any(|range| range.after.wake_at < store.clock().now().get());
         let page_size = if is_past { PAGE.min(self.catch_up_per_second as usize / 4) } else { PAGE };
         let per_range = (page_size / ranges.len()).max(1);
-        let mut found: HashMap<i32, Vec<Pointer>> = HashMap::new();
-        for pointer in store.scan(&ranges, per_range).await? {
-            found.entry(pointer.shard).or_default().push(pointer);
+        let mut found: HashMap<i32, Vec<Scanned>> = HashMap::new();
+        for row in store.scan(&ranges, per_range).await? {
+            found.entry(row.pointer.shard).or_default().push(row);
         }
         let now = store.clock().now();
         let mut pages: Vec<Page> = Vec::new();
         let mut insert: Vec<(Pointer, Option<Slot>)> = Vec::new();
         for range in ranges {
-            let mut pointers = found.remove(&range.shard).unwrap_or_default();
-            let next = (pointers.len() >= per_range).then(|| pointers.last().map(position_of)).flatten();
+            let rows = found.remove(&range.shard).unwrap_or_default();
+            let next = rows.last().filter(|_| rows.len() >= per_range).map(|row| row.position);
+            let mut pointers: Vec<Pointer> = rows.iter().map(|row| row.pointer).collect();
             for pointer in pointers.iter_mut().filter(|pointer| pointer.wake_at < now) {
                 pointer.via = Via::Replay;
                 pointer.overdue = now.since(pointer.wake_at) > OVERDUE;
@@ -284,8 +296,4 @@ struct Page {
     overdue: u64,
     /// All others.
     loaded: u64,
-}
-
-fn position_of(pointer: &Pointer) -> ScanPosition {
-    ScanPosition { wake_at: pointer.wake_at.get(), uid: pointer.uid.0 }
 }

@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::cold::{Range, ScanPosition};
+use crate::cold::Range;
 use crate::model::pointer::Pointer;
 use crate::model::time::UnixMs;
 use crate::positions::Positions;
@@ -78,7 +78,7 @@ pub(crate) async fn take_all(
 
 /// The range of all rows of a shard that wake before a moment.
 pub(crate) fn everything_before(shard: i32, until: UnixMs) -> Range {
-    Range { shard, after: ScanPosition::before(i64::MIN), until: until.get() }
+    Range::new(shard, i64::MIN, until)
 }
 
 /// The moment up to which the loader promotes: the end of the window, rounded up to a step of the watermark.

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use super::promoter::Promoter;
 use super::{AHEAD_MS, Error, everything_before, window_end};
-use crate::cold::{Range, ReplayNote, ScanPosition, ShardRow};
+use crate::cold::{Range, ReplayNote, ShardRow};
 use crate::model::id::Epoch;
 use crate::model::time::UnixMs;
 use crate::planted::Defect;
@@ -99,10 +99,9 @@ async fn replay_server(
         hot.build(&wheels, target.get()).await?;
         store.set_wheel(&build, &wheel_name(server, &incarnation)).await?;
     }
-    // Committed before any scan: a timer that is written from here on is promoted by its writer.
-    let below: Vec<(i32, Epoch)> =
-        lost().filter(|row| row.watermark < target).map(|row| (row.shard, row.epoch)).collect();
-    let raised = if below.is_empty() { Vec::new() } else { store.raise_watermarks(&below, target).await? };
+    // Committed before any scan: a timer that is written from here on is promoted by its writer. A watermark may come
+    // back here, as after the store's clock was set back: what lies beyond it is scanned when it rises again.
+    let raised = if build.is_empty() { Vec::new() } else { store.raise_watermarks(&build, target).await? };
     for Inspected { row, intact, cause } in inspected {
         let (shard, epoch) = (row.shard, row.epoch);
         let watermark = if raised.contains(&shard) { target } else { row.watermark };
@@ -172,8 +171,7 @@ fn resume(shard: i32, epoch: Epoch, mut standing: Standing, watermark: UnixMs) -
     standing.marks.minute = Tick(standing.marks.minute.0 - 1);
     let mut ranges = vec![everything_before(shard, taken)];
     if standing.loaded < watermark.get() {
-        let after = ScanPosition::before(standing.loaded);
-        ranges.push(Range { shard, after, until: watermark.get() });
+        ranges.push(Range::new(shard, standing.loaded, watermark));
     }
     (standing, ranges)
 }

@@ -189,14 +189,36 @@ impl Webhook {
         Ok(Self { url, secret, headers: kept })
     }
 
-    /// The lane of this receiver: a hash of scheme, host and port.
+    /// The lane of this receiver. Its upper half is a hash of the group: the address, or the last two labels of the name.
+    /// Its lower half is a hash of scheme, host and port. So the receivers of one host or one domain can be told from
+    /// the others by the lane alone.
     pub fn lane(&self) -> i64 {
+        let group = digest16(&[b"group", group(self.url.host_str().unwrap_or("")).as_bytes()]);
+        let [a, b, c, d, ..] = group;
+        let [e, f, g, h, ..] = self.digest();
+        i64::from_be_bytes([a, b, c, d, e, f, g, h])
+    }
+
+    /// The lanes under which timers for this receiver may be stored: its lane, and the one that it had in the first
+    /// version of the schema, a hash of scheme, host and port.
+    pub fn lanes(&self) -> [i64; 2] {
+        let [a, b, c, d, e, f, g, h, ..] = self.digest();
+        [self.lane(), i64::from_be_bytes([a, b, c, d, e, f, g, h])]
+    }
+
+    fn digest(&self) -> [u8; 16] {
         let port = self.url.port_or_known_default().unwrap_or(0);
         let host = self.url.host_str().unwrap_or("");
-        let hash = digest16(&[b"lane", self.url.scheme().as_bytes(), host.as_bytes(), &port.to_be_bytes()]);
-        let mut first = [0; 8];
-        first.copy_from_slice(&hash[..8]);
-        i64::from_be_bytes(first)
+        digest16(&[b"lane", self.url.scheme().as_bytes(), host.as_bytes(), &port.to_be_bytes()])
+    }
+}
+
+/// The group of a host: an address is its own, a name belongs to its last two labels.
+fn group(host: &str) -> &str {
+    let is_address = host.starts_with('[') || host.parse::<std::net::Ipv4Addr>().is_ok();
+    match host.trim_end_matches('.').rmatch_indices('.').nth(1) {
+        Some((at, _)) if !is_address => &host[at + 1..],
+        _ => host,
     }
 }
 
@@ -313,6 +335,13 @@ mod tests {
         assert_eq!(lane("http://a/x"), lane("http://A:80/y"));
         assert_ne!(lane("http://a/"), lane("https://a/"));
         assert_ne!(lane("http://a/"), lane("http://a:81/"));
+        let group = |url| lane(url) >> 32;
+        assert_eq!(group("http://a.shop.example/"), group("https://b.shop.example:81/"));
+        assert_ne!(group("http://shop.example/"), group("http://mall.example/"));
+        assert_eq!(group("http://10.0.0.1/"), group("http://10.0.0.1:81/"));
+        assert_ne!(group("http://10.0.0.1/"), group("http://10.9.0.1/"));
+        assert_ne!(group("http://[2001:db8::1]/"), group("http://[2001:db8::2]/"));
+        assert_eq!(hook("http://a/x").unwrap().lanes()[0], lane("http://a/"));
     }
 
     #[test]

@@ -216,6 +216,11 @@ pub enum Event {
         /// The generation that was found.
         generation: Generation,
     },
+    /// An operator did not accept it after the store was restored.
+    Discarded {
+        /// The generation that was found.
+        generation: Generation,
+    },
 }
 
 /// The answer to the caller of an event.
@@ -300,7 +305,17 @@ impl Life {
                 self.state = State::Expired;
                 Answer::Done
             }
-            Event::ClaimExpired { .. } | Event::Released { .. } | Event::TooLate { .. } => Answer::Stale,
+            Event::Discarded { generation }
+                if matches!(self.state, State::Scheduled | State::Retrying)
+                    && self.generation == generation =>
+            {
+                self.state = State::Expired;
+                Answer::Done
+            }
+            Event::ClaimExpired { .. }
+            | Event::Released { .. }
+            | Event::TooLate { .. }
+            | Event::Discarded { .. } => Answer::Stale,
         };
         Step { life: self, answer }
     }

@@ -18,12 +18,13 @@ use std::time::Duration;
 use futures::{Stream, StreamExt};
 use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
+use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Monotonic;
 use crate::cold::{ColdStore, Error};
 use crate::config::Config;
-use crate::dispatch::{Dispatcher, ReceiverLoad};
+use crate::dispatch::{Dispatcher, ReceiverLoad, States};
 use crate::metrics::Metrics;
 use crate::model::time::UnixMs;
 use crate::model::timer::State;
@@ -41,6 +42,9 @@ const FRAMES: u32 = 4;
 
 /// How often a frame has everything, in seconds: one who has missed frames is right again then.
 const FULL_EVERY_S: u64 = 30;
+
+/// In which second of every [`FULL_EVERY_S`] the gauges of the slots are counted.
+const SLOTS_AT_S: u64 = 5;
 
 /// How often a node reports of itself to its peers, in seconds.
 const REPORT_EVERY_S: u64 = 2;
@@ -202,6 +206,9 @@ impl Observer {
     /// Watches until stopped.
     pub async fn run(self: Arc<Self>, stop: CancellationToken) {
         let mut second = 0;
+        let mut frames = tokio::time::interval(Duration::from_secs(1) / FRAMES);
+        // After a standstill the rhythm begins anew.
+        frames.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             self.note(second).await;
             for turn in 0..FRAMES {
@@ -210,7 +217,7 @@ impl Observer {
                 }
                 tokio::select! {
                     () = stop.cancelled() => return,
-                    () = tokio::time::sleep(Duration::from_secs(1) / FRAMES) => {}
+                    _ = frames.tick() => {}
                 }
             }
             second += 1;
@@ -228,7 +235,8 @@ impl Observer {
                 tracing::debug!(%why, "the report to the other nodes was not written");
             }
         }
-        if second.is_multiple_of(FULL_EVERY_S) {
+        // Not at once: a node that starts owns its shards only a moment later.
+        if second % FULL_EVERY_S == SLOTS_AT_S {
             let mut picture = self.picture.lock().await;
             self.count_slots(&mut picture.slots).await;
         }
@@ -302,8 +310,10 @@ impl Observer {
         let load = dispatcher.load();
         metrics.held.set(load.queued as i64);
         metrics.in_flight.set(load.in_flight as i64);
-        for state in ["idle", "sending", "waiting", "failing"] {
-            let lanes = load.lanes.values().filter(|lane| lane.word() == state).count();
+        let States { idle, sending, waiting } = load.states;
+        for (state, lanes) in
+            [("idle", idle), ("sending", sending), ("waiting", waiting), ("failing", load.failing)]
+        {
             metrics.lanes.with_label_values(&[state]).set(lanes as i64);
         }
         for (pool, connections) in store.connections() {
@@ -377,12 +387,13 @@ impl Observer {
 
     /// What does not work now.
     pub fn degraded(&self) -> Vec<Degraded> {
-        let Sources { config, positions, ownership, metrics, .. } = &self.sources;
+        let Sources { config, positions, ownership, metrics, store, .. } = &self.sources;
         let redis = config.wheel.enabled && !positions.unreachable().is_empty();
         [
             (Degraded::Starting, !ownership.has_entered()),
             (Degraded::Store, ownership.has_entered() && metrics.store_up.get() == 0),
             (Degraded::Redis, ownership.has_entered() && redis),
+            (Degraded::Restored, store.held().is_some_and(|held| held.is_open())),
         ]
         .into_iter()
         .filter_map(|(what, is_so)| is_so.then_some(what))
@@ -419,12 +430,10 @@ impl Observer {
         }
         let Sources { store, ownership, .. } = &self.sources;
         let now = store.clock().now();
-        let tally = store.tally().await?;
+        let tally = store.ledger().await?;
         let held_back = store.held_back().await?;
-        let bins = store
-            .summary()
-            .await?
-            .map_or([0; 5], |(_, summary)| summary.horizons(now).map(|(_, count)| count));
+        let bins =
+            store.summary().await?.map_or([0; 5], |summary| summary.horizons(now).map(|(_, count)| count));
         let peers = if ownership.has_peers() {
             let since = UnixMs::new(now.get() - REPORT_VALID_MS);
             let reports = store.reports(since).await?;

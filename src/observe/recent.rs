@@ -149,6 +149,6 @@ mod tests {
         close(0.95, 37.5);
         counts.late = vec![0; LATENESS.len() + 1];
         counts.late[LATENESS.len()] = 1;
-        assert_eq!(counts.late_ms(0.5), Some(600_000.0));
+        assert_eq!(counts.late_ms(0.5), Some(3_600_000.0));
     }
 }

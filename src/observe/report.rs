@@ -53,6 +53,7 @@ pub fn merge_receivers(own: Vec<ReceiverLoad>, peers: &[Report]) -> Vec<Receiver
                     _ => known.since.min(one.since),
                 };
                 known.failing |= one.failing;
+                known.rate += one.rate;
                 known.in_flight += one.in_flight;
                 known.waiting += one.waiting;
                 let at = |error: &Option<crate::dispatch::LastError>| error.as_ref().map(|error| error.at);
@@ -77,6 +78,7 @@ mod tests {
             receiver: receiver.into(),
             failing,
             since: UnixMs::new(since),
+            rate: 1.5,
             in_flight: 1,
             waiting,
             last_error: None,
@@ -99,8 +101,8 @@ mod tests {
         let merged = merge_receivers(own, &[report(vec![load("x", true, 7, 2)])]);
         let x = &merged[0];
         assert_eq!(
-            (x.receiver.as_str(), x.failing, x.since.get(), x.in_flight, x.waiting),
-            ("x", true, 7, 2, 3)
+            (x.receiver.as_str(), x.failing, x.since.get(), x.rate, x.in_flight, x.waiting),
+            ("x", true, 7, 3.0, 2, 3)
         );
         assert_eq!(merged[1].receiver, "y");
     }

@@ -26,6 +26,8 @@ pub enum Degraded {
     Redis,
     /// The node has not joined the store yet.
     Starting,
+    /// The cold store was restored, and what fell due since is held.
+    Restored,
 }
 
 /// The answer, and the page where its cause is shown.
@@ -75,6 +77,11 @@ pub fn sentence(facts: &Facts) -> Sentence {
             "Nothing fires: the database cannot be written. What falls due meanwhile fires when it is back.";
         return say(Level::Bad, "/nodes", text.into());
     }
+    if facts.degraded.contains(&Degraded::Restored) {
+        let text =
+            "Held: the database was restored; what fell due since waits for `mainspring restore accept`.";
+        return say(Level::Late, "/nodes", text.into());
+    }
     let waits = facts.oldest_due.filter(|at| facts.now.get() - at.get() > LATE_AFTER_MS);
     if let Some(since) = waits {
         let since = clock_time(since, facts.now);
@@ -110,7 +117,7 @@ pub fn sentence(facts: &Facts) -> Sentence {
     }
 }
 
-/// A number in groups of three digits, with thin spaces.
+/// A number in groups of three digits, with narrow spaces at which no line ends.
 pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let groups: Vec<&str> = digits
@@ -119,12 +126,13 @@ pub fn grouped(number: u64) -> String {
         .rev()
         .map(|group| std::str::from_utf8(group).unwrap_or_default())
         .collect();
-    groups.join("\u{2009}")
+    groups.join("\u{202f}")
 }
 
 /// Milliseconds for people.
 fn span(ms: f64) -> String {
     match ms {
+        ms if ms >= 120_000.0 => format!("{:.0} min", ms / 60_000.0),
         ms if ms < 10.0 => format!("{ms:.1} ms"),
         ms if ms < 1000.0 => format!("{ms:.0} ms"),
         ms => format!("{:.1} s", ms / 1000.0),
@@ -155,12 +163,13 @@ mod tests {
         };
         assert_eq!(
             said(&facts),
-            ("On time. 1\u{2009}204 fired in the last minute, p99 3.0 ms late.".into(), Level::Ok, "/timers")
+            ("On time. 1\u{202f}204 fired in the last minute, p99 3.0 ms late.".into(), Level::Ok, "/timers")
         );
         let failing = Facts { failing: 2, ..facts.clone() };
         assert!(said(&failing).0.ends_with("2 receivers are failing."));
         let slow = Facts { p99_ms: Some(2345.0), ..failing.clone() };
         assert_eq!(said(&slow), ("Late: p99 2.3 s in the last minute.".into(), Level::Late, "/late"));
+        assert_eq!((span(119_900.0), span(1_776_000.0)), ("119.9 s".to_owned(), "30 min".to_owned()));
         let redis = Facts { degraded: vec![Degraded::Redis], ..slow.clone() };
         assert_eq!(said(&redis).1, Level::Late);
         assert!(said(&redis).0.starts_with("Redis is away"));
@@ -170,7 +179,7 @@ mod tests {
         assert_eq!(
             said(&receiver),
             (
-                "Late: https://shop.example has 3\u{2009}120 waiting, the oldest since 14:02:00 UTC.".into(),
+                "Late: https://shop.example has 3\u{202f}120 waiting, the oldest since 14:02:00 UTC.".into(),
                 Level::Late,
                 "/receivers"
             )
@@ -183,7 +192,7 @@ mod tests {
     #[test]
     fn digits_are_grouped_by_three() {
         for (number, text) in [(0, "0"), (999, "999"), (1000, "1 000"), (1_234_567, "1 234 567")] {
-            assert_eq!(grouped(number), text.replace(' ', "\u{2009}"));
+            assert_eq!(grouped(number), text.replace(' ', "\u{202f}"));
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::{Ceded, Held, Ownership, Shards};
 use crate::clock::Monotonic;
-use crate::cold::{ColdStore, Error};
+use crate::cold::{ColdStore, Error, FUTURE_MS};
 use crate::model::id::Epoch;
 
 /// How long after a shard was ceded its claims may still be sent, at most. Longer than an attempt waits for its
@@ -29,6 +29,10 @@ pub struct Round {
     pub recalled: u64,
     /// Another process has taken this node's name: this one must stop.
     pub superseded: bool,
+    /// The store's clock was set back, by so many milliseconds at most; 0 if it was not.
+    pub set_back_ms: i64,
+    /// The store went back in time: it was restored. What fell due since is held, and all shards are free.
+    pub restored: bool,
 }
 
 impl Ownership {
@@ -61,6 +65,18 @@ impl Ownership {
             self.lock_write(|own| *own = Shards::default());
             self.changed.notify_one();
             return Ok(Round { superseded: true, ..round });
+        }
+        if beat.went_back {
+            store.hold().await?;
+            let lost = self.lock_write(|own| std::mem::take(own).held.into_keys().collect());
+            self.changed.notify_one();
+            return Ok(Round { restored: true, lost, ..round });
+        }
+        if beat.lease_excess_ms > FUTURE_MS {
+            store.bring_leases_back(lease_ms).await?;
+            round.set_back_ms = beat.lease_excess_ms + lease_ms;
+            self.lock_write(|own| own.set_back_ms = own.set_back_ms.max(Some(round.set_back_ms)));
+            self.recalling.notify_one();
         }
         let asked_at = Monotonic::now();
         let before = self.kept();

@@ -53,9 +53,11 @@ pub async fn explain(service: &Service, config: &Config, row: &TimerRow) -> Resu
     let now = service.store.clock().now();
     let replays = service.store.replays(row.shard, row.created_at, row.ended_at.unwrap_or(now)).await?;
     let tier = Tiers::now(service, config.wheel.near.get()).of(row);
-    let facts = Facts { row, config, tier, now };
+    let is_held = service.store.held().is_some_and(|held| held.holds(row.life.due_at, row.created_at));
+    let facts = Facts { row, config, tier, now, is_held };
     let events = facts.events(&attempts, replays);
-    let waiting_for = facts.waiting_for(!service.positions.unreachable().contains(&row.shard));
+    let waiting_for =
+        facts.waiting_for(!service.positions.unreachable().contains(&row.shard), attempts.last());
     Ok(Explanation { events, attempts, waiting_for })
 }
 
@@ -65,6 +67,8 @@ struct Facts<'a> {
     config: &'a Config,
     tier: Option<Tier>,
     now: UnixMs,
+    /// It is held since the store was restored.
+    is_held: bool,
 }
 
 impl Facts<'_> {
@@ -136,7 +140,7 @@ impl Facts<'_> {
         let (row, life) = (self.row, &self.row.life);
         let how = match row.via {
             Some(Via::Loader) => "its slot came up, where the loader had put it",
-            Some(Via::Express) => "its slot came up, or was just passing, when it was written",
+            Some(Via::Express) => "its slot came up, where it was put when it was written",
             Some(Via::Replay) => "a replay found it overdue in SQL",
             Some(Via::Sweep) => "the sweep found it overdue in SQL: no wheel had brought it",
             None => "by an earlier version",
@@ -150,7 +154,7 @@ impl Facts<'_> {
         format!("attempt {}: {how}{late}", life.attempt)
     }
 
-    fn waiting_for(&self, wheels_up: bool) -> Option<String> {
+    fn waiting_for(&self, wheels_up: bool, last: Option<&AttemptRecord>) -> Option<String> {
         let (row, life) = (self.row, &self.row.life);
         let at = life.wake_at.rfc3339();
         let attempts = row.policies.max_attempts();
@@ -166,11 +170,20 @@ impl Facts<'_> {
                 row.node.as_deref().unwrap_or("a node"),
             ),
             State::Paused => "to be resumed".to_owned(),
+            _ if self.is_held => {
+                "an operator: it fell due since the point to which the store was restored, and may have fired already; \
+                 `mainspring restore accept`"
+                    .to_owned()
+            }
             _ if overdue && life.due_at <= self.now => {
                 "its claim: it is due; its receiver, or the node, may have as many attempts under way as it can"
                     .to_owned()
             }
-            State::Retrying => format!("attempt {} of {attempts}, at {at}", life.attempt + 1),
+            State::Retrying => {
+                let why = last.and_then(|last| last.detail.as_deref());
+                let why = why.map_or_else(String::new, |why| format!("; the last one failed: {why}"));
+                format!("attempt {} of {attempts}, at {at}{why}", life.attempt + 1)
+            }
             _ if !self.config.wheel.enabled => {
                 format!("its due time, {at}; the wheels are off, the sweep will find it in SQL")
             }

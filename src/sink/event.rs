@@ -30,7 +30,8 @@ pub fn headers(delivery: &Delivery, source: &str, at: UnixMs) -> Vec<(&'static s
         ("webhook-id", delivery.id.clone()),
         ("webhook-timestamp", at.get().div_euclid(1000).to_string()),
     ];
-    always.into_iter().chain(trace).collect()
+    let onward = delivery.onward.traceparent().map(|trace| ("traceparent", trace.to_string()));
+    always.into_iter().chain(trace).chain(onward).collect()
 }
 
 /// The `webhook-signature` header: HMAC-SHA256 over `id.timestamp.body`, base64, version 1.

@@ -3,10 +3,9 @@
 //! Every attempt is checked, after name resolution, on the very addresses that are connected to. So a name that resolves
 //! to other addresses the second time (DNS rebinding) does not get past the check.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
-use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use url::Host;
 
 use crate::config::Config;
@@ -19,10 +18,22 @@ pub struct Guard {
 
 /// An address that is not delivered to.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{0} is a loopback, private, link-local or otherwise not public address; list its network in `webhook.allow_networks` to deliver there"
-)]
+#[error("{}", told(.0))]
 pub struct RefusedAddress(pub IpAddr);
+
+fn told(ip: &IpAddr) -> String {
+    if is_metadata(unmapped(*ip)) {
+        format!(
+            "{ip} is where a cloud provider gives machines their credentials; list the address itself in \
+             `webhook.allow_networks`, as /32 or /128, to deliver there"
+        )
+    } else {
+        format!(
+            "{ip} is a loopback, private, link-local or otherwise not public address; list its network in \
+             `webhook.allow_networks` to deliver there"
+        )
+    }
+}
 
 impl Guard {
     /// A guard under these settings.
@@ -33,7 +44,12 @@ impl Guard {
     /// Checks whether this address is delivered to.
     pub fn check(&self, ip: IpAddr) -> Result<(), RefusedAddress> {
         let plain = unmapped(ip);
-        if is_public(plain) || self.config.allows_network(plain) { Ok(()) } else { Err(RefusedAddress(ip)) }
+        let allowed = if is_metadata(plain) {
+            self.config.allows_address(plain)
+        } else {
+            is_public(plain) || self.config.allows_network(plain)
+        };
+        if allowed { Ok(()) } else { Err(RefusedAddress(ip)) }
     }
 
     /// Checks a URL whose host is an address or a local name; other names are checked when they are resolved.
@@ -44,22 +60,6 @@ impl Guard {
             Some(Host::Domain(name)) if is_local_name(name) => self.check(Ipv4Addr::LOCALHOST.into()),
             _ => Ok(()),
         }
-    }
-}
-
-impl Resolve for Guard {
-    /// Resolves a name to the addresses that are delivered to. An error if all of its addresses are refused.
-    fn resolve(&self, name: Name) -> Resolving {
-        let guard = self.clone();
-        Box::pin(async move {
-            let found: Vec<SocketAddr> = tokio::net::lookup_host((name.as_str(), 0)).await?.collect();
-            let (allowed, refused): (Vec<_>, Vec<_>) =
-                found.into_iter().partition(|addr| guard.check(addr.ip()).is_ok());
-            match (allowed.is_empty(), refused.first()) {
-                (true, Some(first)) => Err(Box::new(RefusedAddress(first.ip())) as _),
-                _ => Ok(Box::new(allowed.into_iter()) as Addrs),
-            }
-        })
     }
 }
 
@@ -80,6 +80,54 @@ fn unmapped(ip: IpAddr) -> IpAddr {
         [0, 0, 0, 0, 0, 0, high, low] if high != 0 => v4(high, low),
         _ => ip,
     }
+}
+
+/// The addresses at which providers answer a machine's questions about itself, credentials included. A network that is
+/// listed does not list them: who opens 169.254.0.0/16, or everything, seldom means these.
+const METADATA: [IpAddr; 17] = [
+    // AWS, Google Cloud, Azure, Oracle, DigitalOcean, Hetzner, IBM, Huawei, OpenStack, Vultr, Linode and most others.
+    v4(169, 254, 169, 254),
+    // Google Cloud: the metadata server of GKE on each node.
+    v4(169, 254, 169, 252),
+    // AWS: credentials of ECS tasks and of EKS pods.
+    v4(169, 254, 170, 2),
+    v4(169, 254, 170, 23),
+    // Azure: the agent's host. Its range is public.
+    v4(168, 63, 129, 16),
+    // Alibaba Cloud.
+    v4(100, 100, 100, 200),
+    // Volcengine.
+    v4(100, 96, 0, 96),
+    // Tencent Cloud.
+    v4(169, 254, 0, 23),
+    // Scaleway.
+    v4(169, 254, 42, 42),
+    // Oracle Cloud, classic.
+    v4(192, 0, 0, 192),
+    // AWS, and its EKS pods.
+    v6([0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254]),
+    v6([0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x23]),
+    // Google Cloud.
+    v6([0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254]),
+    // Oracle Cloud.
+    v6([0xfd00, 0xc1, 0, 0, 0, 0, 0xa9fe, 0xa9fe]),
+    // Linode, and Scaleway.
+    v6([0xfd00, 0xa9fe, 0xa9fe, 0, 0, 0, 0, 1]),
+    v6([0xfd00, 0x42, 0, 0, 0, 0, 0, 0x42]),
+    // OpenStack, Hetzner and others: link-local.
+    v6([0xfe80, 0, 0, 0, 0, 0, 0xa9fe, 0xa9fe]),
+];
+
+const fn v4(a: u8, b: u8, c: u8, d: u8) -> IpAddr {
+    IpAddr::V4(Ipv4Addr::new(a, b, c, d))
+}
+
+const fn v6([a, b, c, d, e, f, g, h]: [u16; 8]) -> IpAddr {
+    IpAddr::V6(Ipv6Addr::new(a, b, c, d, e, f, g, h))
+}
+
+fn is_metadata(ip: IpAddr) -> bool {
+    METADATA.contains(&ip)
 }
 
 fn is_public(ip: IpAddr) -> bool {
@@ -174,6 +222,34 @@ mod tests {
     }
 
     #[test]
+    fn metadata_addresses_are_refused_unless_they_are_listed_themselves() {
+        let wide = guard(&[OPEN[0], OPEN[1], "webhook.allow_networks=0.0.0.0/0,::/0"]);
+        assert!(wide.check("10.1.2.3".parse().unwrap()).is_ok());
+        let more = ["::ffff:169.254.169.254", "64:ff9b::a83f:8110"];
+        for ip in METADATA.into_iter().chain(more.map(|text| text.parse().unwrap())) {
+            let refused = wide.check(ip).expect_err("refused");
+            assert!(refused.to_string().contains("as /32 or /128"), "{refused}");
+        }
+        let listed =
+            guard(&[OPEN[0], OPEN[1], "webhook.allow_networks=169.254.169.254/32,fd00:ec2::254/128"]);
+        for good in ["169.254.169.254", "::ffff:169.254.169.254", "fd00:ec2::254"] {
+            assert!(listed.check(good.parse().unwrap()).is_ok(), "{good}");
+        }
+        assert!(listed.check("169.254.170.2".parse().unwrap()).is_err());
+        assert!(guard(&OPEN).check("168.63.129.16".parse().unwrap()).is_err(), "in a public range");
+    }
+
+    #[test]
+    fn behind_a_proxy_loopback_needs_a_listing() {
+        let loopback = ["127.0.0.1".parse().unwrap(), "::1".parse().unwrap()];
+        let behind = guard(&["server.behind_proxy=true"]);
+        assert!(loopback.iter().all(|ip| guard(&[]).check(*ip).is_ok() && behind.check(*ip).is_err()));
+        assert!(behind.check_url(&"http://localhost/".parse().unwrap()).is_err());
+        let listed = guard(&["server.behind_proxy=true", "webhook.allow_networks=127.0.0.0/8"]);
+        assert!(listed.check(loopback[0]).is_ok() && listed.check(loopback[1]).is_err());
+    }
+
+    #[test]
     fn urls_with_addresses_in_other_notations_are_refused() {
         let guard = guard(&OPEN);
         for bad in [
@@ -186,11 +262,5 @@ mod tests {
             assert!(guard.check_url(&bad.parse().unwrap()).is_err(), "{bad}");
         }
         assert!(guard.check_url(&"http://shop.example/".parse().unwrap()).is_ok());
-    }
-
-    #[tokio::test]
-    async fn a_name_that_resolves_to_loopback_is_refused_after_resolution() {
-        let error = guard(&OPEN).resolve("localhost".parse().unwrap()).await.err().expect("refused");
-        assert!(error.is::<RefusedAddress>(), "{error}");
     }
 }

@@ -5,6 +5,8 @@
 
 pub mod event;
 pub mod guard;
+mod lack;
+mod names;
 pub mod webhook;
 
 use std::sync::Arc;
@@ -21,6 +23,8 @@ use crate::model::target::Target;
 use crate::model::time::UnixMs;
 use crate::model::timer::AttemptResult;
 use crate::model::trace::Trace;
+use crate::traces::Onward;
+pub use lack::Lack;
 
 /// One attempt to deliver one firing.
 #[derive(Debug, Clone)]
@@ -41,6 +45,8 @@ pub struct Delivery {
     pub data: Vec<u8>,
     /// The trace of the call that registered the timer.
     pub trace: Option<Trace>,
+    /// The trace of this attempt.
+    pub onward: Onward,
     /// The claim that this attempt is made under.
     pub claim: Claim,
 }
@@ -71,19 +77,22 @@ pub struct Outcome {
     pub retry_after: Option<Duration>,
     /// The receiver will never accept it (410).
     pub gone: bool,
+    /// There was no connection to the receiver, or no address for its name.
+    pub not_reached: bool,
 }
 
 impl Outcome {
     /// An outcome without an answer from the receiver: this result, for this reason.
     pub fn without_answer(result: AttemptResult, detail: Option<String>) -> Self {
-        Self { result, status: None, reply: None, detail, retry_after: None, gone: false }
+        Self { result, status: None, reply: None, detail, retry_after: None, gone: false, not_reached: false }
     }
 }
 
 /// Makes attempts: [`Sinks`], or the receivers in the simulation.
 pub trait Sink: Send + Sync {
-    /// Makes one attempt. When the future is dropped, it is unknown whether the receiver got the delivery.
-    fn send<'a>(&'a self, delivery: &'a Delivery) -> BoxFuture<'a, Outcome>;
+    /// Makes one attempt. When the future is dropped, it is unknown whether the receiver got the delivery. An error is no
+    /// attempt: nothing was sent, because this node lacks something.
+    fn send<'a>(&'a self, delivery: &'a Delivery) -> BoxFuture<'a, Result<Outcome, Lack>>;
 }
 
 /// The sinks of this node, by kind of target.
@@ -92,20 +101,20 @@ pub struct Sinks {
 }
 
 impl Sinks {
-    /// Sinks under these settings.
-    pub fn new(config: &Arc<Config>, clock: StoreClock) -> Result<Self, reqwest::Error> {
-        Ok(Self { webhook: webhook::Webhooks::new(config, clock)? })
+    /// Sinks under these settings, which keep at most so many idle connections open.
+    pub fn new(config: &Arc<Config>, clock: StoreClock, idle_connections: usize) -> anyhow::Result<Self> {
+        Ok(Self { webhook: webhook::Webhooks::new(config, clock, idle_connections)? })
     }
 }
 
 impl Sink for Sinks {
-    fn send<'a>(&'a self, delivery: &'a Delivery) -> BoxFuture<'a, Outcome> {
+    fn send<'a>(&'a self, delivery: &'a Delivery) -> BoxFuture<'a, Result<Outcome, Lack>> {
         match &delivery.target {
             Target::Webhook(hook) => self.webhook.send(delivery, hook).boxed(),
             // Timers of these kinds are not claimed.
             Target::Unknown { kind } => {
                 let detail = format!("this node does not know targets of kind {kind}");
-                std::future::ready(Outcome::without_answer(AttemptResult::Refused, Some(detail))).boxed()
+                std::future::ready(Ok(Outcome::without_answer(AttemptResult::Refused, Some(detail)))).boxed()
             }
         }
     }

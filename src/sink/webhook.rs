@@ -1,15 +1,20 @@
 //! One attempt over HTTP: pooled connections, a timeout, no redirects, no proxies, bounded replies.
 
 use std::error::Error as _;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use reqwest::redirect::Policy;
 use reqwest::{Client, Response};
 
+use rustls_platform_verifier::ConfigVerifierExt;
+use tower::util::MapResponseLayer;
+
 use super::guard::{Guard, RefusedAddress};
-use super::{Delivery, Outcome, event};
+use super::names::Names;
+use super::{Delivery, Lack, Outcome, event};
 use crate::clock::StoreClock;
 use crate::config::Config;
 use crate::model::target::Webhook;
@@ -28,9 +33,13 @@ const REPLY_WAIT: Duration = Duration::from_millis(500);
 /// The longest wait that a receiver may ask for with `Retry-After`.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(86_400);
 
+/// The longest wait for a connection. A receiver that is there answers within a round trip; one second more than the
+/// third try of the kernel, which comes after three.
+const CONNECT_WAIT: Duration = Duration::from_secs(4);
+
 /// Sends webhooks.
 pub struct Webhooks {
-    client: Client,
+    clients: Clients,
     guard: Guard,
     clock: StoreClock,
     timeout: Duration,
@@ -38,31 +47,19 @@ pub struct Webhooks {
 }
 
 impl Webhooks {
-    /// A sink under these settings.
-    pub fn new(config: &Arc<Config>, clock: StoreClock) -> Result<Self, reqwest::Error> {
+    /// A sink under these settings, which keeps at most so many idle connections open.
+    pub fn new(config: &Arc<Config>, clock: StoreClock, idle_connections: usize) -> anyhow::Result<Self> {
         let guard = Guard::new(Arc::clone(config));
-        let timeout = config.webhook.timeout.get();
-        let client = Client::builder()
-            .user_agent(concat!("mainspring/", env!("CARGO_PKG_VERSION")))
-            .redirect(Policy::none())
-            .no_proxy()
-            .dns_resolver(Arc::new(guard.clone()))
-            // A little shorter than the attempt's timeout, so that an attempt without a connection counts as not sent.
-            .connect_timeout(timeout.mul_f64(0.95))
-            .timeout(timeout)
-            .pool_max_idle_per_host(config.webhook.concurrency)
-            .pool_idle_timeout(Duration::from_secs(30))
-            .tcp_nodelay(true)
-            .local_address(config.webhook.source_address)
-            .build()?;
+        let names = Names::new(guard.clone())?;
+        let clients = Clients::new(Arc::clone(config), names, idle_connections)?;
         let source = event::source(&config.namespace).into();
-        Ok(Self { client, guard, clock, timeout, source })
+        Ok(Self { clients, guard, clock, timeout: config.webhook.timeout.get(), source })
     }
 
     /// Makes one attempt.
-    pub async fn send(&self, delivery: &Delivery, hook: &Webhook) -> Outcome {
+    pub async fn send(&self, delivery: &Delivery, hook: &Webhook) -> Result<Outcome, Lack> {
         if let Err(refused) = self.guard.check_url(&hook.url) {
-            return failed(AttemptResult::Refused, refused.to_string());
+            return Ok(failed(AttemptResult::Refused, refused.to_string()));
         }
         let at = self.clock.now();
         let mut headers = HeaderMap::new();
@@ -81,8 +78,9 @@ impl Webhooks {
         {
             set("webhook-signature", &signature);
         }
-        match self.client.post(hook.url.clone()).headers(headers).body(delivery.data.clone()).send().await {
-            Ok(response) => self.outcome_of(response).await,
+        let client = self.clients.current();
+        match client.post(hook.url.clone()).headers(headers).body(delivery.data.clone()).send().await {
+            Ok(response) => Ok(self.outcome_of(response).await),
             Err(why) => self.outcome_of_error(&why),
         }
     }
@@ -111,25 +109,102 @@ impl Webhooks {
             detail,
             retry_after,
             gone: status.as_u16() == 410,
+            not_reached: false,
         }
     }
 
-    fn outcome_of_error(&self, why: &reqwest::Error) -> Outcome {
+    fn outcome_of_error(&self, why: &reqwest::Error) -> Result<Outcome, Lack> {
         if let Some(refused) = refused_address(why) {
-            return failed(AttemptResult::Refused, refused.to_string());
+            return Ok(failed(AttemptResult::Refused, refused.to_string()));
         }
         let cause = root_cause(why);
         if why.is_connect() || why.is_builder() {
-            return failed(AttemptResult::Refused, format!("no connection: {cause}"));
+            if let Some(lack) = Lack::of(why) {
+                self.clients.close_idle();
+                return Err(lack);
+            }
+            let outcome = failed(AttemptResult::Refused, format!("no connection: {cause}"));
+            return Ok(Outcome { not_reached: why.is_connect(), ..outcome });
         }
         if why.is_timeout() {
-            return failed(
+            return Ok(failed(
                 AttemptResult::Timeout,
                 format!("no answer within {} s", self.timeout.as_secs_f64()),
-            );
+            ));
         }
-        failed(AttemptResult::Unknown, format!("the connection broke before an answer came: {cause}"))
+        Ok(failed(AttemptResult::Unknown, format!("the connection broke before an answer came: {cause}")))
     }
+}
+
+/// The HTTP client, made anew from time to time so that idle connections stay few.
+///
+/// The pool of a client has a limit for each receiver and none for all together. So connections are counted as they are
+/// made, and after so many the client is replaced. With the old one go its idle connections; attempts under way keep
+/// theirs to the end.
+struct Clients {
+    config: Arc<Config>,
+    /// Made once: it reads the system's root certificates.
+    tls: rustls::ClientConfig,
+    names: Names,
+    current: Mutex<Client>,
+    /// Connections that the current client has made.
+    made: Arc<AtomicUsize>,
+    most: usize,
+}
+
+impl Clients {
+    fn new(config: Arc<Config>, names: Names, most: usize) -> anyhow::Result<Self> {
+        let made = Arc::default();
+        let tls = rustls::ClientConfig::with_platform_verifier()?;
+        let current = Mutex::new(client(&config, tls.clone(), names.clone(), &made)?);
+        Ok(Self { config, tls, names, current, made, most: most.max(1) })
+    }
+
+    fn current(&self) -> Client {
+        if self.made.load(Ordering::Relaxed) >= self.most {
+            self.close_idle();
+        }
+        self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Closes all idle connections, if the current client has made any.
+    fn close_idle(&self) {
+        if self.made.swap(0, Ordering::Relaxed) > 0
+            // It was made from the same settings before.
+            && let Ok(new) = client(&self.config, self.tls.clone(), self.names.clone(), &self.made)
+        {
+            *self.current.lock().unwrap_or_else(PoisonError::into_inner) = new;
+        }
+    }
+}
+
+/// A client that counts the connections it makes in `made`.
+fn client(
+    config: &Config,
+    tls: rustls::ClientConfig,
+    names: Names,
+    made: &Arc<AtomicUsize>,
+) -> Result<Client, reqwest::Error> {
+    let made = Arc::clone(made);
+    let timeout = config.webhook.timeout.get();
+    Client::builder()
+        .user_agent(concat!("mainspring/", env!("CARGO_PKG_VERSION")))
+        .redirect(Policy::none())
+        .no_proxy()
+        .tls_backend_preconfigured(tls)
+        .dns_resolver(Arc::new(names))
+        .connector_layer(MapResponseLayer::new(move |connection| {
+            made.fetch_add(1, Ordering::Relaxed);
+            connection
+        }))
+        // A little shorter than the attempt's timeout, so that an attempt without a connection counts as not sent.
+        .connect_timeout(CONNECT_WAIT.min(timeout.mul_f64(0.95)))
+        .timeout(timeout)
+        .pool_max_idle_per_host(config.webhook.concurrency)
+        .pool_idle_timeout(Duration::from_secs(30))
+        .tcp_nodelay(true)
+        .local_address(config.webhook.source_address)
+        .build()
 }
 
 fn failed(result: AttemptResult, detail: String) -> Outcome {

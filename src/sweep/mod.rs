@@ -77,6 +77,8 @@ struct Progress {
     last_deep: Option<DeepQuery>,
     /// When a pass last saw everything: the recent rows, and the deep ones if these were due to be queried.
     complete_at: Option<Monotonic>,
+    /// The store's clock was set back by so many milliseconds, and not all is brought back yet.
+    set_back_ms: Option<i64>,
 }
 
 impl Progress {
@@ -142,6 +144,7 @@ impl Sweep {
     /// Ends the claims that crashed owners left, then queries all owned shards, pass after pass while there is more and
     /// room for it. Returns how many rows it handled.
     pub async fn run_once(&self) -> Result<usize, Error> {
+        self.bring_back().await?;
         let recalled = self.ownership.take_recalled().into_iter();
         let recalled = recalled.map(|(uid, token)| Change { uid, event: ChangeEvent::ClaimExpired(token) });
         self.end(recalled.collect()).await?;
@@ -166,6 +169,24 @@ impl Sweep {
                 return Ok(handled);
             }
         }
+    }
+
+    /// After the store's clock was set back: claims and retries that lie in the future count from now, in all shards of
+    /// the store, because only one node finds the leases from the future. Begins again after a failure.
+    async fn bring_back(&self) -> Result<(), Error> {
+        let found = self.ownership.take_set_back();
+        let Some(set_back_ms) = found.max(self.progress().set_back_ms) else { return Ok(()) };
+        self.progress().set_back_ms = Some(set_back_ms);
+        for shard in self.store.shards() {
+            self.store.bring_claims_back(shard, set_back_ms).await?;
+        }
+        let (mut brought, mut from) = (PAGE, i64::MIN);
+        while brought == PAGE {
+            (brought, from) = self.store.bring_retries_back(from, PAGE).await?;
+        }
+        self.progress().set_back_ms = None;
+        self.ownership.recall_again();
+        Ok(())
     }
 
     /// Shows the age of the oldest due timer: a row that was found, or a pointer that waits in a lane.
@@ -254,8 +275,8 @@ impl Sweep {
     async fn handle(&self, rows: Vec<DueRow>) -> Result<usize, Error> {
         let (rows, unknown): (Vec<DueRow>, Vec<DueRow>) = rows.into_iter().partition(|due| due.is_known_kind);
         let mut postponed: Vec<(Pointer, i64)> = self.postpone_unknown(&unknown);
-        let (sending, ending): (Vec<DueRow>, Vec<DueRow>) =
-            rows.into_iter().partition(|due| due.state != State::Delivering && !due.too_late);
+        let is_sent = |due: &DueRow| due.state != State::Delivering && !due.too_late && !due.is_discarded;
+        let (sending, ending): (Vec<DueRow>, Vec<DueRow>) = rows.into_iter().partition(is_sent);
         let ended = self.end(ending.iter().map(ending_change).collect()).await?;
         let mut queued = 0;
         let now = self.store.clock().now();
@@ -401,10 +422,12 @@ impl<F: FnOnce()> SweepLoop<F> {
 
 fn ending_change(due: &DueRow) -> Change {
     let pointer = due.pointer;
-    let event = if due.too_late {
-        ChangeEvent::TooLate(pointer.generation)
-    } else {
+    let event = if due.state == State::Delivering {
         ChangeEvent::ClaimExpired(Token { generation: pointer.generation, attempt: pointer.attempt })
+    } else if due.is_discarded {
+        ChangeEvent::Discarded(pointer.generation)
+    } else {
+        ChangeEvent::TooLate(pointer.generation)
     };
     Change { uid: pointer.uid, event }
 }

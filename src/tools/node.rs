@@ -27,6 +27,8 @@ pub struct NodeProcess {
     dir: PathBuf,
     address: SocketAddr,
     settings: Vec<String>,
+    /// How many files it may have open.
+    files: Option<u64>,
     process: Option<Process>,
 }
 
@@ -34,7 +36,12 @@ impl NodeProcess {
     /// A node in `dir` that will listen on `address`; it is not started yet. `settings` are all that differ from
     /// the defaults (`section.key=value`).
     pub fn new(dir: PathBuf, address: SocketAddr, settings: Vec<String>) -> Self {
-        Self { dir, address, settings, process: None }
+        Self { dir, address, settings, files: None, process: None }
+    }
+
+    /// From its next start on, it may have so many files open and cannot raise the limit.
+    pub fn limit_files(&mut self, files: u64) {
+        self.files = Some(files);
     }
 
     /// Where it listens.
@@ -52,7 +59,15 @@ impl NodeProcess {
     pub fn start(&mut self) -> anyhow::Result<()> {
         let log = File::options().create(true).append(true).open(self.log())?;
         let binary = std::env::current_exe().context("this program cannot be found to start a node")?;
-        let mut command = Command::new(binary);
+        let mut command = match self.files {
+            None => Command::new(binary),
+            // A shell that sets the limit and becomes the node: in this process it would hold for everything else.
+            Some(files) => {
+                let mut shell = Command::new("sh");
+                shell.args(["-c", "ulimit -n \"$0\" && exec \"$@\"", &files.to_string()]).arg(binary);
+                shell
+            }
+        };
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("MAINSPRING__") {
                 command.env_remove(name);

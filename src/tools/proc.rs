@@ -3,8 +3,11 @@
 //! A process that has ended meanwhile is left out everywhere; it is no error.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
-use procfs::process::{Process, Stat, all_processes};
+use procfs::net::TcpState;
+use procfs::process::{LimitValue, Process, Stat, all_processes};
+use procfs::{CurrentSI, KernelStats};
 
 /// CPU and memory of one process, or of several together.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -47,6 +50,25 @@ pub fn used_by_postgres(postmaster: u32) -> Used {
     Used { cpu_s: Some(cpu_s), memory: Some(((private_kib + shared_kib) * 1024) as f64), peak: None }
 }
 
+/// CPU seconds of this process and all of its descendants since they were started, with those that have ended and were
+/// waited for.
+pub fn cpu_s_of_family() -> f64 {
+    let own = std::process::id();
+    let family = descendants(own).into_iter().chain([own]);
+    family
+        .filter_map(|pid| process(pid)?.stat().ok())
+        .map(|stat| own_cpu_s(&stat) + reaped_cpu_s(&stat))
+        .sum()
+}
+
+/// CPU seconds that this machine has spent on anything since it was started, those included that its host took away
+/// from it. `None` if it does not say.
+pub fn cpu_s_of_machine() -> Option<f64> {
+    let all = KernelStats::current().ok()?.total;
+    let more = [all.irq, all.softirq, all.steal].into_iter().flatten().sum::<u64>();
+    Some((all.user + all.nice + all.system + more) as f64 / procfs::ticks_per_second() as f64)
+}
+
 /// The parent of a PostgreSQL backend; `None` if that is no process of this machine.
 pub fn postmaster_of(backend: u32) -> Option<u32> {
     let stat = process(backend)?.stat().ok()?;
@@ -69,6 +91,25 @@ pub fn descendants(pid: u32) -> Vec<u32> {
         next += 1;
     }
     all
+}
+
+/// The most files that a process may have open; `None` if there is none with this id, or no limit.
+pub fn most_files(pid: u32) -> Option<u64> {
+    match process(pid)?.limits().ok()?.max_open_files.hard_limit {
+        LimitValue::Value(files) => Some(files),
+        LimitValue::Unlimited => None,
+    }
+}
+
+/// How many connections of this machine to a port wait for the answer to their SYN and come from such an address.
+pub fn connecting_to(port: u16, is_from: impl Fn(IpAddr) -> bool) -> usize {
+    let sockets = procfs::net::tcp().unwrap_or_default();
+    let waits = sockets.iter().filter(|socket| {
+        socket.state == TcpState::SynSent
+            && socket.remote_address.port() == port
+            && is_from(socket.local_address.ip())
+    });
+    waits.count()
 }
 
 /// Whether no thread of a process runs; true of one that has ended.
@@ -105,6 +146,16 @@ mod tests {
         assert_eq!(used_by(i32::MAX.unsigned_abs()), Used::default());
         assert_eq!(used_by_postgres(i32::MAX.unsigned_abs()), Used::default());
         assert_eq!(postmaster_of(std::process::id()), None, "this is no PostgreSQL");
+    }
+
+    #[test]
+    fn what_this_process_uses_is_part_of_what_the_machine_does() {
+        let (own, machine) = (cpu_s_of_family(), cpu_s_of_machine().expect("it says so"));
+        let begun = crate::clock::Monotonic::now();
+        while begun.elapsed() < std::time::Duration::from_millis(300) {}
+        let (own, machine) = (cpu_s_of_family() - own, cpu_s_of_machine().expect("it says so") - machine);
+        // Ticks are hundredths of a second, rounded down.
+        assert!(own > 0.0 && machine + 0.1 > own, "{own} {machine}");
     }
 
     #[test]

@@ -25,6 +25,11 @@ impl Keys {
         format!("mainspring:{{{}:{shard}}}:{}{}", self.store, mark(slot.level), slot.tick.0)
     }
 
+    /// STRING: the highest incarnation of the cold store that a node has seen. It does not expire.
+    pub fn witness(&self) -> String {
+        format!("mainspring:{{{}:witness}}", self.store)
+    }
+
     /// LIST of pointers for a node's last mile; each entry is the shard (4 bytes, big-endian) and the packed
     /// pointer.
     pub fn express(&self, node: &str) -> String {

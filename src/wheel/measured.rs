@@ -84,6 +84,10 @@ impl HotWheel for Measured {
         received
     }
 
+    async fn witness(&self, incarnation: i64) -> Result<i64, Error> {
+        self.run("witness", self.wheels.witness(incarnation)).await
+    }
+
     fn is_shared(&self) -> bool {
         self.wheels.is_shared()
     }

@@ -311,6 +311,12 @@ pub trait HotWheel: Send + Sync {
     /// Takes the pointers of this node's express list. Waits a few seconds for one to arrive; may be empty.
     async fn receive_express(&self, node: &str) -> Result<Vec<Pointer>, Error>;
 
+    /// Remembers that the cold store has shown this incarnation, beyond the life of any node, and returns the highest
+    /// that is remembered. Wheels in process remember nothing.
+    async fn witness(&self, incarnation: i64) -> Result<i64, Error> {
+        Ok(incarnation)
+    }
+
     /// Whether other nodes share these wheels.
     fn is_shared(&self) -> bool;
 

@@ -44,6 +44,7 @@ pub struct RedisWheel {
     take: redis::Script,
     adopt: redis::Script,
     express: redis::Script,
+    witness: redis::Script,
 }
 
 impl RedisWheel {
@@ -58,6 +59,7 @@ impl RedisWheel {
             take: redis::Script::new(scripts::TAKE),
             adopt: redis::Script::new(scripts::ADOPT),
             express: redis::Script::new(scripts::EXPRESS),
+            witness: redis::Script::new(scripts::WITNESS),
         })
     }
 
@@ -243,6 +245,13 @@ impl HotWheel for RedisWheel {
             Pointer::unpack(i32::from_be_bytes(shard.try_into().ok()?), packed)
         };
         Ok(items.into_iter().filter_map(read).collect())
+    }
+
+    async fn witness(&self, incarnation: i64) -> Result<i64, Error> {
+        let mut call = self.call(&self.witness, &[self.keys.witness()]);
+        call.command.arg(incarnation);
+        let answers = self.run::<i64>(vec![call]).await?;
+        Ok(answers.first().copied().unwrap_or(incarnation))
     }
 
     fn is_shared(&self) -> bool {

@@ -1,19 +1,21 @@
 //! The scripts that Redis runs. Each is atomic and uses keys of one shard (or one node) only.
 
 /// All scripts, for servers that do not have them loaded.
-pub(super) const ALL: [&str; 4] = [APPEND, TAKE, ADOPT, EXPRESS];
+pub(super) const ALL: [&str; 5] = [APPEND, TAKE, ADOPT, EXPRESS, WITNESS];
 
 /// Appends pointers to a slot, unless the slot was taken.
 ///
-/// KEYS: standing, slot. ARGV: field of the level's mark, tick, when the slot expires (Unix seconds), packed
-/// pointers… Returns the number of pointers appended, 0 if the slot was taken, −1 if there is no wheel. Atomic
-/// with [`TAKE`], so that no pointer is appended to a slot after its take.
+/// KEYS: standing, slot. ARGV: field of the level's mark, tick, when the slot expires (Unix seconds by the store's
+/// clock), packed pointers… Returns the number of pointers appended, 0 if the slot was taken, −1 if there is no
+/// wheel. Atomic with [`TAKE`], so that no pointer is appended to a slot after its take. The slot expires so long
+/// from now as it does from the mark of the seconds, which follows the store's clock: Redis's own clock may differ
+/// from that by any amount.
 pub(super) const APPEND: &str = "
-local mark = redis.call('HGET', KEYS[1], ARGV[1])
-if not mark then return -1 end
-if tonumber(ARGV[2]) <= tonumber(mark) then return 0 end
+local s = redis.call('HMGET', KEYS[1], ARGV[1], 's')
+if not s[1] then return -1 end
+if tonumber(ARGV[2]) <= tonumber(s[1]) then return 0 end
 local n = redis.call('RPUSH', KEYS[2], unpack(ARGV, 4))
-if n == #ARGV - 3 then redis.call('EXPIREAT', KEYS[2], ARGV[3]) end
+if n == #ARGV - 3 then redis.call('EXPIRE', KEYS[2], ARGV[3] - s[2]) end
 return #ARGV - 3";
 
 /// Takes a page of a slot: raises the level's mark and the beat, and returns the page.
@@ -51,3 +53,13 @@ if redis.call('LLEN', KEYS[1]) + #ARGV - 2 > tonumber(ARGV[1]) then return 0 end
 redis.call('RPUSH', KEYS[1], unpack(ARGV, 3))
 redis.call('EXPIRE', KEYS[1], ARGV[2])
 return 1";
+
+/// Remembers the highest incarnation of the cold store.
+///
+/// KEYS: witness. ARGV: incarnation. Returns the highest so far. Atomic, so that a node that is behind does not
+/// lower it.
+pub(super) const WITNESS: &str = "
+local n = tonumber(redis.call('GET', KEYS[1]) or 0)
+if tonumber(ARGV[1]) <= n then return n end
+redis.call('SET', KEYS[1], ARGV[1])
+return tonumber(ARGV[1])";

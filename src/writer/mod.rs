@@ -22,6 +22,7 @@ use crate::cold::{
 };
 use crate::metrics::Metrics;
 use crate::model::id::{Uid, Version};
+use crate::model::pointer::Pointer;
 use crate::model::time::UnixMs;
 use crate::model::timer::{Answer, Event, MISSED, State};
 use crate::promotion::Promotion;
@@ -64,6 +65,26 @@ impl Writer {
     /// Applies up to [`MAX_APPLY_BATCH`] changes; answers in the order given ([`ColdStore::apply`]).
     pub async fn apply(&self, changes: &[Change]) -> Vec<Result<Applied, Error>> {
         let answers = self.store.apply(changes).await;
+        self.follow(changes, answers)
+    }
+
+    /// The same, but does not wait for timers that a stranger has locked ([`ColdStore::apply_unlocked`]).
+    pub async fn apply_unlocked(&self, changes: &[Change]) -> Vec<Result<Applied, Error>> {
+        let answers = self.store.apply_unlocked(changes).await;
+        self.follow(changes, answers)
+    }
+
+    /// Promotes timers that were moved and whose last pointer has come up.
+    pub fn promote(&self, pointers: Vec<Pointer>) {
+        self.promotion.promote(pointers);
+    }
+
+    /// Does what follows the commit of these changes.
+    fn follow(
+        &self,
+        changes: &[Change],
+        answers: Vec<Result<Applied, Error>>,
+    ) -> Vec<Result<Applied, Error>> {
         self.promotion.written(answers.iter().flatten().filter_map(Applied::changed_row));
         for (change, applied) in changes.iter().zip(&answers) {
             if let Some(answer) = Counted::of(applied) {
@@ -171,6 +192,7 @@ impl Counted {
     const fn of(applied: &Result<Applied, Error>) -> Option<Self> {
         match applied {
             Ok(Applied::Live(_, answer)) => Some(Self::Answer(*answer)),
+            Ok(Applied::Same(_)) => Some(Self::Answer(Answer::Done)),
             Ok(Applied::OtherVersion(_)) => Some(Self::OtherVersion),
             Ok(Applied::Unreadable) | Err(_) => Some(Self::Failed),
             Ok(Applied::NotLive) => None,
@@ -236,6 +258,7 @@ impl Intake {
         for _ in 0..CHANGE_TRIES {
             match self.changes.submit(Change { uid, event: event.clone() }).await?? {
                 Applied::Live(row, answer) => return Ok(Changed::Answered(row, answer)),
+                Applied::Same(row) => return Ok(Changed::Answered(row, Answer::Done)),
                 Applied::OtherVersion(version) => return Ok(Changed::OtherVersion(version)),
                 Applied::Unreadable => return Ok(Changed::Unreadable),
                 Applied::NotLive => match self.writer.store.find(uid).await? {

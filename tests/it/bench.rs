@@ -1,14 +1,22 @@
 //! `bench` through the real binary, small: that it counts right and leaves nothing behind, never how fast.
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use axum::Router;
+use axum::extract::State;
+use axum::routing::post;
+use http::StatusCode;
+use mainspring::model::time::UnixMs;
 use mainspring::tools::proc::descendants;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::support::{Cluster, Node, Postgres, Process, fresh_database, psql};
+use crate::support::{Cluster, Node, Postgres, Process, eventually, fresh_database, psql};
 
 /// A whole quick run takes a quarter of this when nothing else runs.
 const PATIENCE: Duration = Duration::from_secs(240);
@@ -21,14 +29,23 @@ async fn bench(args: &[&str]) -> Output {
     output.expect("running a command does not panic").expect("the binary runs")
 }
 
-/// The rows of a bench that found nothing wrong.
-async fn rows(args: &[&str]) -> Vec<Value> {
+fn report(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout).expect("stdout is one JSON object")
+}
+
+/// The report of a bench that found nothing wrong.
+async fn clean(args: &[&str]) -> Value {
     let output = bench(args).await;
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{}: {errors}", output.status);
-    let report: Value = serde_json::from_slice(&output.stdout).expect("stdout is one JSON object");
+    let report = report(&output);
     assert_eq!(report["clean"], true, "{report}");
-    report["rows"].as_array().expect("rows").clone()
+    report
+}
+
+/// Its rows.
+async fn rows(args: &[&str]) -> Vec<Value> {
+    clean(args).await["rows"].as_array().expect("rows").clone()
 }
 
 fn number(row: &Value, key: &str) -> f64 {
@@ -127,6 +144,63 @@ async fn a_running_server_is_measured_and_never_killed() {
     let nobody = bench(&["idle", server, "http://127.0.0.1:9"]).await;
     assert_eq!(nobody.status.code(), Some(5));
     node.wait_ready(Duration::from_secs(5)).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_an_answer_held_up_counts_from_the_moment_planned_for_it() {
+    // It holds the first answer until all fifty calls should have been made.
+    let first = AtomicBool::new(true);
+    let register = async |State(first): State<Arc<AtomicBool>>| {
+        if first.swap(false, Ordering::Relaxed) {
+            tokio::time::sleep(Duration::from_millis(600)).await;
+        }
+        StatusCode::CREATED
+    };
+    let app = Router::new().route("/v1/timers", post(register)).fallback(async || axum::Json(Value::Null));
+    let app = app.with_state(Arc::new(first));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let base = format!("http://{}", listener.local_addr().expect("bound"));
+    let server = tokio::spawn(async move { axum::serve(listener, app).await });
+    let paced = ["paced", "--rate", "100", "--seconds", "0.5", "--connections", "1"];
+    let due = ["--ahead-min", "0s", "--ahead-max", "0s", "--wait", "0s", "--server", &base];
+    let output = bench(&[&paced[..], &due[..]].concat()).await;
+    server.abort();
+    let report = report(&output);
+    let row = &report["rows"][0];
+    assert_eq!((&row["lost"], &row["failed"]), (&50.into(), &0.into()), "it delivers nothing: {row}");
+    let keys = ["call_p50_ms", "call_p99_ms", "call_p999_ms", "call_max_ms"];
+    let calls = keys.map(|key| number(row, key));
+    assert!(calls[0] >= 300.0 && calls[3] >= 600.0 && calls.is_sorted(), "{calls:?}");
+}
+
+#[tokio::test]
+async fn receivers_with_addresses_of_their_own_answer_later_and_hold_up_nobody() {
+    let node = Node::builder().start_ready().await;
+    let (api, base) = (node.api(), node.base());
+    let burst = ["burst", "--count", "40", "--same-ms", "--ahead", "2s", "--server", &base];
+    let report = clean(&[&burst[..], &["--hosts", "40", "--reply-delay", "500ms"]].concat()).await;
+    assert_eq!((&report["hosts"], &report["reply_delay_ms"]), (&40.into(), &500.0.into()));
+    delivered(&report["rows"][0], 40);
+    // One after another they would take 20 s.
+    assert!(number(&report["rows"][0], "late_max_ms") < 10_000.0, "{report}");
+
+    let (_, listed) = api.get("/v1/timers?limit=100").await;
+    let timers = listed["items"].as_array().expect("items");
+    let urls: HashSet<&str> =
+        timers.iter().filter_map(|timer| timer["target"]["webhook"]["url"].as_str()).collect();
+    assert_eq!((timers.len(), urls.len()), (40, 40), "{listed}");
+    for timer in timers {
+        let id = timer["id"].as_str().expect("an id");
+        let attempts = eventually("its attempt ends", PATIENCE, async || {
+            let (_, attempts) = api.get(&format!("/v1/timers/{id}/attempts")).await;
+            if attempts["items"][0]["ended_at"].is_string() { Ok(attempts) } else { Err(attempts) }
+        })
+        .await;
+        let at = |key: &str| {
+            UnixMs::parse_rfc3339(attempts["items"][0][key].as_str().expect("a time")).expect("a time").get()
+        };
+        assert!(at("ended_at") - at("started_at") >= 500, "{attempts}");
+    }
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 /// The rooms from top to bottom. Rooms of one floor are strangers to each other.
-const FLOORS: [&[&str]; 14] = [
+const FLOORS: [&[&str]; 15] = [
     &["cli"],
     &["app", "tools"],
     &["api", "admin"],
@@ -15,7 +15,8 @@ const FLOORS: [&[&str]; 14] = [
     &["promotion"],
     &["ownership", "positions"],
     &["cold", "wheel"],
-    &["telemetry"],
+    &["traces"],
+    &["telemetry", "limits"],
     &["config", "clock", "metrics"],
     &["planted", "model"],
 ];

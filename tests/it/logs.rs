@@ -205,6 +205,18 @@ async fn a_redis_that_is_away_is_one_line() {
     assert_eq!(about(&during, "look-1").len(), 1, "{during:#?}");
 }
 
+/// What a build with the export does instead is in `traces.rs`.
+#[cfg(not(feature = "otlp"))]
+#[tokio::test]
+async fn an_endpoint_for_traces_is_one_warning_in_a_build_without_their_export() {
+    let node = logging_json().env("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4318").start_ready().await;
+    let all = lines(&node);
+    let warned = of_level(&all, &["WARN", "ERROR"]);
+    assert_eq!(warned.len(), 1, "{all:#?}");
+    let text = warned[0]["fields"]["message"].as_str().unwrap_or_default();
+    assert!(text.contains("`OTEL_EXPORTER_OTLP_ENDPOINT`") && text.contains("--features otlp"), "{text}");
+}
+
 #[tokio::test]
 async fn the_last_line_of_a_node_that_fails_is_json_too() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");

@@ -14,6 +14,7 @@ mod drill;
 mod durable;
 mod fleet;
 mod grafana;
+mod large;
 mod layout;
 mod logs;
 mod page;
@@ -26,6 +27,8 @@ mod series;
 mod sim;
 mod store;
 mod support;
+#[cfg(feature = "otlp")]
+mod traces;
 mod upgrade;
 mod wheels;
 

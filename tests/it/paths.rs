@@ -64,6 +64,8 @@ async fn the_wheels_bring_everything(nodes: Vec<Node>) {
     const PACED: usize = 1200;
     const BURST: usize = 400;
     const MOVED: usize = 60;
+    /// How often a timer is pushed back that keeps its first pointer.
+    const BEATS: usize = 4;
     /// What the sweep brings is overdue by this much, in milliseconds.
     const SWEPT_MS: i64 = 1000;
     let (apis, receiver) = (apis(&nodes), Receiver::start().await);
@@ -80,7 +82,17 @@ async fn the_wheels_bring_everything(nodes: Vec<Node>) {
         let fire = format!("/v1/timers/far{}/fire", MOVED + n);
         assert_eq!(apis[0].post(&fire, &json!({})).await.0, 202);
     }
-    let all = PACED + BURST + MOVED * 3;
+    let beats = wall_ms() + 8000;
+    register(&apis[0], &due_between("beat", MOVED, 8000, 8001, &ok)).await;
+    // Half of them to less than a second after their pointer comes up, half to more. Each a call after the other.
+    let pushed_back = async |n: usize| {
+        for beat in 1..=BEATS {
+            let due = beats + (beat * (200 + 200 * (n % 2))) as i64;
+            assert_eq!(other.patch(&format!("beat{n}"), &json!({"fire_at": rfc3339(due)})).await.0, 200);
+        }
+    };
+    futures::future::join_all((0..MOVED).map(pushed_back)).await;
+    let all = PACED + BURST + MOVED * 4;
     settled(&apis[0], all, 0).await;
     let stalls = watch.end().await;
     let (failing, once): (Vec<Received>, Vec<Received>) =

@@ -1,4 +1,4 @@
-//! A store of the first schema, with what the first version had written into it, under today's binary.
+//! Stores of earlier releases, with what their nodes had written into them, under today's binary.
 
 use std::time::Duration;
 
@@ -107,8 +107,8 @@ async fn first_store(store: &str, url: &str) {
     for shard in 0..SHARDS {
         sql += &format!("INSERT INTO shards VALUES ({shard}, 1, 'old', {claimed});");
     }
-    sql +=
-        &format!("INSERT INTO nodes VALUES ('old', 'old-1', '127.0.0.1:1', '0.1.0', {claimed}, {claimed});");
+    let beat = now - 70_000;
+    sql += &format!("INSERT INTO nodes VALUES ('old', 'old-1', '127.0.0.1:1', '0.1.0', {beat}, {beat});");
     run_sql(store, &sql).await;
 }
 
@@ -169,6 +169,79 @@ async fn timers_of_the_first_version_fire_on_sqlite() {
 #[tokio::test]
 async fn timers_of_the_first_version_fire_on_postgres() {
     timers_of_the_first_version_fire(Node::builder(), &fresh_database().await).await;
+}
+
+/// A store as a node of release 1 left it when it was killed (`kill -9`; PostgreSQL's by `pg_dump --inserts`, SQLite's by
+/// `.dump`), its receiver replaced by ours.
+async fn release_1(store: &str, url: &str) {
+    let recorded = match store.starts_with("sqlite") {
+        true => include_str!("upgrade/release_1.sqlite.sql"),
+        false => include_str!("upgrade/release_1.postgres.sql"),
+    };
+    let paths = ["ok", "fail", "gone", "hang"].map(|path| format!("http://receiver.invalid:1/{path}"));
+    run_sql(store, &paths.iter().fold(recorded.to_owned(), |sql, path| sql.replace(path, url))).await;
+}
+
+async fn timers_of_release_1_fire(builder: NodeBuilder, store: &str) {
+    let receiver = Receiver::start().await;
+    release_1(store, &receiver.url("/ok")).await;
+    // What had ended by then is still to be seen, whenever this runs.
+    let node = builder.cold(store).env("MAINSPRING__HISTORY__RETENTION", "P36500D").start_ready().await;
+    let api = node.api();
+    // `retrying`, `claimed`, `moved`, `overdue` beside the one that was delivered before.
+    let ledger = settled(&api, 5, 2).await;
+    assert_eq!((ledger.registered, ledger.cancelled, ledger.dead), (9, 1, 1));
+    let received = receiver.received();
+    Verdict::on(&received).is_clean(4);
+    for (id, attempt, generation) in
+        [("overdue", 1, 1), ("moved", 1, 2), ("retrying", 2, 1), ("claimed", 2, 1)]
+    {
+        let one = &receiver.of(id)[0];
+        assert_eq!((one.attempt, one.generation, one.json()), (attempt, generation, json!({"n": 1})), "{id}");
+    }
+    for (id, state) in
+        [("far", "scheduled"), ("minute", "scheduled"), ("delivered", "delivered"), ("dead", "dead")]
+    {
+        assert_eq!(api.timer(id).await.1["state"], state, "{id}");
+    }
+    let (_, all) = api.get("/v1/timers?limit=4").await;
+    let (_, rest) = api.get(&format!("/v1/timers?cursor={}", all["next"].as_str().expect("more"))).await;
+    let ids = |page: &serde_json::Value| -> Vec<String> {
+        page["items"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(|t| t["id"].as_str().map(str::to_owned))
+            .collect()
+    };
+    let ids = [ids(&all), ids(&rest)].concat();
+    let in_due_order =
+        ["delivered", "dead", "retrying", "claimed", "moved", "overdue", "cancelled", "far", "minute"];
+    assert_eq!(ids, in_due_order);
+    assert_eq!(api.patch("far", &json!({"delay": "PT0S"})).await.0, 200);
+    settled(&api, 6, 1).await;
+    assert!(node.sigterm().await.0.success());
+}
+
+#[tokio::test]
+async fn timers_of_release_1_fire_on_sqlite() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let store = format!("sqlite://{}?mode=rwc", dir.path().join("old.db").display());
+    let plain = store.trim_end_matches("?mode=rwc").to_owned();
+    run_sql(&store, "SELECT 1").await;
+    timers_of_release_1_fire(Node::builder(), &plain).await;
+}
+
+#[tokio::test]
+async fn timers_of_release_1_fire_on_postgres() {
+    let store = fresh_database().await;
+    timers_of_release_1_fire(Node::builder(), &store).await;
+    let broken = "SELECT indexrelid::regclass::text FROM pg_index WHERE NOT indisvalid";
+    assert_eq!(ask_sql(&store, broken).await, "");
+    // Each partition of its time has the new index, bound to that of `history`.
+    let partitions = "SELECT count(*)::text FROM pg_inherits WHERE inhparent = 'history'::regclass";
+    let bound = "SELECT count(*)::text FROM pg_inherits WHERE inhparent = 'history_by_due'::regclass";
+    assert_eq!(ask_sql(&store, partitions).await, ask_sql(&store, bound).await);
 }
 
 /// The rows above stand under keys of today's making, so these have to be those of the first version.

@@ -4,7 +4,7 @@
 	const $ = (id) => document.getElementById(id);
 	const text = (id, value) => { if ($(id)) $(id).textContent = value; };
 	const set = (e, name, value) => { if (e.getAttribute(name) !== value) e.setAttribute(name, value); };
-	const number = (n) => String(Math.round(n)).replace(/\B(?=(\d{3})+$)/g, "\u2009");
+	const number = (n) => String(Math.round(n)).replace(/\B(?=(\d{3})+$)/g, "\u202f");
 	const rate = (r) => (r < 0.05 ? "0" : r < 99.95 ? r.toFixed(1) : number(r));
 	const timers = (n) => `${number(n)} timer${n === 1 ? "" : "s"}`;
 	const on = (e, name, act) => e.addEventListener(name, act);

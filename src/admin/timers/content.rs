@@ -129,6 +129,7 @@ mod tests {
             node: None,
             via: None,
             trace: None,
+            pointed_at: None,
             ended_at: None,
             last: None,
         };

@@ -93,7 +93,7 @@ impl Search {
             "receiver" => {
                 self.asked.receiver = value.to_owned();
                 match Webhook::new(value, None, BTreeMap::new()) {
-                    Ok(hook) => self.filter.lane = Some(hook.lane()),
+                    Ok(hook) => self.filter.lanes = Some(hook.lanes()),
                     Err(_) => self.wrongs.push(format!(
                         "{value} is no receiver: give scheme, host and port, such as https://shop.example."
                     )),
@@ -249,7 +249,7 @@ mod tests {
         assert_eq!(again.filter.uids.len(), 2);
         assert_eq!(again.filter.labels, [("app".into(), "shop".into())]);
         assert_eq!(again.filter.due_after.map(UnixMs::rfc3339).as_deref(), Some("2026-12-01T01:00:00.000Z"));
-        assert!(again.filter.lane.is_some());
+        assert!(again.filter.lanes.is_some());
         assert_eq!(again.asked.due_after, "2026-12-01T09:00:00");
         assert_eq!(
             again.title(),

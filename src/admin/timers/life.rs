@@ -97,7 +97,7 @@ pub fn draw(row: &TimerRow, life: &Explanation, now: UnixMs, zone: Zone) -> (Lif
                 word: point.word,
                 result: point.result,
                 node: point.node,
-                detail: point.detail,
+                detail: point.detail.map(|detail| zone.retell(&detail)),
                 reply: point.reply,
             }
         })

@@ -141,7 +141,7 @@ pub async fn list(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Respo
             false => "Live and ended timers, in due order.",
         },
         oldest: list_of(&[("due_after", &UnixMs::new(0).rfc3339())]),
-        is_new: rows.is_empty() && asks_nothing && service.store.tally().await?.registered == 0,
+        is_new: rows.is_empty() && asks_nothing && service.store.ledger().await?.registered == 0,
         states: TimerState::ALL.map(TimerState::word),
         has_live: rows.iter().any(|row| row.is_live),
         is_first: search.cursor.is_none(),

@@ -78,8 +78,8 @@ pub async fn one(
     let page = TimerPage {
         uncertain: row.life.uncertain,
         cancel_requested: row.life.cancel_requested && !row.life.state.is_end(),
-        waiting_for: explained.waiting_for,
-        ending: ending(row.life.state),
+        waiting_for: explained.waiting_for.map(|why| visit.zone.retell(&why)),
+        ending: ending(&row),
         life,
         events,
         facts: facts(&row, tier, visit.zone, now),
@@ -110,12 +110,14 @@ pub async fn data(
 }
 
 /// What became of a timer that has ended.
-const fn ending(state: TimerState) -> &'static str {
-    match state {
+fn ending(row: &TimerRow) -> &'static str {
+    let is_out = row.life.attempt >= i32::try_from(row.policies.max_attempts()).unwrap_or(i32::MAX);
+    match row.life.state {
         TimerState::Delivered => "It is over: its receiver accepted it.",
         TimerState::Cancelled => "It is over: it was cancelled.",
         TimerState::Expired => "It is over: it was found later than its grace, and nothing was sent.",
-        TimerState::Dead => "It is over: it is out of attempts, or its receiver is gone for good (410).",
+        TimerState::Dead if is_out => "It is over: its last attempt failed too.",
+        TimerState::Dead => "It is over: its receiver said that it is gone for good (410).",
         _ => "",
     }
 }

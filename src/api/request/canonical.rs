@@ -1,9 +1,12 @@
 //! Whether two requests are the same: equal after canonical JSON.
+//!
+//! The text is walked once, whatever its depth: a value is written where it stands, and only an object whose names are
+//! not in order is put together again.
 
-use std::collections::BTreeMap;
+use std::borrow::Cow;
+use std::ops::Range;
 
 use serde_json::Value;
-use serde_json::value::RawValue;
 
 use crate::api::problem::FieldError;
 use crate::model::id::digest16;
@@ -16,7 +19,8 @@ const MAX_DEPTH: usize = 127;
 pub fn request_hash(text: &[u8], errors: &mut Vec<FieldError>) -> [u8; 16] {
     let mut canonical = String::with_capacity(text.len());
     // The text was read as JSON before: what can still be wrong is in the payload.
-    let written = std::str::from_utf8(text).ok().map_or(Ok(()), |text| write(text.trim(), 0, &mut canonical));
+    let written =
+        std::str::from_utf8(text).ok().map_or(Ok(()), |text| Walk { text, at: 0 }.value(0, &mut canonical));
     if let Err(why) = written {
         errors.push(match why {
             NotComparable::TooDeep => {
@@ -36,46 +40,147 @@ enum NotComparable {
     Name(serde_json::Error),
 }
 
-/// Writes one JSON value, known to be one. Level by level, for only the text of a number has all its digits.
-fn write(text: &str, depth: usize, out: &mut String) -> Result<(), NotComparable> {
-    match text.as_bytes().first() {
-        Some(b'{' | b'[') if depth == MAX_DEPTH => return Err(NotComparable::TooDeep),
-        Some(b'{') => {
-            let mut fields: BTreeMap<String, &RawValue> =
-                serde_json::from_str(text).map_err(NotComparable::Name)?;
-            if depth == 0 {
-                fields.remove("id");
+/// A walk over the text of one JSON value, known to be one.
+struct Walk<'a> {
+    text: &'a str,
+    at: usize,
+}
+
+impl<'a> Walk<'a> {
+    /// Writes the next value.
+    fn value(&mut self, depth: usize, out: &mut String) -> Result<(), NotComparable> {
+        match self.next() {
+            Some(b'{' | b'[') if depth == MAX_DEPTH => return Err(NotComparable::TooDeep),
+            Some(b'{') => self.object(depth, out)?,
+            Some(b'[') => {
+                out.push('[');
+                self.at += 1;
+                while !self.ends(b']') {
+                    self.value(depth + 1, out)?;
+                    out.push(',');
+                }
+                out.push(']');
             }
-            out.push('{');
-            for (name, value) in fields {
-                out.push_str(&Value::from(name).to_string());
-                out.push(':');
-                write(value.get(), depth + 1, out)?;
-                out.push(',');
+            // Half a surrogate pair is no text, and is the same only as itself.
+            Some(b'"') => {
+                let text = self.string();
+                match plain(text) {
+                    Ok(plain) => push_text(text, &plain, out),
+                    Err(_) => out.push_str(text),
+                }
             }
-            out.push('}');
+            Some(b'-' | b'0'..=b'9') => {
+                let text = self.word();
+                match exact(text) {
+                    Some(number) => out.push_str(&number),
+                    None => out.push_str(text),
+                }
+            }
+            _ => out.push_str(self.word()),
         }
-        Some(b'[') => {
-            let items: Vec<&RawValue> = serde_json::from_str(text).map_err(NotComparable::Name)?;
-            out.push('[');
-            for item in items {
-                write(item.get(), depth + 1, out)?;
-                out.push(',');
-            }
-            out.push(']');
-        }
-        // Half a surrogate pair is no text, and is the same only as itself.
-        Some(b'"') => match serde_json::from_str::<String>(text) {
-            Ok(plain) => out.push_str(&Value::from(plain).to_string()),
-            Err(_) => out.push_str(text),
-        },
-        Some(b'-' | b'0'..=b'9') => match exact(text) {
-            Some(number) => out.push_str(&number),
-            None => out.push_str(text),
-        },
-        _ => out.push_str(text),
+        Ok(())
     }
-    Ok(())
+
+    /// Writes an object: its fields sorted by name, and of equal names the last.
+    fn object(&mut self, depth: usize, out: &mut String) -> Result<(), NotComparable> {
+        out.push('{');
+        let begin = out.len();
+        let mut fields: Vec<(Cow<'a, str>, Range<usize>)> = Vec::new();
+        self.at += 1;
+        while !self.ends(b'}') {
+            let start = out.len();
+            let text = self.string();
+            let name = plain(text).map_err(NotComparable::Name)?;
+            push_text(text, &name, out);
+            out.push(':');
+            self.next();
+            self.at += 1;
+            self.value(depth + 1, out)?;
+            out.push(',');
+            if depth == 0 && name == "id" {
+                out.truncate(start);
+            } else {
+                fields.push((name, start..out.len()));
+            }
+        }
+        if !fields.is_sorted_by(|(one, _), (other, _)| one < other) {
+            fields.sort_by(|(one, _), (other, _)| one.cmp(other));
+            let written = out.split_off(begin);
+            for (n, (name, at)) in fields.iter().enumerate() {
+                if fields.get(n + 1).is_none_or(|(next, _)| next != name) {
+                    out.push_str(&written[at.start - begin..at.end - begin]);
+                }
+            }
+        }
+        out.push('}');
+        Ok(())
+    }
+
+    /// The next byte that is no space.
+    fn next(&mut self) -> Option<u8> {
+        let rest = self.text.as_bytes().get(self.at..)?;
+        self.at += rest.iter().position(|byte| !byte.is_ascii_whitespace()).unwrap_or(rest.len());
+        self.text.as_bytes().get(self.at).copied()
+    }
+
+    /// Whether the array or object ends here; moves past its end, or to its next element. The end of the text ends
+    /// everything.
+    fn ends(&mut self, end: u8) -> bool {
+        if self.next() == Some(b',') {
+            self.at += 1;
+        }
+        match self.next() {
+            Some(byte) if byte == end => {
+                self.at += 1;
+                true
+            }
+            next => next.is_none(),
+        }
+    }
+
+    /// The next string, with its quotation marks.
+    fn string(&mut self) -> &'a str {
+        let from = self.at;
+        let bytes = self.text.as_bytes();
+        self.at += 1;
+        while let Some(byte) = bytes.get(self.at) {
+            self.at += 1;
+            match byte {
+                b'"' => break,
+                b'\\' => self.at += 1,
+                _ => {}
+            }
+        }
+        self.text.get(from..self.at).unwrap_or_default()
+    }
+
+    /// The next number, `true`, `false` or `null`.
+    fn word(&mut self) -> &'a str {
+        let rest = self.text.get(self.at..).unwrap_or_default();
+        let ends = |byte: u8| byte.is_ascii_whitespace() || b",]}".contains(&byte);
+        // At least one byte, so that every walk ends.
+        let length = rest.bytes().position(ends).unwrap_or(rest.len()).max(1);
+        self.at += length;
+        rest.get(..length).unwrap_or_default()
+    }
+}
+
+/// What a string says. Fails for half a surrogate pair.
+fn plain(text: &str) -> Result<Cow<'_, str>, serde_json::Error> {
+    match text.get(1..text.len().saturating_sub(1)) {
+        Some(inner) if !inner.contains('\\') => Ok(Cow::Borrowed(inner)),
+        _ => serde_json::from_str(text).map(Cow::Owned),
+    }
+}
+
+/// Writes a string in the one form that it has without needless escapes. One that was written without any has it; every
+/// escape is longer than what it stands for.
+fn push_text(text: &str, plain: &str, out: &mut String) {
+    if text.len() == plain.len() + 2 {
+        out.push_str(text);
+    } else {
+        out.push_str(&Value::from(plain).to_string());
+    }
 }
 
 /// A number as digits and exponent, so that 2.50, 2.5 and 25e-1 are the same and no digit is lost; `None` if its
@@ -96,6 +201,10 @@ fn exact(text: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+    // Both have a `Value`.
+    use serde_json::Value;
+
     use super::*;
 
     fn hash(text: &str) -> Option<[u8; 16]> {
@@ -142,5 +251,104 @@ mod tests {
         assert!(nested(MAX_DEPTH).is_some());
         assert!(nested(MAX_DEPTH + 1).is_none());
         assert!(hash(r#"{"\ud800":1}"#).is_none(), "a name that is no text");
+    }
+
+    /// The definition, level by level; stored hashes were made by it. It reads a text again for each level.
+    fn by_definition(text: &str, depth: usize, out: &mut String) {
+        use serde_json::value::RawValue;
+        use std::collections::BTreeMap;
+        match text.as_bytes()[0] {
+            b'{' => {
+                let mut fields: BTreeMap<String, &RawValue> = serde_json::from_str(text).expect("an object");
+                if depth == 0 {
+                    fields.remove("id");
+                }
+                out.push('{');
+                for (name, value) in fields {
+                    out.push_str(&format!("{}:", Value::from(name)));
+                    by_definition(value.get(), depth + 1, out);
+                    out.push(',');
+                }
+                out.push('}');
+            }
+            b'[' => {
+                let items: Vec<&RawValue> = serde_json::from_str(text).expect("an array");
+                out.push('[');
+                for item in items {
+                    by_definition(item.get(), depth + 1, out);
+                    out.push(',');
+                }
+                out.push(']');
+            }
+            b'"' => match serde_json::from_str::<String>(text) {
+                Ok(plain) => out.push_str(&Value::from(plain).to_string()),
+                Err(_) => out.push_str(text),
+            },
+            b'-' | b'0'..=b'9' => out.push_str(&exact(text).unwrap_or_else(|| text.to_owned())),
+            _ => out.push_str(text),
+        }
+    }
+
+    /// Any JSON value as text, with spaces, escapes and equal names.
+    fn any_json() -> impl Strategy<Value = String> {
+        let string = || {
+            prop::sample::select(vec![
+                "",
+                "a",
+                "b",
+                "id",
+                "ü",
+                r"\u0061",
+                r"\n\/",
+                r"\ud83d\ude00",
+                r#"\""#,
+                "\u{7f}",
+            ])
+            .prop_map(|text| format!("\"{text}\""))
+        };
+        let space = || prop::sample::select(vec!["", " ", "\n\t "]);
+        let leaf = prop_oneof![
+            string(),
+            Just(r#""\ud800""#.to_owned()),
+            prop::sample::select(vec![
+                "null",
+                "true",
+                "0",
+                "-1.50e+3",
+                "2.5",
+                "12345678901234567890123",
+                "1e400"
+            ])
+            .prop_map(str::to_owned),
+        ];
+        leaf.prop_recursive(5, 40, 6, move |inner| {
+            let item =
+                (space(), inner, space()).prop_map(|(before, item, after)| format!("{before}{item}{after}"));
+            let field = (space(), string(), space(), item.clone())
+                .prop_map(|(before, name, after, item)| format!("{before}{name}{after}:{item}"));
+            prop_oneof![
+                prop::collection::vec(item, 0..5).prop_map(|items| format!("[{}]", items.join(","))),
+                prop::collection::vec(field, 0..5).prop_map(|fields| format!("{{{}}}", fields.join(","))),
+            ]
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn one_walk_writes_what_the_definition_says(text in any_json()) {
+            let (mut walked, mut defined) = (String::new(), String::new());
+            let done = Walk { text: &text, at: 0 }.value(0, &mut walked).is_ok();
+            prop_assert!(done);
+            by_definition(&text, 0, &mut defined);
+            prop_assert_eq!(walked, defined);
+        }
+    }
+
+    #[test]
+    fn a_text_that_is_cut_off_ends_the_walk() {
+        let text = r#" {"a" : [1, {"b\"": "ü"}], "c": tru"#;
+        for end in (0..text.len()).filter(|end| text.is_char_boundary(*end)) {
+            let _ = Walk { text: &text[..end], at: 0 }.value(0, &mut String::new());
+        }
     }
 }

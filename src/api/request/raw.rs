@@ -3,9 +3,8 @@
 use std::collections::BTreeMap;
 
 use serde::de::value::MapAccessDeserializer;
-use serde::de::{MapAccess, Visitor};
+use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
-use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::target::TargetIn;
@@ -58,13 +57,13 @@ pub struct RawTimer {
     pub retry: Option<RetryIn>,
     #[schema(ignore)]
     #[serde(default)]
-    pub(super) spread: Option<Value>,
+    pub(super) spread: Option<IgnoredAny>,
     #[schema(ignore)]
     #[serde(default)]
-    pub(super) merge: Option<Value>,
+    pub(super) merge: Option<IgnoredAny>,
     #[schema(ignore)]
     #[serde(default)]
-    pub(super) dispatch: Option<Value>,
+    pub(super) dispatch: Option<IgnoredAny>,
 }
 
 /// `priority` as this version has it.

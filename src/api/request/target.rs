@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
-use serde_json::Value;
+use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
 use super::raw::optional_object;
@@ -23,9 +23,9 @@ pub struct TargetIn {
     #[serde(default, deserialize_with = "optional_object")]
     pub webhook: Option<WebhookIn>,
     #[schema(ignore)]
-    destination: Option<Value>,
+    destination: Option<IgnoredAny>,
     #[schema(ignore)]
-    queue: Option<Value>,
+    queue: Option<IgnoredAny>,
 }
 
 /// An HTTP receiver.

@@ -9,11 +9,12 @@ use axum::response::IntoResponse;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use super::{ApiResult, MAX_BODY, TimerPath, body, parse_id, timer_answer};
+use super::{ApiResult, MAX_BODY, TimerPath, parse_id, timer_answer};
 use crate::api::ApiState;
 use crate::api::problem::{FieldError, Problem};
 use crate::api::request::{self, Priority, PriorityIn};
 use crate::api::schema;
+use crate::api::state::caller;
 use crate::api::view::TimerView;
 use crate::cold::{ChangeEvent, Edit, TimerRow};
 use crate::model::id::{TimerId, Version};
@@ -80,8 +81,9 @@ pub async fn patch(
     let service = state.service()?;
     let timer_id = parse_id(&id)?;
     let if_version = if_match(request.headers())?;
-    let bytes = body(request.into_body(), MAX_BODY).await?;
-    let raw: Patch = request::read(&bytes, "")?;
+    let caller = caller(&request);
+    let body = state.body(request, MAX_BODY).await?;
+    let raw: Patch = state.check(caller, body.bytes.len(), move || request::read(&body.bytes, "")).await??;
     let mut errors = Vec::new();
     request::check_priority(raw.priority, &mut errors);
     let now = service.store.clock().now();

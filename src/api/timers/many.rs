@@ -3,22 +3,26 @@
 use std::sync::Arc;
 
 use axum::Json;
+use axum::body::Bytes;
 use axum::extract::{Request, State};
 use axum::response::IntoResponse;
-use serde::{Deserialize, Serialize};
+use serde::de::{IgnoredAny, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 
 use super::register::id_taken;
-use super::{ApiResult, body, context, trace_of};
+use super::{ApiResult, MAX_BODY, context, trace_of};
 use crate::api::problem::{FieldError, Problem};
 use crate::api::request::{self, Context, Naming, RawTimer, Refused};
 use crate::api::schema;
 use crate::api::{ApiState, Caller, RequestId};
-use crate::cold::{Error as ColdError, MAX_REGISTER_BATCH, NewTimer, Registered};
+use crate::cold::{Error as ColdError, NewTimer, Registered};
 use crate::model::id::TimerId;
 use crate::service::Service;
 
 const MAX_BATCH_BODY: usize = 16 * 1024 * 1024;
+/// The bytes at which a slice of a batch ends: what is checked at once, and registered in one transaction.
+const SLICE: usize = 512 * 1024;
 /// The most timers of one batch.
 pub const MAX_BATCH: usize = 5000;
 
@@ -80,6 +84,10 @@ pub(super) enum CheckedItem {
 impl CheckedItem {
     /// Checks one item.
     pub(super) fn check(text: &[u8], context: &Context<'_>) -> Self {
+        if text.len() > MAX_BODY {
+            let detail = format!("the timer is over {MAX_BODY} bytes");
+            return Self::refused(text, Problem::invalid(vec![FieldError::new("", "too_large", detail)]));
+        }
         match request::timer(text, Naming::Body, false, context) {
             Ok(new) => Self::Valid(Box::new(new)),
             // "line 1" would be read as the first line of the stream.
@@ -105,7 +113,7 @@ fn id_in(text: &[u8]) -> Option<String> {
     serde_json::from_slice::<OnlyId>(text).ok()?.id
 }
 
-/// Registers the valid ones of up to [`MAX_REGISTER_BATCH`] items in one transaction; returns all results, in order.
+/// Registers the valid ones of up to [`crate::cold::MAX_REGISTER_BATCH`] items in one transaction; returns all results, in order.
 /// Items that the store did not take are one log line.
 pub(super) async fn register_group(
     service: &Service,
@@ -142,8 +150,69 @@ pub(super) async fn register_group(
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct RawBatch {
-    timers: Vec<Box<RawValue>>,
+struct RawBatch<'a> {
+    #[serde(borrow)]
+    timers: Items<'a>,
+}
+
+/// The items of a batch as text. Those beyond [`MAX_BATCH`] are counted and not kept.
+struct Items<'a> {
+    kept: Vec<&'a RawValue>,
+    count: usize,
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Items<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct OfSeq;
+
+        impl<'de> Visitor<'de> for OfSeq {
+            type Value = Items<'de>;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("a sequence")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+                let mut items = Items { kept: Vec::new(), count: 0 };
+                while items.count < MAX_BATCH
+                    && let Some(item) = seq.next_element()?
+                {
+                    items.kept.push(item);
+                    items.count += 1;
+                }
+                while seq.next_element::<IgnoredAny>()?.is_some() {
+                    items.count += 1;
+                }
+                Ok(items)
+            }
+        }
+
+        deserializer.deserialize_seq(OfSeq)
+    }
+}
+
+/// Splits the body of a batch into its items.
+fn split(bytes: &Bytes) -> Result<Vec<Bytes>, Problem> {
+    let raw: RawBatch<'_> = request::read(bytes, "")?;
+    if raw.timers.count > MAX_BATCH {
+        let detail = format!("{} timers; at most {MAX_BATCH}", raw.timers.count);
+        return Err(Problem::invalid(vec![FieldError::new("/timers", "too_large", detail)]));
+    }
+    Ok(raw.timers.kept.into_iter().map(|item| bytes.slice_ref(item.get().as_bytes())).collect())
+}
+
+/// The items of the next slice: as many as one transaction takes, and up to [`SLICE`] bytes. None are left if it is
+/// empty.
+fn next_slice(items: &mut impl Iterator<Item = Bytes>, most: usize) -> Vec<Bytes> {
+    let (mut slice, mut bytes) = (Vec::new(), 0);
+    while slice.len() < most
+        && bytes < SLICE
+        && let Some(item) = items.next()
+    {
+        bytes += item.len();
+        slice.push(item);
+    }
+    slice
 }
 
 /// The body of a batch; each item stands alone.
@@ -170,21 +239,57 @@ pub async fn batch(
 ) -> ApiResult {
     let service = state.service()?;
     let trace = trace_of(request.headers());
-    let bytes = body(request.into_body(), MAX_BATCH_BODY).await?;
-    let raw: RawBatch = request::read(&bytes, "")?;
-    if raw.timers.len() > MAX_BATCH {
-        let detail = format!("{} timers; at most {MAX_BATCH}", raw.timers.len());
-        return Err(Problem::invalid(vec![FieldError::new("/timers", "too_large", detail)]));
-    }
-    state.auth.charge(&caller, raw.timers.len().saturating_sub(1))?;
-    let check = |item: &RawValue| CheckedItem::check(item.get().as_bytes(), &context(&state, service, trace));
-    let items = raw.timers.iter().map(|item| check(item));
-    let mut items = items.collect::<Vec<_>>().into_iter();
+    let body = state.body(request, MAX_BATCH_BODY).await?;
+    let (bytes, size) = (body.bytes.clone(), body.bytes.len());
+    let items = state.check(caller, size, move || split(&bytes)).await??;
+    state.auth.charge(&caller, items.len().saturating_sub(1))?;
     let mut results = Vec::with_capacity(items.len());
+    let mut items = items.into_iter();
     // One group after another: the second of two equal ids meets the registration of the first.
-    while items.len() > 0 {
-        let group = items.by_ref().take(MAX_REGISTER_BATCH).collect();
-        results.extend(register_group(service, group, &request_id).await);
+    loop {
+        let slice = next_slice(&mut items, service.store.bulk());
+        if slice.is_empty() {
+            return Ok(Json(BatchAnswer { results }).into_response());
+        }
+        let all = Arc::clone(&state);
+        let check = move || {
+            let service = all.service()?;
+            Ok(slice.iter().map(|item| CheckedItem::check(item, &context(&all, service, trace))).collect())
+        };
+        let group: Result<_, Problem> = state.check(caller, size, check).await?;
+        results.extend(register_group(service, group?, &request_id).await);
     }
-    Ok(Json(BatchAnswer { results }).into_response())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sizes(slices: &[usize], most: usize) -> Vec<usize> {
+        let mut items = slices.iter().map(|size| Bytes::from(vec![b' '; *size]));
+        let slices =
+            std::iter::from_fn(|| Some(next_slice(&mut items, most)).filter(|slice| !slice.is_empty()));
+        slices.map(|slice| slice.len()).collect()
+    }
+
+    #[test]
+    fn slices_are_bounded_in_items_and_bytes() {
+        assert_eq!(sizes(&[1; 5], 2), [2, 2, 1]);
+        assert_eq!(sizes(&[SLICE / 2; 5], 100), [2, 2, 1]);
+        assert_eq!(sizes(&[2 * SLICE, 1, 2 * SLICE], 100), [1, 2]);
+        assert!(sizes(&[], 1).is_empty());
+    }
+
+    #[test]
+    fn a_batch_is_split_without_copying_and_counted_to_its_end() {
+        let bytes = Bytes::from(format!(r#"{{"timers":[{}0]}}"#, "0, ".repeat(MAX_BATCH - 1)));
+        let items = split(&bytes).expect("as many as a batch may have");
+        assert!(
+            items.len() == MAX_BATCH
+                && items.iter().all(|item| bytes.as_ptr_range().contains(&item.as_ptr()))
+        );
+        let bytes = Bytes::from(format!(r#"{{"timers":[{}0]}}"#, "0,".repeat(100_000)));
+        let refused = split(&bytes).expect_err("too many");
+        assert_eq!((refused.status, refused.detail.as_str()), (413, "/timers: 100001 timers; at most 5000"));
+    }
 }

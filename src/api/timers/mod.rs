@@ -7,49 +7,44 @@ pub mod read;
 pub mod register;
 pub mod stream;
 
-use std::time::Duration;
+use std::sync::Arc;
 
 use axum::Json;
-use axum::body::{Body, Bytes};
+use axum::extract::Request;
 use axum::extract::rejection::QueryRejection;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use http_body_util::LengthLimitError;
 
 use super::ApiState;
 use super::problem::{FieldError, Problem};
-use super::request::{self, Context, Refused};
+use super::request::{self, Context, Naming, Refused};
 use super::schema;
+use super::state::caller;
 use super::view::{Tiers, TimerView};
-use crate::cold::TimerRow;
+use crate::cold::{NewTimer, TimerRow};
 use crate::model::id::TimerId;
 use crate::model::trace::Trace;
 use crate::service::Service;
 
 /// The most bytes of one timer's body: the payload, and as much again for the rest.
 const MAX_BODY: usize = 2 * request::MAX_DATA;
-/// How long a body may take to arrive.
-const BODY_WAIT: Duration = Duration::from_secs(30);
-
 type ApiResult = Result<Response, Problem>;
 
-/// Reads a body of at most `most` bytes.
-async fn body(body: Body, most: usize) -> Result<Bytes, Problem> {
-    match tokio::time::timeout(BODY_WAIT, axum::body::to_bytes(body, most)).await {
-        Ok(Ok(bytes)) => Ok(bytes),
-        Ok(Err(why)) => {
-            let too_long =
-                std::error::Error::source(&why).is_some_and(|cause| cause.is::<LengthLimitError>());
-            if too_long {
-                let detail = format!("the body is over {most} bytes");
-                return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", detail));
-            }
-            Err(Problem::new(StatusCode::BAD_REQUEST, "body_broken", "the body did not arrive whole"))
-        }
-        Err(_) => {
-            Err(Problem::new(StatusCode::REQUEST_TIMEOUT, "timeout", "the body did not arrive within 30 s"))
-        }
-    }
+/// Reads the body of a registration and checks it. `again` comes from the query.
+async fn new_timer(
+    state: &Arc<ApiState>,
+    request: Request,
+    naming: Naming,
+    again: bool,
+) -> Result<NewTimer, Problem> {
+    let (caller, trace) = (caller(&request), trace_of(request.headers()));
+    let body = state.body(request, MAX_BODY).await?;
+    let (all, size) = (Arc::clone(state), body.bytes.len());
+    let check = move || {
+        let context = context(&all, all.service()?, trace);
+        Ok(request::timer(&body.bytes, naming, again, &context)?)
+    };
+    state.check(caller, size, check).await?
 }
 
 impl From<Refused> for Problem {

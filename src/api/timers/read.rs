@@ -146,7 +146,7 @@ fn filter_of(
                 Err(why) => bad("bad_id", why.to_string()),
             },
             "receiver" => match Webhook::new(&value, None, BTreeMap::new()) {
-                Ok(hook) => filter.lane = Some(hook.lane()),
+                Ok(hook) => filter.lanes = Some(hook.lanes()),
                 Err(why) => bad("bad_receiver", format!("{why}; give scheme, host and port")),
             },
             "state" => match TimerState::from_word(&value) {

@@ -7,10 +7,10 @@ use axum::extract::{Path, Query, Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use serde::Deserialize;
 
-use super::{ApiResult, MAX_BODY, TimerPath, bad_query, body, context, parse_id, timer_answer, trace_of};
+use super::{ApiResult, TimerPath, bad_query, new_timer, parse_id, timer_answer};
 use crate::api::ApiState;
 use crate::api::problem::{FieldError, Problem};
-use crate::api::request::{self, Naming, RawTimer};
+use crate::api::request::{Naming, RawTimer};
 use crate::api::schema;
 use crate::api::view::TimerView;
 use crate::cold::{NewTimer, Registered};
@@ -43,11 +43,8 @@ pub async fn put(
     let Query(query) = query.map_err(|why| bad_query(&why))?;
     let service = state.service()?;
     let id = parse_id(&id)?;
-    let trace = trace_of(request.headers());
-    let bytes = body(request.into_body(), MAX_BODY).await?;
     let of_server = id.server_uid().is_some();
-    let new =
-        request::timer(&bytes, Naming::Path(id.clone()), query.again, &context(&state, service, trace))?;
+    let new = new_timer(&state, request, Naming::Path(id.clone()), query.again).await?;
     if of_server {
         return put_of_server(&state, service, &id, &new).await;
     }
@@ -114,9 +111,7 @@ pub async fn post(State(state): State<Arc<ApiState>>, request: Request) -> ApiRe
             Naming::Key(idempotency_uid(service.store.namespace(), key))
         }
     };
-    let trace = trace_of(request.headers());
-    let bytes = body(request.into_body(), MAX_BODY).await?;
-    let new = request::timer(&bytes, naming, false, &context(&state, service, trace))?;
+    let new = new_timer(&state, request, naming, false).await?;
     let (status, row) = match register(service, new).await? {
         Registered::New(row) => (StatusCode::CREATED, row),
         Registered::Same(row) => (StatusCode::OK, row),

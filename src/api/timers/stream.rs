@@ -114,7 +114,8 @@ async fn run(
 ) {
     let (queue, queued) = mpsc::channel(MAX_REGISTER_BATCH);
     let memory = Arc::new(Semaphore::new(MAX_WAITING));
-    let reader = Reader { state: Arc::clone(&state), caller, trace, memory, queue, charged: true };
+    let (all, checked) = (Arc::clone(&state), 0);
+    let reader = Reader { state: all, caller, trace, memory, queue, charged: true, checked };
     let reading = tokio::spawn(reader.run(body));
     if let Ok(service) = state.service() {
         write(&state, service, &request_id, queued, answers).await;
@@ -140,7 +141,7 @@ async fn write(
         let taken = tokio::select! {
             biased;
             () = state.closing.cancelled() => return,
-            taken = queued.recv_many(&mut group, MAX_REGISTER_BATCH) => taken,
+            taken = queued.recv_many(&mut group, service.store.bulk()) => taken,
         };
         if taken == 0 {
             return;
@@ -168,6 +169,8 @@ struct Reader {
     queue: mpsc::Sender<QueuedLine>,
     /// The next line is charged already: the charge for the call counts for its first line.
     charged: bool,
+    /// The bytes of the lines that were checked.
+    checked: usize,
 }
 
 /// The writer has ended and takes no more lines.
@@ -185,10 +188,9 @@ impl Reader {
             match arrived {
                 Ok(Some(Ok(chunk))) => {
                     lines.append(&chunk);
-                    while let Some(line) = lines.next() {
-                        if self.queue_line(line).await.is_err() {
-                            return Some(body);
-                        }
+                    let complete = std::iter::from_fn(|| lines.next()).collect();
+                    if self.queue_lines(complete).await.is_err() {
+                        return Some(body);
                     }
                 }
                 Ok(None) => break,
@@ -196,36 +198,59 @@ impl Reader {
                 Ok(Some(Err(_))) | Err(_) => return None,
             }
         }
-        while let Some(line) = lines.last() {
-            if self.queue_line(line).await.is_err() {
-                break;
-            }
-        }
+        let _ = self.queue_lines(std::iter::from_fn(|| lines.last()).collect()).await;
         None
     }
 
-    /// Checks one line and queues it, as soon as the stream's memory has room for it.
-    async fn queue_line(&mut self, line: Line) -> Result<(), WriterEnded> {
-        let share = u32::try_from(line.text().len()).unwrap_or(u32::MAX);
-        let memory = Arc::clone(&self.memory).acquire_many_owned(share).await.map_err(|_| WriterEnded)?;
-        let item = self.check(&line).unwrap_or_else(|problem| CheckedItem::refused(line.text(), problem));
-        self.queue.send(QueuedLine { item, memory }).await.map_err(|_| WriterEnded)
-    }
-
-    fn check(&mut self, line: &Line) -> Result<CheckedItem, Problem> {
-        let service = self.state.service()?;
-        if !std::mem::take(&mut self.charged) {
-            self.state.auth.charge(&self.caller, 1)?;
+    /// Checks the lines of one chunk and queues them, as soon as the stream's memory has room for them.
+    async fn queue_lines(&mut self, lines: Vec<Line>) -> Result<(), WriterEnded> {
+        if lines.is_empty() {
+            return Ok(());
         }
-        match line {
-            Line::Text(text) => {
-                Ok(CheckedItem::check(text.as_bytes(), &context(&self.state, service, self.trace)))
-            }
-            Line::NotUtf8 => Err(Refused::NotJson("not JSON: the line is not UTF-8".into()).into()),
-            Line::TooLong => {
-                let detail = format!("the line is over {MAX_BODY} bytes");
-                Err(Problem::invalid(vec![FieldError::new("", "too_large", detail)]))
-            }
+        let bytes = lines.iter().map(|line| line.text().len()).sum::<usize>();
+        // A chunk and what was left of the one before are far smaller than the memory.
+        let share = u32::try_from(bytes.min(MAX_WAITING)).unwrap_or(u32::MAX);
+        let mut memory = Arc::clone(&self.memory).acquire_many_owned(share).await.map_err(|_| WriterEnded)?;
+        // A stream that has brought as much as a large body is one.
+        self.checked = self.checked.saturating_add(bytes);
+        let (all, caller, trace) = (Arc::clone(&self.state), self.caller, self.trace);
+        let mut charged = std::mem::take(&mut self.charged);
+        let check = move || {
+            let check = |line: Line| {
+                let item = check_line(&all, caller, trace, &line, std::mem::take(&mut charged));
+                let item = item.unwrap_or_else(|problem| CheckedItem::refused(line.text(), problem));
+                (line.text().len(), item)
+            };
+            lines.into_iter().map(check).collect::<Vec<_>>()
+        };
+        // A check that failed is in the log. The stream ends without a result for its lines.
+        let checked = self.state.check(caller, self.checked, check).await.map_err(|_| WriterEnded)?;
+        for (bytes, item) in checked {
+            let memory = memory.split(bytes.min(memory.num_permits())).ok_or(WriterEnded)?;
+            self.queue.send(QueuedLine { item, memory }).await.map_err(|_| WriterEnded)?;
+        }
+        Ok(())
+    }
+}
+
+/// Checks one line, and charges it to its caller unless that was done.
+fn check_line(
+    state: &ApiState,
+    caller: Caller,
+    trace: Option<Trace>,
+    line: &Line,
+    charged: bool,
+) -> Result<CheckedItem, Problem> {
+    let service = state.service()?;
+    if !charged {
+        state.auth.charge(&caller, 1)?;
+    }
+    match line {
+        Line::Text(text) => Ok(CheckedItem::check(text.as_bytes(), &context(state, service, trace))),
+        Line::NotUtf8 => Err(Refused::NotJson("not JSON: the line is not UTF-8".into()).into()),
+        Line::TooLong => {
+            let detail = format!("the line is over {MAX_BODY} bytes");
+            Err(Problem::invalid(vec![FieldError::new("", "too_large", detail)]))
         }
     }
 }

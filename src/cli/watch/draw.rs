@@ -174,9 +174,10 @@ fn receivers(model: &Model, palette: &Palette) -> Vec<Line<'static>> {
     for one in &model.receivers {
         let error = one.last_error.as_deref().filter(|_| one.state == "failing");
         let text = format!(
-            "{}  {}  {} in flight, {} waiting{}",
+            "{}  {}  {:.1}/s, {} in flight, {} waiting{}",
             out::short(&one.receiver, 40),
             out::plain(&one.state),
+            one.rate,
             one.in_flight,
             one.waiting,
             error.map_or_else(String::new, |why| format!("  {}", out::short(why, 60)))
@@ -235,9 +236,9 @@ mod tests {
         assert_eq!(lines[4], format!("{}█{}", "·".repeat(25), "·".repeat(34)));
         assert_eq!(lines[5], "second wheel: 8 timers in 120 s, 2 a column, fullest column 8");
         assert_eq!(lines[8].chars().position(|c| c == '█'), Some(16690 % 60));
-        assert!(lines[9].starts_with("minute wheel: 1\u{2009}000 timers in 60 min"), "{}", lines[9]);
+        assert!(lines[9].starts_with("minute wheel: 1\u{202f}000 timers in 60 min"), "{}", lines[9]);
         assert!(
-            lines[11].starts_with("cold store 1\u{2009}204 → minute 2/s → second 0.5/s"),
+            lines[11].starts_with("cold store 1\u{202f}204 → minute 2/s → second 0.5/s"),
             "{}",
             lines[11]
         );

@@ -7,7 +7,8 @@ use tokio::sync::oneshot;
 use super::pace::Pace;
 use crate::model::pointer::Pointer;
 
-/// The limit of a new lane: attempts that may be sent at once to a receiver of which nothing is known.
+/// The limit of a new lane: attempts that may be sent at once to a receiver of which nothing is known. It rises with each
+/// answer, so a quick receiver has it doubled within one round trip.
 pub(super) const INITIAL_LIMIT: usize = 16;
 
 /// The lowest limit: attempts that may be sent at once to a receiver that never answers.
@@ -47,11 +48,6 @@ impl LaneQueue {
         self.pointers.pop_back()
     }
 
-    /// The pointer whose turn is next.
-    pub fn first(&self) -> Option<&Pointer> {
-        self.pointers.front()
-    }
-
     /// How many pointers wait.
     pub fn len(&self) -> usize {
         self.pointers.len()
@@ -68,10 +64,28 @@ impl LaneQueue {
     }
 }
 
+/// Where a lane with queued pointers waits for its turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Waits {
+    /// Nowhere: its queue is empty, or it has no room until an attempt ends.
+    Nowhere,
+    /// In the ring of its class and standing.
+    InRing,
+    /// For room among the attempts of its group.
+    ForGroup,
+    /// For the time of its receiver's next trial, in milliseconds.
+    ForTrial(i64),
+}
+
 /// A receiver's lane, for one class of attempts.
 #[derive(Debug)]
 pub(super) struct Lane {
     pub queue: LaneQueue,
+    pub waits: Waits,
+    /// Its queue is long: the sweep skips its rows.
+    pub is_backlogged: bool,
+    /// When it was last idle, in milliseconds.
+    pub idle_since_ms: i64,
     /// Claimed pointers: they wait for the due millisecond or for a permit, or are being sent.
     pub in_flight: usize,
     /// Permits given out: attempts that are being sent.
@@ -94,6 +108,9 @@ impl Lane {
     pub fn new(limit: usize, now_ms: i64) -> Self {
         Self {
             queue: LaneQueue::default(),
+            waits: Waits::Nowhere,
+            is_backlogged: false,
+            idle_since_ms: now_ms,
             in_flight: 0,
             sending: 0,
             permit_waiters: VecDeque::new(),
@@ -111,6 +128,17 @@ impl Lane {
     /// new lane.
     pub fn max_in_flight(&self, initial: usize) -> usize {
         if self.limit < initial { self.limit } else { 3 * self.limit }
+    }
+
+    /// Nothing of it is queued or in flight.
+    pub fn is_idle(&self) -> bool {
+        self.in_flight == 0 && self.queue.is_empty()
+    }
+
+    /// Drops every queued pointer.
+    pub fn clear(&mut self) {
+        self.queue.clear();
+        (self.waits, self.is_backlogged) = (Waits::Nowhere, false);
     }
 
     /// How many pointers may wait.
@@ -166,6 +194,11 @@ impl Lane {
     /// Takes a permit back.
     pub fn release(&mut self) {
         self.sending = self.sending.saturating_sub(1);
+    }
+
+    /// Gives no permit to those that wait for one: the receiver cannot be reached.
+    pub fn refuse_permits(&mut self) {
+        self.permit_waiters.clear();
     }
 
     /// Gives free permits to the attempts that wait for one.

@@ -3,6 +3,10 @@
 //! A plain structure without I/O or clock. Due timers wait here as pointers, unclaimed, until their lane has room. A
 //! receiver that hangs fills its own lane and no other.
 //!
+//! **Trust.** A node keeps room for receivers that answer: those of which nothing is known, and those whose last attempts
+//! had no answer, have a share of it, and so has each host or domain of theirs (`receiver.rs`, `turns.rs`). A timer takes
+//! one of the node's places from its claim until its outcome is recorded.
+//!
 //! **Limits.** The number of attempts that a lane may send at once (its permits, [`Lanes::acquire`]) starts small, rises
 //! with every answer and is halved when the receiver does not answer in time. While the receiver answers, a lane may
 //! have three times as many pointers in flight as it has permits: the next attempts are claimed by the time a permit
@@ -18,8 +22,10 @@
 
 mod lane;
 mod pace;
+mod receiver;
+mod turns;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 use tokio::sync::oneshot;
 
@@ -27,6 +33,8 @@ use crate::model::id::Uid;
 use crate::model::pointer::{Pointer, Revision, Via};
 use crate::model::time::UnixMs;
 use lane::{INITIAL_LIMIT, Lane};
+use receiver::{Receiver, Standing};
+use turns::{Turns, group_of};
 
 /// Pointers that all lanes together queue at most. Each lane may queue as many as are left: one alone takes half of
 /// them, two a third each, so that some are always left for another (dynamic thresholds, Choudhury and Hahne 1998).
@@ -41,14 +49,20 @@ const BACKLOG_MIN: usize = 64;
 /// Lanes without a backlog queue about so many pointers together: the sweep reads them all, each time it looks.
 const QUEUED_WITHOUT_BACKLOG: usize = 32_768;
 
-/// Lanes that are kept while nothing of theirs is queued.
+/// With more lanes than these, idle ones are forgotten, those first that have been kept longest.
 const MAX_IDLE_LANES: usize = 32_768;
+
+/// How long a lane is kept that nothing is sent to, in milliseconds: with it goes what is known of its receiver.
+const KEEP_IDLE_MS: i64 = 600_000;
+
+/// How exactly the age of the oldest queued pointer is known, in milliseconds.
+const OLDEST_STEP_MS: i64 = 100;
 
 /// How many pointers of one lane are taken before the next lane has its turn.
 const TURN: usize = 16;
 
 /// Which attempts a lane is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Class {
     /// First attempts of timers that fall due now.
     First,
@@ -60,7 +74,10 @@ pub enum Class {
 
 impl Class {
     /// How many classes there are.
-    const COUNT: usize = 3;
+    const COUNT: usize = Self::ALL.len();
+
+    /// Every class.
+    const ALL: [Self; 3] = [Self::First, Self::Retry, Self::CatchUp];
 
     /// Attempts of this class that a node may have in flight, all receivers together, of `total`.
     const fn max_in_flight(self, total: usize) -> usize {
@@ -74,9 +91,9 @@ impl Class {
 }
 
 /// Names a lane.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LaneKey {
-    /// Hash of scheme, host and port.
+    /// The receiver: a hash of scheme, host and port.
     pub lane: i64,
     /// The class of attempts.
     pub class: Class,
@@ -115,6 +132,8 @@ pub enum AttemptEnd {
     Answered,
     /// The receiver did not answer in time, or not at all.
     NoAnswer,
+    /// There was no connection to the receiver, or no address for its name.
+    NotReached,
     /// Nothing was sent.
     NotSent,
 }
@@ -128,36 +147,33 @@ struct InHand {
     next: Option<Pointer>,
 }
 
-/// What the lanes of a node hold at one moment.
-#[derive(Debug, Default)]
-pub struct Load {
-    /// Pointers that wait, unclaimed.
-    pub queued: usize,
-    /// Claimed timers whose attempt has not ended.
-    pub in_flight: usize,
-    /// The same by lane, all classes of attempts together. Lanes that were idle for long are forgotten.
-    pub lanes: HashMap<i64, LaneLoad>,
-}
-
-/// What one receiver's lanes hold.
+/// What one receiver's lanes hold, all classes of attempts together.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct LaneLoad {
     /// Pointers that wait, unclaimed.
     pub waiting: usize,
     /// Claimed timers whose attempt has not ended.
     pub in_flight: usize,
-    /// The receiver's last attempts failed.
-    pub failing: bool,
 }
 
-impl LaneLoad {
-    /// Its state, as a word in metrics.
-    pub const fn word(&self) -> &'static str {
-        match self {
-            Self { failing: true, .. } => "failing",
-            Self { waiting: 1.., .. } => "waiting",
-            Self { in_flight: 1.., .. } => "sending",
-            _ => "idle",
+/// How many receivers' lanes are in which state.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct States {
+    /// Nothing to do.
+    pub idle: usize,
+    /// Attempts are under way, and nothing waits.
+    pub sending: usize,
+    /// Pointers wait.
+    pub waiting: usize,
+}
+
+impl States {
+    /// The count in which lanes with this load are.
+    pub fn of(&mut self, load: LaneLoad) -> &mut usize {
+        match load {
+            LaneLoad { waiting: 1.., .. } => &mut self.waiting,
+            LaneLoad { in_flight: 1.., .. } => &mut self.sending,
+            LaneLoad { .. } => &mut self.idle,
         }
     }
 }
@@ -166,19 +182,33 @@ impl LaneLoad {
 #[derive(Debug)]
 pub struct Lanes {
     lanes: HashMap<LaneKey, Lane>,
-    /// Lanes with queued pointers, in the order of their turns.
-    turns: VecDeque<LaneKey>,
+    /// The receivers of these lanes.
+    receivers: HashMap<i64, Receiver>,
+    turns: Turns,
+    /// Every lane once, in the order in which they are looked at whether they may be forgotten.
+    forgettable: VecDeque<(LaneKey, i64)>,
     /// The newest queued revision of each timer.
     queued_revisions: HashMap<Uid, Revision>,
     /// Timers that were taken and whose outcome is not recorded yet. They are not taken again: a claim whose answer was
     /// lost may have happened, and a result that is not written yet is a result all the same.
     in_hand: HashMap<Uid, InHand>,
+    /// Timers in hand that take no place: they will never be sent from here.
+    set_aside: usize,
     backlogged: HashSet<LaneKey>,
     /// How often a lane has ceased to have a backlog.
     backlogs_cleared: u64,
+    /// Pointers in queues.
     queued: usize,
-    /// Claimed pointers by class: the index is the class's number.
+    /// Pointers in queues of lanes with a backlog.
+    queued_in_backlogs: usize,
+    /// Lanes with queued pointers.
+    lanes_queued: usize,
+    states: States,
+    /// How many queued pointers are due in which stretch of time ([`OLDEST_STEP_MS`]).
+    ages: BTreeMap<i64, usize>,
+    /// Claimed pointers by class and by standing of their receiver: the index is the number of either.
     in_flight: [usize; Class::COUNT],
+    by_standing: [usize; 3],
     total: usize,
     per_lane: usize,
 }
@@ -188,13 +218,21 @@ impl Lanes {
     pub fn new(total: usize, per_lane: usize) -> Self {
         Self {
             lanes: HashMap::new(),
-            turns: VecDeque::new(),
+            receivers: HashMap::new(),
+            turns: Turns::default(),
+            forgettable: VecDeque::new(),
             queued_revisions: HashMap::new(),
             in_hand: HashMap::new(),
+            set_aside: 0,
             backlogged: HashSet::new(),
             backlogs_cleared: 0,
             queued: 0,
+            queued_in_backlogs: 0,
+            lanes_queued: 0,
+            states: States::default(),
+            ages: BTreeMap::new(),
             in_flight: [0; Class::COUNT],
+            by_standing: [0; 3],
             total,
             per_lane,
         }
@@ -217,13 +255,19 @@ impl Lanes {
             return Offer::Duplicate;
         }
         let key = LaneKey::of(&pointer);
-        if self.lanes.len() > MAX_IDLE_LANES {
-            self.lanes.retain(|_, lane| lane.in_flight > 0 || !lane.queue.is_empty());
-        }
+        self.forget_idle(now_ms);
         let free = MAX_QUEUED.saturating_sub(self.queued);
         let threshold = self.backlog_threshold();
         let limit = self.initial_limit();
-        let lane = self.lanes.entry(key).or_insert_with(|| Lane::new(limit, now_ms));
+        let lane = self.lanes.entry(key).or_insert_with(|| {
+            let receiver = self.receivers.entry(key.lane).or_insert_with(|| {
+                self.states.idle += 1;
+                Receiver::default()
+            });
+            receiver.lanes += 1;
+            self.forgettable.push_back((key, now_ms));
+            Lane::new(limit, now_ms)
+        });
         lane.pace.measure(lane.queue.is_empty(), now_ms);
         let is_full = lane.queue.len() >= lane.capacity().min(free);
         if is_full && swept {
@@ -234,21 +278,26 @@ impl Lanes {
             lane.count_dropped();
             return Offer::Dropped;
         }
-        if lane.queue.is_empty() {
-            self.turns.push_back(key);
-        }
+        self.lanes_queued += usize::from(lane.queue.is_empty());
         lane.push(pointer, swept, now_ms);
-        if lane.queue.len() >= threshold {
+        if lane.is_backlogged {
+            self.queued_in_backlogs += 1;
+        } else if lane.queue.len() >= threshold {
+            lane.is_backlogged = true;
             self.backlogged.insert(key);
+            self.queued_in_backlogs += lane.queue.len();
         }
         self.queued += 1;
+        *self.ages.entry(age_of(&pointer)).or_default() += 1;
         self.queued_revisions.insert(pointer.uid, revision);
+        self.change_receiver(key.lane, |receiver| receiver.waiting += 1);
+        self.wake(key, now_ms);
         Offer::Queued
     }
 
     /// With how many queued pointers a lane has a backlog: the fewer, the more lanes there are.
     fn backlog_threshold(&self) -> usize {
-        (QUEUED_WITHOUT_BACKLOG / self.turns.len().max(1)).clamp(BACKLOG_MIN, BACKLOG_MAX)
+        (QUEUED_WITHOUT_BACKLOG / self.lanes_queued.max(1)).clamp(BACKLOG_MIN, BACKLOG_MAX)
     }
 
     /// The limit of a new lane.
@@ -268,69 +317,72 @@ impl Lanes {
 
     /// How many pointers are queued in lanes without a backlog.
     pub fn queued_without_backlog(&self) -> usize {
-        let backlogged = self.backlogged.iter().filter_map(|key| self.lanes.get(key));
-        self.queued - backlogged.map(|lane| lane.queue.len()).sum::<usize>()
-    }
-
-    /// Takes up to `most` pointers to be claimed now, lane by lane in turn. They are in flight and in hand from here
-    /// on.
-    pub fn take(&mut self, most: usize) -> Vec<Pointer> {
-        let mut taken = Vec::new();
-        let mut turns_without_room = 0;
-        let (threshold, initial_limit) = (self.backlog_threshold(), self.initial_limit());
-        while taken.len() < most && self.in_flight() < self.total && turns_without_room < self.turns.len() {
-            let Some(key) = self.turns.pop_front() else { break };
-            let in_flight = self.in_flight();
-            let Some(lane) = self.lanes.get_mut(&key) else { continue };
-            // Attempts that only wait for a permit take no room that other receivers need.
-            let claims_ahead = in_flight < self.total / 2;
-            let of_lane = if claims_ahead { lane.max_in_flight(initial_limit) } else { lane.limit };
-            let of_class = key.class.max_in_flight(self.total);
-            let room = of_lane
-                .saturating_sub(lane.in_flight)
-                .min(self.total - in_flight)
-                .min(of_class.saturating_sub(self.in_flight[key.class as usize]));
-            let before = taken.len();
-            for pointer in lane.queue.take(room.min(TURN).min(most - before)) {
-                self.queued -= 1;
-                let revision = pointer.revision();
-                // A pointer that a newer one has replaced is dropped here.
-                if self.queued_revisions.get(&pointer.uid) == Some(&revision) {
-                    self.queued_revisions.remove(&pointer.uid);
-                    self.in_hand.insert(pointer.uid, InHand { revision, next: None });
-                    taken.push(pointer);
-                }
-            }
-            let count = taken.len() - before;
-            lane.in_flight += count;
-            self.in_flight[key.class as usize] += count;
-            lane.pace.observe_queue(lane.queue.is_empty());
-            if !lane.queue.is_empty() {
-                self.turns.push_back(key);
-            }
-            if lane.queue.len() < threshold / 4 {
-                self.clear_backlog(key);
-            }
-            turns_without_room = if room == 0 { turns_without_room + 1 } else { 0 };
-        }
-        taken
+        self.queued - self.queued_in_backlogs
     }
 
     fn clear_backlog(&mut self, key: LaneKey) {
         if self.backlogged.remove(&key) {
             self.backlogs_cleared += 1;
+            if let Some(lane) = self.lanes.get_mut(&key) {
+                lane.is_backlogged = false;
+                self.queued_in_backlogs -= lane.queue.len();
+            }
         }
+    }
+
+    /// Notes that these pointers of a lane are no longer queued.
+    fn unqueued(&mut self, key: LaneKey, pointers: &[Pointer], is_empty: bool) {
+        if pointers.is_empty() {
+            return;
+        }
+        for pointer in pointers {
+            let age = age_of(pointer);
+            if let Some(count) = self.ages.get_mut(&age) {
+                *count -= 1;
+                if *count == 0 {
+                    self.ages.remove(&age);
+                }
+            }
+        }
+        self.queued -= pointers.len();
+        self.lanes_queued -= usize::from(is_empty);
+        if self.backlogged.contains(&key) {
+            self.queued_in_backlogs -= pointers.len();
+        }
+        self.change_receiver(key.lane, |receiver| receiver.waiting -= pointers.len());
+    }
+
+    /// Changes what is known of a receiver, and what is counted by it.
+    fn change_receiver(&mut self, lane: i64, change: impl FnOnce(&mut Receiver)) {
+        let Some(receiver) = self.receivers.get_mut(&lane) else { return };
+        let (load, standing, in_flight) = (receiver.load(), receiver.standing(), receiver.in_flight);
+        change(receiver);
+        *self.states.of(load) -= 1;
+        *self.states.of(receiver.load()) += 1;
+        let (now_standing, now_in_flight) = (receiver.standing(), receiver.in_flight);
+        self.by_standing[standing as usize] -= in_flight;
+        self.by_standing[now_standing as usize] += now_in_flight;
+        let unproven = |standing, in_flight| if standing == Standing::Proven { 0 } else { in_flight };
+        let (before, after) = (unproven(standing, in_flight), unproven(now_standing, now_in_flight));
+        self.turns.groups.change(group_of(lane), before, after);
     }
 
     /// The claim of a pointer surely got no row: it is neither in flight nor in hand any more.
     pub fn claim_dropped(&mut self, pointer: &Pointer, now_ms: i64) {
-        self.free_claim(LaneKey::of(pointer));
+        self.free_claim(LaneKey::of(pointer), now_ms);
         let in_hand = self.in_hand.remove(&pointer.uid);
         // The same revision again would get no row either.
         let newer = |in_hand: InHand| in_hand.next.filter(|next| next.revision() > in_hand.revision);
         if let Some(next) = in_hand.and_then(newer) {
             self.offer(next, now_ms);
         }
+    }
+
+    /// A claimed pointer will never be sent from here: it stays in hand, so that it is not claimed again and again, and
+    /// takes no place.
+    pub fn set_aside(&mut self, pointer: &Pointer, now_ms: i64) {
+        self.free_claim(LaneKey::of(pointer), now_ms);
+        self.set_aside += 1;
     }
 
     /// Asks for a permit to send a claimed pointer: `None` when it may be sent at once, else a receiver that
@@ -340,15 +392,16 @@ impl Lanes {
     }
 
     /// A pointer that has no permit will not be sent: it is no longer in flight.
-    pub fn free_claim(&mut self, key: LaneKey) {
-        self.free(key, |_| {});
+    pub fn free_claim(&mut self, key: LaneKey, now_ms: i64) {
+        self.free(key, now_ms, |_| {});
     }
 
     /// The outcome of a timer is recorded: it is no longer in hand. Returns whether a pointer that came meanwhile is
-    /// queued now.
+    /// queued now, or a place became free that others wait for.
     pub fn recorded(&mut self, uid: &Uid, now_ms: i64) -> bool {
+        let was_full = self.is_full();
         let next = self.in_hand.remove(uid).and_then(|in_hand| in_hand.next);
-        next.is_some_and(|next| self.offer(next, now_ms) == Offer::Queued)
+        next.is_some_and(|next| self.offer(next, now_ms) == Offer::Queued) || was_full
     }
 
     /// Whether the timer was taken and its outcome is not recorded yet.
@@ -356,62 +409,87 @@ impl Lanes {
         self.in_hand.contains_key(uid)
     }
 
+    /// Whether the node can take nothing more: what it has taken and not recorded fills its places.
+    fn is_full(&self) -> bool {
+        self.in_hand.len() >= self.total + self.set_aside
+    }
+
     /// An attempt that had a permit has ended: it is no longer in flight.
     pub fn attempt_ended(&mut self, key: LaneKey, end: AttemptEnd, now_ms: i64) {
         let (per_lane, threshold) = (self.per_lane, self.backlog_threshold());
         let mut dropped: Vec<Pointer> = Vec::new();
-        let mut queued = 0;
-        self.free(key, |lane| {
+        self.change_receiver(key.lane, |receiver| match end {
+            AttemptEnd::Answered => receiver.answered(),
+            AttemptEnd::NoAnswer => receiver.not_answered(),
+            AttemptEnd::NotReached => receiver.not_reached(now_ms),
+            AttemptEnd::NotSent => {}
+        });
+        let is_open = self.receivers.get(&key.lane).is_some_and(|receiver| receiver.trial_at_ms().is_some());
+        self.free(key, now_ms, |lane| {
             lane.release();
             match end {
                 AttemptEnd::Answered => lane.answered(per_lane, now_ms),
-                AttemptEnd::NoAnswer => {
-                    // The sweep finds the dropped timers again, and postpones them.
+                // The sweep finds the dropped timers again, and postpones them.
+                AttemptEnd::NoAnswer => dropped = lane.not_answered(per_lane, now_ms),
+                AttemptEnd::NotReached if is_open => {
                     dropped = lane.not_answered(per_lane, now_ms);
-                    queued = lane.queue.len();
+                    lane.refuse_permits();
                 }
-                AttemptEnd::NotSent => {}
+                AttemptEnd::NotReached | AttemptEnd::NotSent => {}
             }
         });
-        self.queued -= dropped.len();
-        if !dropped.is_empty() && queued < threshold / 4 {
-            self.clear_backlog(key);
+        if !dropped.is_empty() {
+            let queued = self.lanes.get(&key).map_or(0, |lane| lane.queue.len());
+            self.unqueued(key, &dropped, queued == 0);
+            if queued < threshold / 4 {
+                self.clear_backlog(key);
+            }
         }
         for pointer in dropped {
             self.queued_revisions.remove(&pointer.uid);
         }
     }
 
-    fn free(&mut self, key: LaneKey, end: impl FnOnce(&mut Lane)) {
-        let in_flight = &mut self.in_flight[key.class as usize];
-        *in_flight = in_flight.saturating_sub(1);
-        let initial_limit = self.initial_limit();
-        let Some(lane) = self.lanes.get_mut(&key) else {
-            return;
-        };
-        lane.in_flight = lane.in_flight.saturating_sub(1);
-        end(lane);
-        lane.grant();
-        let is_idle = lane.in_flight == 0 && lane.queue.is_empty();
-        if is_idle && lane.limit >= initial_limit {
+    /// Forgets a lane that has been idle for long, or one of too many. It looks at two lanes, which keeps up with one that
+    /// is added.
+    fn forget_idle(&mut self, now_ms: i64) {
+        for _ in 0..2 {
+            let Some((key, since_ms)) = self.forgettable.front().copied() else { return };
+            let is_crowded = self.forgettable.len() > MAX_IDLE_LANES;
+            if now_ms - since_ms < KEEP_IDLE_MS && !is_crowded {
+                return;
+            }
+            self.forgettable.pop_front();
+            let Some(lane) = self.lanes.get(&key) else { continue };
+            let is_old = is_crowded || now_ms - lane.idle_since_ms >= KEEP_IDLE_MS;
+            if !lane.is_idle() || !is_old {
+                let since_ms = if lane.is_idle() { lane.idle_since_ms } else { now_ms };
+                self.forgettable.push_back((key, since_ms));
+                continue;
+            }
             self.lanes.remove(&key);
+            let Some(receiver) = self.receivers.get_mut(&key.lane) else { continue };
+            receiver.lanes -= 1;
+            if receiver.lanes == 0 {
+                *self.states.of(receiver.load()) -= 1;
+                self.receivers.remove(&key.lane);
+            }
         }
     }
 
-    /// The earliest moment at which a queued pointer was due.
+    /// The earliest moment at which a queued pointer was due, to [`OLDEST_STEP_MS`].
     pub fn oldest_queued(&self) -> Option<UnixMs> {
-        self.lanes.values().filter_map(|lane| lane.queue.first()).map(|pointer| pointer.wake_at).min()
+        self.ages.first_key_value().map(|(age, _)| UnixMs::new(age * OLDEST_STEP_MS))
     }
 
-    /// What the lanes hold now, by receiver.
-    pub fn load(&self) -> Load {
-        let mut load = Load { queued: self.queued, in_flight: self.in_flight(), lanes: HashMap::new() };
-        for (key, lane) in &self.lanes {
-            let of = load.lanes.entry(key.lane).or_default();
-            of.waiting += lane.queue.len();
-            of.in_flight += lane.in_flight;
-        }
-        load
+    /// What the lanes of these receivers hold; `None` where there are none.
+    pub fn loads(&self, lanes: &[i64]) -> Vec<Option<LaneLoad>> {
+        lanes.iter().map(|lane| self.receivers.get(lane).map(Receiver::load)).collect()
+    }
+
+    /// How many receivers are in which state.
+    pub fn states(&self) -> States {
+        self.states
     }
 
     /// How many pointers are queued, unclaimed.
@@ -430,9 +508,20 @@ impl Lanes {
         self.queued_revisions.clear();
         self.backlogged.clear();
         self.backlogs_cleared += 1;
-        self.queued = 0;
-        self.lanes.values_mut().for_each(|lane| lane.queue.clear());
+        self.ages.clear();
+        (self.queued, self.queued_in_backlogs, self.lanes_queued) = (0, 0, 0);
+        let keys: Vec<LaneKey> = self.lanes.keys().copied().collect();
+        for key in keys {
+            let Some(lane) = self.lanes.get_mut(&key) else { continue };
+            lane.clear();
+            self.change_receiver(key.lane, |receiver| receiver.waiting = 0);
+        }
     }
+}
+
+/// The stretch of time in which a pointer is due.
+const fn age_of(pointer: &Pointer) -> i64 {
+    pointer.wake_at.get().div_euclid(OLDEST_STEP_MS)
 }
 
 #[cfg(test)]

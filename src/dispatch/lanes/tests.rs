@@ -1,4 +1,5 @@
 use super::lane::{MIN_CAPACITY, MIN_LIMIT};
+use super::receiver::{FIRST_TRIAL_MS, LONGEST_TRIAL_MS};
 use super::*;
 use crate::model::id::Generation;
 use crate::model::pointer::Via;
@@ -23,16 +24,49 @@ fn swept(n: u128, lane: i64) -> Pointer {
     Pointer { via: Via::Sweep, ..pointer(n, lane, 0) }
 }
 
+fn take(lanes: &mut Lanes, most: usize) -> Vec<Pointer> {
+    take_at(lanes, most, 0)
+}
+
+fn take_at(lanes: &mut Lanes, most: usize, now_ms: i64) -> Vec<Pointer> {
+    let taken = lanes.take(most, now_ms).0;
+    lanes.check();
+    taken
+}
+
+/// An attempt at a receiver, and how it ends.
+fn attempt(lanes: &mut Lanes, lane: i64, end: AttemptEnd, now_ms: i64) {
+    let id = (1 << 120) | (now_ms as u128) << 64 | (lane as u128 & 0xffff_ffff);
+    assert_eq!(lanes.offer(pointer(id, lane, 0), now_ms), Offer::Queued);
+    let taken = take_at(lanes, 1, now_ms).remove(0);
+    finish(lanes, &taken, end, now_ms);
+}
+
+fn finish(lanes: &mut Lanes, taken: &Pointer, end: AttemptEnd, now_ms: i64) {
+    let key = LaneKey::of(taken);
+    assert!(lanes.acquire(key).is_none());
+    lanes.attempt_ended(key, end, now_ms);
+    lanes.recorded(&taken.uid, now_ms);
+    lanes.check();
+}
+
+/// Lanes with these receivers, which have answered once.
+fn proven(total: usize, per_lane: usize, receivers: impl IntoIterator<Item = i64>) -> Lanes {
+    let mut lanes = Lanes::new(total, per_lane);
+    receivers.into_iter().for_each(|lane| attempt(&mut lanes, lane, AttemptEnd::Answered, 0));
+    lanes
+}
+
 #[test]
 fn a_full_lane_leaves_room_for_the_others() {
-    let mut lanes = Lanes::new(100, 20);
+    let mut lanes = Lanes::new(200, 20);
     for n in 0..50 {
         assert_eq!(lanes.offer(pointer(n, 1, 0), 0), Offer::Queued);
     }
-    assert_eq!(lanes.take(100).len(), 3 * INITIAL_LIMIT, "a new lane starts small");
+    assert_eq!(take(&mut lanes, 100).len(), INITIAL_LIMIT, "a new lane starts small");
     lanes.offer(pointer(100, 2, 0), 0);
-    assert_eq!(lanes.take(100), [pointer(100, 2, 0)]);
-    assert!(lanes.take(100).is_empty());
+    assert_eq!(take(&mut lanes, 100), [pointer(100, 2, 0)]);
+    assert!(take(&mut lanes, 100).is_empty());
 }
 
 #[test]
@@ -42,32 +76,33 @@ fn the_limit_of_a_lane_rises_with_answers_and_falls_without() {
         lanes.offer(pointer(n, 1, 0), 0);
     }
     let key = LaneKey { lane: 1, class: Class::First };
-    for _ in lanes.take(1000) {
-        assert!(lanes.acquire(key).is_none());
-        lanes.attempt_ended(key, AttemptEnd::Answered, 0);
+    for _ in 0..2 {
+        let taken = take(&mut lanes, 1000);
+        taken.iter().for_each(|_| drop(lanes.acquire(key)));
+        taken.iter().for_each(|_| lanes.attempt_ended(key, AttemptEnd::Answered, 0));
     }
-    assert_eq!(lanes.take(1000).len(), 60, "three times as many as may be sent at once");
+    assert_eq!(take(&mut lanes, 1000).len(), 60, "three times as many as may be sent at once");
     for _ in 0..60 {
         let _ = lanes.acquire(key);
         lanes.attempt_ended(key, AttemptEnd::NoAnswer, 0);
     }
-    assert_eq!(lanes.take(1000).len(), MIN_LIMIT);
+    assert_eq!(take(&mut lanes, 1000).len(), MIN_LIMIT);
 }
 
 #[test]
 fn no_more_permits_are_given_than_may_be_sent_at_once() {
-    let mut lanes = Lanes::new(1000, 2);
+    let mut lanes = proven(1000, 2, [1]);
     for n in 0..6 {
         lanes.offer(pointer(n, 1, 0), 0);
     }
     let key = LaneKey { lane: 1, class: Class::First };
-    assert_eq!(lanes.take(100).len(), 6);
+    assert_eq!(take(&mut lanes, 100).len(), 6);
     assert!(lanes.acquire(key).is_none() && lanes.acquire(key).is_none());
-    lanes.free_claim(key);
-    lanes.free_claim(key);
+    lanes.free_claim(key, 0);
+    lanes.free_claim(key, 0);
     let (given_up, mut waiting) = (lanes.acquire(key).unwrap(), lanes.acquire(key).unwrap());
     drop(given_up);
-    lanes.free_claim(key);
+    lanes.free_claim(key, 0);
     assert!(waiting.try_recv().is_err(), "no permit is free");
     lanes.attempt_ended(key, AttemptEnd::Answered, 0);
     assert!(waiting.try_recv().is_ok(), "an attempt that no longer waits gets no permit");
@@ -78,27 +113,27 @@ fn no_more_permits_are_given_than_may_be_sent_at_once() {
 
 #[test]
 fn retries_never_take_more_than_a_quarter() {
-    let mut lanes = Lanes::new(8, 8);
+    let mut lanes = proven(8, 8, [1]);
     for n in 0..20 {
         lanes.offer(pointer(n, 1, 1), 0);
         lanes.offer(pointer(100 + n, 1, 0), 0);
     }
-    let taken = lanes.take(100);
+    let taken = take(&mut lanes, 100);
     assert_eq!(taken.iter().filter(|p| p.attempt > 0).count(), 2);
     assert_eq!(taken.len(), 8);
 }
 
 #[test]
 fn overdue_timers_of_an_outage_take_at_most_half() {
-    let mut lanes = Lanes::new(8, 8);
+    let mut lanes = proven(8, 8, [1]);
     for n in 0..20 {
         lanes.offer(Pointer { overdue: true, ..pointer(n, 1, 0) }, 0);
     }
-    assert_eq!(lanes.take(100).len(), 4);
+    assert_eq!(take(&mut lanes, 100).len(), 4);
     for n in 100..120 {
         lanes.offer(pointer(n, 1, 0), 0);
     }
-    assert_eq!(lanes.take(100).len(), 4, "timers that fall due now have the other half");
+    assert_eq!(take(&mut lanes, 100).len(), 4, "timers that fall due now have the other half");
 }
 
 #[test]
@@ -106,52 +141,52 @@ fn a_timer_is_in_hand_until_its_outcome_is_recorded() {
     let mut lanes = Lanes::new(10, 10);
     assert_eq!(lanes.offer(pointer(1, 1, 0), 0), Offer::Queued);
     assert_eq!(lanes.offer(pointer(1, 1, 0), 0), Offer::Duplicate);
-    let taken = lanes.take(10);
+    let taken = take(&mut lanes, 10);
     assert_eq!(lanes.offer(pointer(1, 1, 0), 0), Offer::Duplicate, "it is being claimed");
     lanes.claim_dropped(&taken[0], 0);
     assert_eq!((lanes.queued(), lanes.in_flight()), (0, 0));
     assert_eq!(lanes.offer(pointer(1, 1, 0), 0), Offer::Queued);
-    let taken = lanes.take(10);
+    let taken = take(&mut lanes, 10);
     assert_eq!((lanes.queued(), lanes.in_flight()), (0, 1));
     assert!(lanes.acquire(LaneKey::of(&taken[0])).is_none());
     lanes.attempt_ended(LaneKey::of(&taken[0]), AttemptEnd::Answered, 0);
     assert_eq!(lanes.in_flight(), 0);
     assert_eq!(lanes.offer(pointer(1, 1, 1), 0), Offer::Duplicate, "its result is not recorded yet");
     assert!(lanes.recorded(&taken[0].uid, 0), "it is queued now");
-    assert_eq!(lanes.take(10), [pointer(1, 1, 1)]);
+    assert_eq!(take(&mut lanes, 10), [pointer(1, 1, 1)]);
 }
 
 #[test]
 fn a_pointer_that_comes_while_its_timer_is_in_hand_is_offered_afterwards() {
     let moved = Pointer { generation: Generation(2), ..pointer(1, 1, 0) };
     let swept = Pointer { via: Via::Sweep, ..moved };
-    let mut lanes = Lanes::new(10, 10);
+    let mut lanes = Lanes::new(100, 10);
     // The claim of the old generation is under way when the new one comes, due at once.
     lanes.offer(pointer(1, 1, 0), 0);
-    let taken = lanes.take(10);
+    let taken = take(&mut lanes, 10);
     assert_eq!(lanes.offer(moved, 0), Offer::Duplicate);
     assert_eq!(lanes.offer(swept, 0), Offer::Duplicate, "the sweep offers it again");
     assert_eq!(lanes.offer(pointer(1, 1, 0), 0), Offer::Duplicate, "an older one is of no use");
-    assert!(lanes.take(10).is_empty());
+    assert!(take(&mut lanes, 10).is_empty());
     lanes.claim_dropped(&taken[0], 0);
-    assert_eq!(lanes.take(10), [moved]);
+    assert_eq!(take(&mut lanes, 10), [moved]);
     // Its attempt is given back, or fails and is to be made again at once, before the record is known here.
     let again = Pointer { attempt: 1, ..moved };
     assert_eq!(lanes.offer(again, 0), Offer::Duplicate);
     assert!(lanes.recorded(&moved.uid, 0));
-    assert_eq!(lanes.take(10), [again]);
+    assert_eq!(take(&mut lanes, 10), [again]);
     assert!(!lanes.recorded(&moved.uid, 0), "nothing came meanwhile");
-    assert!(lanes.take(10).is_empty());
+    assert!(take(&mut lanes, 10).is_empty());
 }
 
 #[test]
 fn a_newer_generation_replaces_a_queued_pointer() {
-    let mut lanes = Lanes::new(10, 10);
+    let mut lanes = Lanes::new(100, 10);
     lanes.offer(pointer(1, 1, 1), 0);
     let newer = Pointer { generation: Generation(2), ..pointer(1, 1, 0) };
     assert_eq!(lanes.offer(newer, 0), Offer::Queued);
     assert_eq!(lanes.offer(pointer(1, 1, 1), 0), Offer::Duplicate, "an older one does not replace it");
-    assert_eq!(lanes.take(10), [newer]);
+    assert_eq!(take(&mut lanes, 10), [newer]);
     assert_eq!((lanes.queued(), lanes.in_flight()), (0, 1));
 }
 
@@ -164,7 +199,7 @@ fn paced(lanes: &mut Lanes, lane: i64, per_second: usize, seconds: i64) {
             n += 1;
             lanes.offer(swept((lane as u128) << 64 | n, lane), second * 1000);
         }
-        for taken in lanes.take(per_second) {
+        for taken in take(lanes, per_second) {
             let _ = lanes.acquire(key);
             lanes.attempt_ended(key, AttemptEnd::Answered, second * 1000 + 999);
             lanes.recorded(&taken.uid, second * 1000 + 999);
@@ -215,7 +250,7 @@ fn a_pause_does_not_make_a_quick_receiver_a_slow_one() {
     assert!((8500..9500).contains(&queued), "half a minute's work: {queued}");
     // Ten seconds without an answer; then the attempts under way time out.
     let key = LaneKey { lane: 1, class: Class::First };
-    for _ in lanes.take(10) {
+    for _ in take(&mut lanes, 10) {
         let _ = lanes.acquire(key);
         lanes.attempt_ended(key, AttemptEnd::NoAnswer, 130_000);
     }
@@ -243,7 +278,7 @@ fn dropped_pointers_come_before_those_that_fall_due_now() {
     let key = LaneKey { lane: 1, class: Class::First };
     let serve = |lanes: &mut Lanes, until: usize| {
         while lanes.queued() > until {
-            for taken in lanes.take((lanes.queued() - until).min(64)) {
+            for taken in take(lanes, (lanes.queued() - until).min(64)) {
                 let _ = lanes.acquire(key);
                 lanes.attempt_ended(key, AttemptEnd::Answered, 20_000);
                 lanes.recorded(&taken.uid, 20_000);
@@ -261,7 +296,7 @@ fn dropped_pointers_come_before_those_that_fall_due_now() {
     );
     // The timers that were dropped may have been cancelled.
     while lanes.offer(pointer(next(), 1, 0), 20_000) == Offer::Queued {}
-    assert_eq!(lanes.take(20).len(), 20, "in flight, so that the lane is kept");
+    assert_eq!(take(&mut lanes, 20).len(), 20, "in flight, so that the lane is kept");
     serve(&mut lanes, 0);
     for _ in 0..BACKLOG_MAX {
         assert_eq!(lanes.offer(pointer(next(), 1, 0), 20_000), Offer::Queued);
@@ -312,9 +347,8 @@ fn a_lane_has_a_backlog_until_a_quarter_is_left() {
     assert_eq!(lanes.queued_without_backlog(), 1);
     while lanes.queued() >= BACKLOG_MAX / 4 {
         assert_eq!(lanes.backlogs_cleared(), 0);
-        for _ in lanes.take(64) {
-            let _ = lanes.acquire(key);
-            lanes.attempt_ended(key, AttemptEnd::Answered, 0);
+        for taken in take(&mut lanes, 64) {
+            finish_quickly(&mut lanes, &taken);
         }
     }
     assert_eq!(lanes.backlogs_cleared(), 1);
@@ -323,26 +357,26 @@ fn a_lane_has_a_backlog_until_a_quarter_is_left() {
 
 #[test]
 fn attempts_that_wait_for_a_permit_take_at_most_half() {
-    let mut lanes = Lanes::new(240, 16);
+    let mut lanes = proven(240, 16, 0..20);
     for lane in 0..20 {
         for n in 0..100 {
             lanes.offer(pointer(lane << 64 | n, lane as i64, 0), 0);
         }
     }
-    let taken = lanes.take(1000);
+    let taken = take(&mut lanes, 1000);
     let of = |lane| taken.iter().filter(|pointer| pointer.lane == lane).count();
-    assert_eq!(taken.len(), 240);
+    assert!(taken.len() > 200, "{}", taken.len());
     assert!((0..15).all(|lane| of(lane) > 0), "each of many receivers gets its turn");
     // No attempt ends, and yet there is room for another receiver.
-    let mut lanes = Lanes::new(240, 16);
+    let mut lanes = proven(240, 16, (0..6).chain([99]));
     for lane in 0..6 {
         for n in 0..100 {
             lanes.offer(pointer(lane << 64 | n, lane as i64, 0), 0);
         }
-        lanes.take(1000);
+        take(&mut lanes, 1000);
     }
     lanes.offer(pointer(u128::MAX, 99, 0), 0);
-    assert_eq!(lanes.take(1000), [pointer(u128::MAX, 99, 0)]);
+    assert_eq!(take(&mut lanes, 1000), [pointer(u128::MAX, 99, 0)]);
 }
 
 #[test]
@@ -350,18 +384,321 @@ fn receivers_that_never_answer_leave_room_for_others() {
     let mut lanes = Lanes::new(1000, 100);
     for lane in 0..200 {
         for n in 0..100 {
-            lanes.offer(pointer(lane * 1000 + n, lane as i64, 0), 0);
+            lanes.offer(pointer(lane * 1000 + n, lane_of_group(lane as i64), 0), 0);
         }
-        let key = LaneKey { lane: lane as i64, class: Class::First };
-        for _ in lanes.take(1000) {
-            let _ = lanes.acquire(key);
-            lanes.attempt_ended(key, AttemptEnd::NoAnswer, 60_000);
+        for taken in take(&mut lanes, 1000) {
+            let _ = lanes.acquire(LaneKey::of(&taken));
+            lanes.attempt_ended(LaneKey::of(&taken), AttemptEnd::NoAnswer, 60_000);
+            lanes.recorded(&taken.uid, 60_000);
         }
     }
     let before = lanes.queued();
     for n in 0..100 {
-        lanes.offer(pointer(1_000_000 + n, 77, 0), 60_000);
+        lanes.offer(pointer(1_000_000 + n, lane_of_group(77), 0), 60_000);
     }
     assert!(lanes.queued() - before <= MIN_CAPACITY, "a lane whose receiver does not answer queues few");
     assert!(before <= 200 * MIN_CAPACITY, "and so do all of them together: {before}");
+}
+
+#[test]
+fn a_receiver_that_cannot_be_reached_is_tried_by_one_at_a_time() {
+    let mut lanes = proven(1000, 100, [1]);
+    for n in 0..80 {
+        lanes.offer(pointer(n, 1, i32::from(n % 5 == 0)), 0);
+    }
+    // Those under way when it goes away, retries among them.
+    for taken in take(&mut lanes, 1000) {
+        finish(&mut lanes, &taken, AttemptEnd::NotReached, 10);
+    }
+    let waiting = lanes.queued();
+    assert!(waiting >= 10, "those that were not claimed before wait: {waiting}");
+    for n in 200..240 {
+        assert_eq!(lanes.offer(pointer(n, 1, 0), 10), Offer::Queued);
+    }
+    let mut trials = Vec::new();
+    for now_ms in 10..15_000 {
+        let taken = take_at(&mut lanes, 1000, now_ms);
+        assert!(taken.len() <= 1);
+        if !taken.is_empty() {
+            assert!(take_at(&mut lanes, 1000, now_ms).is_empty(), "one at a time");
+            trials.push(now_ms);
+            assert_eq!(lanes.next_trial_ms(), None, "the end of the trial decides when the next is");
+        }
+        taken.iter().for_each(|taken| finish(&mut lanes, taken, AttemptEnd::NotReached, now_ms));
+        let next = lanes.next_trial_ms().expect("they wait for a trial");
+        assert!(next > now_ms && next <= now_ms + LONGEST_TRIAL_MS);
+    }
+    let waits: Vec<i64> = trials.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    assert_eq!((trials[0], &waits[..6]), (10 + FIRST_TRIAL_MS, &[200, 400, 800, 1000, 1000, 1000][..]));
+    let mut now_ms = lanes.next_trial_ms().expect("a trial");
+    let trial = take_at(&mut lanes, 1000, now_ms).remove(0);
+    finish(&mut lanes, &trial, AttemptEnd::Answered, now_ms);
+    let mut left = lanes.queued();
+    while left > 0 {
+        now_ms += 1;
+        let taken = take_at(&mut lanes, 1000, now_ms);
+        assert!(taken.len() > 1, "it is back");
+        taken.iter().for_each(|taken| finish(&mut lanes, taken, AttemptEnd::Answered, now_ms));
+        left = lanes.queued();
+    }
+}
+
+#[test]
+fn one_failed_connection_does_not_close_a_proven_lane() {
+    let mut lanes = proven(1000, 100, [1]);
+    attempt(&mut lanes, 1, AttemptEnd::NotReached, 0);
+    attempt(&mut lanes, 1, AttemptEnd::NotReached, 1);
+    attempt(&mut lanes, 1, AttemptEnd::Answered, 2);
+    attempt(&mut lanes, 1, AttemptEnd::NotReached, 3);
+    for n in 0..10 {
+        lanes.offer(pointer(n, 1, 0), 3);
+    }
+    assert_eq!(take_at(&mut lanes, 100, 3).len(), 10);
+}
+
+/// A lane of a group of its own.
+fn lane_of_group(group: i64) -> i64 {
+    group << 32 | 1
+}
+
+#[test]
+fn receivers_of_which_nothing_is_known_leave_room_for_proven_ones() {
+    let mut lanes = proven(1000, 100, [lane_of_group(7)]);
+    // Half of them did not answer before.
+    (1000..1500).for_each(|group| attempt(&mut lanes, lane_of_group(group), AttemptEnd::NoAnswer, 0));
+    for group in 1000..2000 {
+        for n in 0..10 {
+            lanes.offer(pointer((group as u128) << 32 | n, lane_of_group(group), 0), 0);
+        }
+    }
+    let taken: Vec<Pointer> = (0..20).flat_map(|_| take(&mut lanes, 256)).collect();
+    let doubtful = taken.iter().filter(|one| one.lane < lane_of_group(1500)).count();
+    assert_eq!(taken.len(), 500, "half of the node");
+    assert!((100..=250).contains(&doubtful), "at most a quarter for those that do not answer: {doubtful}");
+    for n in 0..50 {
+        lanes.offer(pointer(n, lane_of_group(7), 0), 1);
+    }
+    let of_proven =
+        (0..4).flat_map(|_| take_at(&mut lanes, 256, 1)).filter(|one| one.lane == lane_of_group(7));
+    assert!(of_proven.count() >= INITIAL_LIMIT, "the proven one has its turn");
+}
+
+#[test]
+fn one_host_or_domain_takes_an_eighth_until_its_receivers_are_proven() {
+    let mut lanes = Lanes::new(800, 100);
+    for host in 0..200 {
+        for n in 0..3 {
+            lanes.offer(pointer((host as u128) << 32 | n, 9 << 32 | host, 0), 0);
+        }
+    }
+    lanes.offer(pointer(u128::MAX, lane_of_group(10), 0), 0);
+    let mut under_way: VecDeque<Pointer> = (0..5).flat_map(|_| take(&mut lanes, 256)).collect();
+    assert_eq!(under_way.len(), 101, "an eighth, and the other group's");
+    let mut ended = 0;
+    while let Some(taken) = under_way.pop_front() {
+        finish(&mut lanes, &taken, AttemptEnd::Answered, 1);
+        ended += 1;
+        under_way.extend(take_at(&mut lanes, 256, 1));
+    }
+    assert_eq!((ended, lanes.queued()), (601, 0), "all had their turn");
+}
+
+#[test]
+fn what_is_sent_and_not_recorded_takes_a_place() {
+    let mut lanes = proven(100, 100, [1]);
+    for n in 0..300 {
+        lanes.offer(pointer(n, 1, 0), 0);
+    }
+    let mut sent = Vec::new();
+    for _ in 0..20 {
+        for taken in take(&mut lanes, 256) {
+            let _ = lanes.acquire(LaneKey::of(&taken));
+            lanes.attempt_ended(LaneKey::of(&taken), AttemptEnd::Answered, 0);
+            sent.push(taken);
+        }
+    }
+    assert_eq!((sent.len(), lanes.in_flight()), (100, 0), "the node is full of results");
+    assert!(lanes.recorded(&sent[0].uid, 0), "others wait for its place");
+    assert_eq!(take(&mut lanes, 256).len(), 1);
+    // One that cannot be read takes none.
+    lanes.recorded(&sent[1].uid, 0);
+    let unreadable = take(&mut lanes, 256).remove(0);
+    lanes.set_aside(&unreadable, 0);
+    assert_eq!(lanes.offer(unreadable, 0), Offer::Duplicate);
+    assert_eq!(take(&mut lanes, 256).len(), 1);
+}
+
+#[test]
+fn a_turn_costs_the_same_with_a_hundred_thousand_receivers() {
+    let mut lanes = Lanes::new(2048, 128);
+    let many = 100_000;
+    for host in 0..many {
+        assert_eq!(lanes.offer(pointer(host as u128, lane_of_group(host), 0), 0), Offer::Queued);
+    }
+    let before = lanes.looks();
+    let mut served = 0;
+    while served < many {
+        let (taken, _) = lanes.take(256, 0);
+        assert!(!taken.is_empty());
+        for taken in taken {
+            let _ = lanes.acquire(LaneKey::of(&taken));
+            lanes.attempt_ended(LaneKey::of(&taken), AttemptEnd::Answered, 0);
+            lanes.recorded(&taken.uid, 0);
+            served += 1;
+        }
+    }
+    lanes.check();
+    assert!(lanes.looks() - before <= 2 * many as u64, "{} looks", lanes.looks() - before);
+    // Each waits for its receiver, which is full: nobody looks at them again and again.
+    let mut lanes = Lanes::new(2048, 1);
+    for host in 0..many {
+        for n in 0..2 {
+            lanes.offer(pointer((host as u128) << 32 | n, 5 << 32 | host, 0), 0);
+        }
+    }
+    let mut under_way = VecDeque::new();
+    while let (taken, true) = lanes.take(2048, 0) {
+        under_way.extend(taken);
+    }
+    let before = lanes.looks();
+    for _ in 0..10_000 {
+        let ended = under_way.pop_front().expect("one under way");
+        finish_quickly(&mut lanes, &ended);
+        under_way.extend(lanes.take(256, 0).0);
+    }
+    assert!(lanes.looks() - before <= 4 * 10_000, "{} looks", lanes.looks() - before);
+}
+
+fn finish_quickly(lanes: &mut Lanes, taken: &Pointer) {
+    let _ = lanes.acquire(LaneKey::of(taken));
+    lanes.attempt_ended(LaneKey::of(taken), AttemptEnd::Answered, 0);
+    lanes.recorded(&taken.uid, 0);
+}
+
+#[test]
+fn idle_lanes_are_forgotten_after_a_while_or_when_there_are_too_many() {
+    let mut lanes = proven(1000, 100, 0..10);
+    let known = |lanes: &Lanes| lanes.states().idle;
+    attempt(&mut lanes, 3, AttemptEnd::Answered, KEEP_IDLE_MS / 2);
+    for n in 0..20 {
+        attempt(&mut lanes, 100, AttemptEnd::Answered, KEEP_IDLE_MS + n);
+    }
+    assert_eq!(known(&lanes), 2, "the one that was used meanwhile, and the new one");
+    let mut lanes = proven(1000, 100, 0..MAX_IDLE_LANES as i64 + 100);
+    assert!(known(&lanes) <= MAX_IDLE_LANES + 1, "{}", known(&lanes));
+    attempt(&mut lanes, 1 << 40, AttemptEnd::Answered, 1);
+    lanes.check();
+}
+
+#[test]
+fn counts_stay_true_whatever_happens() {
+    use rand::{Rng, SeedableRng};
+    for seed in 0..6 {
+        let mut rng = rand::rngs::SmallRng::seed_from_u64(seed);
+        let mut lanes = Lanes::new(60, 12);
+        let (mut now_ms, mut n) = (0, 0_u128);
+        let mut under_way: Vec<(Pointer, bool)> = Vec::new();
+        let mut unrecorded: Vec<Uid> = Vec::new();
+        for _ in 0..3000 {
+            now_ms += rng.random_range(0..40);
+            match rng.random_range(0..100) {
+                0..45 => {
+                    n += 1;
+                    let lane = rng.random_range(0..3) << 32 | rng.random_range(0..5);
+                    let id = if rng.random_ratio(1, 10) { rng.random_range(0..n) } else { n };
+                    let due = Pointer {
+                        wake_at: UnixMs::new(now_ms - rng.random_range(0..500)),
+                        generation: Generation(rng.random_range(1..3)),
+                        overdue: rng.random_ratio(1, 5),
+                        via: if rng.random_ratio(1, 4) { Via::Sweep } else { Via::Loader },
+                        ..pointer(id, lane, i32::from(rng.random_ratio(1, 4)))
+                    };
+                    lanes.offer(due, now_ms);
+                }
+                45..60 => under_way.extend(lanes.take(10, now_ms).0.into_iter().map(|one| (one, false))),
+                60..90 if !under_way.is_empty() => {
+                    let (one, _) = under_way.swap_remove(rng.random_range(0..under_way.len()));
+                    match rng.random_range(0..10) {
+                        0 => lanes.claim_dropped(&one, now_ms),
+                        1 => {
+                            lanes.free_claim(LaneKey::of(&one), now_ms);
+                            unrecorded.push(one.uid);
+                        }
+                        how => {
+                            let end = match how {
+                                2..6 => AttemptEnd::Answered,
+                                6 => AttemptEnd::NoAnswer,
+                                7..9 => AttemptEnd::NotReached,
+                                _ => AttemptEnd::NotSent,
+                            };
+                            drop(lanes.acquire(LaneKey::of(&one)));
+                            lanes.attempt_ended(LaneKey::of(&one), end, now_ms);
+                            unrecorded.push(one.uid);
+                        }
+                    }
+                }
+                90..99 if !unrecorded.is_empty() => {
+                    lanes.recorded(&unrecorded.swap_remove(0), now_ms);
+                }
+                99 if rng.random_ratio(1, 20) => lanes.clear(),
+                _ => {}
+            }
+            lanes.check();
+        }
+        // Whatever waits is taken in the end: no lane is left in a corner.
+        for _ in 0..10_000 {
+            now_ms += 100;
+            under_way.extend(lanes.take(100, now_ms).0.into_iter().map(|one| (one, false)));
+            for (one, _) in std::mem::take(&mut under_way) {
+                drop(lanes.acquire(LaneKey::of(&one)));
+                lanes.attempt_ended(LaneKey::of(&one), AttemptEnd::Answered, now_ms);
+                unrecorded.push(one.uid);
+            }
+            for uid in std::mem::take(&mut unrecorded) {
+                lanes.recorded(&uid, now_ms);
+            }
+            lanes.check();
+            if lanes.queued() == 0 {
+                break;
+            }
+        }
+        assert_eq!((lanes.queued(), lanes.in_flight()), (0, 0), "seed {seed}");
+    }
+}
+
+impl Lanes {
+    fn looks(&self) -> u64 {
+        self.turns.looks
+    }
+
+    /// Every count is what it counts.
+    fn check(&self) {
+        if self.lanes.len() > 60 {
+            return;
+        }
+        let sum = |count: fn(&Lane) -> usize| self.lanes.values().map(count).sum::<usize>();
+        assert_eq!(self.queued, sum(|lane| lane.queue.len()));
+        assert_eq!(self.queued, self.ages.values().sum::<usize>());
+        assert_eq!(self.lanes_queued, sum(|lane| usize::from(!lane.queue.is_empty())));
+        assert_eq!(self.in_flight(), sum(|lane| lane.in_flight));
+        assert_eq!(self.forgettable.len(), self.lanes.len());
+        let backlogs = self.backlogged.iter().map(|key| self.lanes[key].queue.len()).sum::<usize>();
+        assert_eq!(self.queued_in_backlogs, backlogs);
+        let (mut states, mut by_standing) = (States::default(), [0; 3]);
+        let mut groups: HashMap<u32, usize> = HashMap::new();
+        for (lane, receiver) in &self.receivers {
+            let own = || self.lanes.iter().filter(|(key, _)| key.lane == *lane).map(|(_, lane)| lane);
+            assert_eq!(receiver.waiting, own().map(|lane| lane.queue.len()).sum::<usize>());
+            assert_eq!(receiver.in_flight, own().map(|lane| lane.in_flight).sum::<usize>());
+            assert_eq!(usize::from(receiver.lanes), own().count());
+            *states.of(receiver.load()) += 1;
+            by_standing[receiver.standing() as usize] += receiver.in_flight;
+            if receiver.standing() != Standing::Proven {
+                *groups.entry(group_of(*lane)).or_default() += receiver.in_flight;
+            }
+        }
+        groups.retain(|_, in_flight| *in_flight > 0);
+        assert_eq!((self.states, self.by_standing), (states, by_standing));
+        assert_eq!(self.turns.groups.counts(), groups);
+    }
 }

@@ -58,6 +58,10 @@ figures! {
     CallP50 "call_p50_ms" "call p50" 1;
     /// Duration of one call.
     CallP99 "call_p99_ms" "call p99" 1;
+    /// Duration of one call.
+    CallP999 "call_p999_ms" "call p99.9" 1;
+    /// The longest call.
+    CallMax "call_max_ms" "call max" 1;
     /// Lateness, due → received, of each timer's first arrival.
     P50 "late_p50_ms" "late p50" 1;
     /// Lateness.

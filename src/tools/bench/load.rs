@@ -3,6 +3,9 @@
 //! Each load runs on a thread of its own, apart from the receiver and from what waits for the result. It
 //! ends when every timer of its range was sent; a call that fails is counted and not repeated, since the
 //! answer that was lost may have been a yes.
+//!
+//! A load at a pace has a plan: each call its moment. A call that had to wait for its connection counts from that
+//! moment, or an answer that takes long would hide the calls that it holds up ("coordinated omission").
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -63,7 +66,8 @@ pub struct LoadResult {
     pub why: Option<String>,
     /// From the first call to the last answer.
     pub seconds: f64,
-    /// How long each call took; a batch is one call, a stream too.
+    /// How long each call took; a batch is one call, a stream too. At a pace, a call that its connection was late for
+    /// counts from the moment that was planned for it.
     pub call_us: Vec<i64>,
     /// The latest due time.
     pub last_due: UnixMs,
@@ -140,10 +144,30 @@ impl Numbers {
     }
 }
 
-/// Registers each timer with a call of its own; with `per_second`, no faster than that.
+/// Registers each timer with a call of its own; with `per_second`, at that pace.
 pub async fn singles(job: Job, connections: usize, per_second: Option<f64>) -> anyhow::Result<LoadResult> {
     let timer = job.shape.single(job.ids, |method, path, length| job.endpoint.head(method, path, length));
     each(job, timer, connections, per_second).await
+}
+
+/// When each call of a load is to be made.
+#[derive(Clone, Copy)]
+struct Pace {
+    began: Instant,
+    per_second: f64,
+}
+
+impl Pace {
+    /// Waits until the moment of call number `nth`. Returns from when on the call counts: from now if there was time to
+    /// wait, so that the rounding of the bench's own timer is not in it; else from the moment that was missed.
+    async fn wait(self, nth: u64) -> Instant {
+        let planned = self.began + Duration::from_secs_f64(nth as f64 / self.per_second);
+        if planned < Instant::now() {
+            return planned;
+        }
+        tokio::time::sleep_until(planned).await;
+        Instant::now()
+    }
 }
 
 /// Cancels each timer with a call of its own.
@@ -162,7 +186,7 @@ async fn each(
     let job = Arc::new(job);
     on_own_thread(job.endpoint.address.clone(), connections, move |began, connection| {
         let (job, timer, numbers) = (Arc::clone(&job), timer.clone(), Arc::clone(&numbers));
-        caller(job, connection, timer, numbers, per_second.map(|rate| (began, rate)))
+        caller(job, connection, timer, numbers, per_second.map(|per_second| Pace { began, per_second }))
     })
     .await
 }
@@ -172,22 +196,21 @@ async fn caller(
     connection: Connection,
     mut timer: Timer,
     numbers: Arc<Numbers>,
-    pace: Option<(Instant, f64)>,
+    pace: Option<Pace>,
 ) -> LoadResult {
     let mut load = LoadResult::default();
     let mut connection = Some(connection);
     let mut body = Vec::new();
     while let Some(number) = numbers.take(1).map(|range| range.start) {
-        if let Some((began, per_second)) = pace {
-            let at = began + Duration::from_secs_f64((number - job.first) as f64 / per_second);
-            tokio::time::sleep_until(at).await;
-        }
+        let counts_from = match pace {
+            Some(pace) => pace.wait(number - job.first).await,
+            None => Instant::now(),
+        };
         load.last_due = load.last_due.max(timer.become_number(number, job.due));
-        let sent_us = wall_us();
         match call(&mut connection, &job.endpoint, &timer.bytes, &mut body).await {
             Ok(200 | 201) => {
                 load.done += 1;
-                load.call_us.push(wall_us() - sent_us);
+                load.call_us.push(i64::try_from(counts_from.elapsed().as_micros()).unwrap_or(i64::MAX));
             }
             Ok(status) => load.fail([number], || refusal(status, &body)),
             Err(why) => {

@@ -35,10 +35,11 @@ use super::node::NodeProcess;
 use super::proc::{used_by, used_by_postgres};
 use super::servers::{Choice, RedisInfo, Stores, free_port};
 use crate::clock::{Clock, SystemClock, wall_us};
+use crate::limits;
 use cost::Reading;
 use figures::{Figure, Figures, Row, with_medians};
 use load::{Endpoint, Job, LoadResult};
-use receiver::{Receiver, Verdict};
+use receiver::{Receiver, Receivers, Verdict};
 use scenario::Scenario;
 use timers::{Due, Ids, Shape, mix};
 
@@ -62,6 +63,8 @@ pub struct Options {
     pub runs: u32,
     /// How long the payload is, in bytes.
     pub payload_bytes: usize,
+    /// Who receives.
+    pub receivers: Receivers,
     /// How long a delivery may fail to come before it is lost.
     pub wait: Duration,
     /// Timers in a batch.
@@ -81,6 +84,10 @@ pub struct Report {
     pub hot: String,
     /// How long the payload was.
     pub payload_bytes: usize,
+    /// How many receivers there were.
+    pub hosts: u32,
+    /// How long they took to answer, in milliseconds.
+    pub reply_delay_ms: f64,
     /// Whether nothing was lost, early, or fired anew.
     pub clean: bool,
     /// The measurements.
@@ -100,6 +107,8 @@ pub async fn run(
     scenarios: &[Scenario],
     stop: &CancellationToken,
 ) -> anyhow::Result<Report> {
+    // Callers and receivers need more files than a shell gives as a rule.
+    limits::raise();
     let mut rows = Vec::new();
     for scenario in scenarios {
         match one(options, scenario, stop).await.with_context(|| scenario.name()) {
@@ -124,7 +133,9 @@ pub async fn run(
         (Some(_), _) if options.stores.cold.is_none() => ("of the server".into(), "of the server".into()),
         (_, shown) => shown,
     };
-    Ok(Report { cold, hot, payload_bytes: options.payload_bytes, clean, rows: with_medians(rows) })
+    let Options { payload_bytes, receivers: Receivers { hosts, reply_delay }, .. } = *options;
+    let reply_delay_ms = reply_delay.as_secs_f64() * 1000.0;
+    Ok(Report { cold, hot, payload_bytes, hosts, reply_delay_ms, clean, rows: with_medians(rows) })
 }
 
 async fn one(options: &Options, scenario: &Scenario, stop: &CancellationToken) -> anyhow::Result<Vec<Row>> {
@@ -165,8 +176,9 @@ impl Env {
         let tag = uuid::Uuid::now_v7().simple().to_string();
         let tag = tag.get(..20).unwrap_or(&tag).to_owned();
         let seed = tag.bytes().fold(wall_us().unsigned_abs(), |seed, byte| mix(seed ^ u64::from(byte)));
-        let receiver = Receiver::start(mix(seed))?;
-        let shape = Shape { webhook: receiver.url(), payload_bytes: options.payload_bytes, seed };
+        let receiver = Receiver::start(mix(seed), options.receivers)?;
+        let (hosts, payload_bytes) = (options.receivers.hosts, options.payload_bytes);
+        let shape = Shape { webhook: receiver.url(), hosts, payload_bytes, seed };
         let dir = std::env::temp_dir().join(format!("mainspring-bench-{tag}"));
         std::fs::create_dir(&dir).with_context(|| format!("{} cannot be made", dir.display()))?;
         let endpoint = options.server.clone().unwrap_or(Endpoint {

@@ -1,5 +1,8 @@
 //! The bench's own receiver: stamps, answers 204, remembers. It runs on a thread of its own.
 //!
+//! It can stand for many, each with an address of its own, and it can take its time to answer: the delivery was
+//! received then, and only its connection waits.
+//!
 //! An arrival's time is that of the first bytes of its request, before anything is parsed. A timer is
 //! known by the number in its payload (see [`super::timers`]), a delivery by a hash of its id.
 
@@ -8,12 +11,13 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use anyhow::Context;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
-use super::timers::{self, MARK};
+use super::timers::{self, HOST, MARK};
 use super::wire::{find, header, lines, number};
 use crate::clock::wall_us;
 use crate::model::time::UnixMs;
@@ -21,6 +25,20 @@ use crate::tools::quantiles::Quantiles;
 
 /// A request longer than this is no delivery of the bench.
 const MAX_REQUEST: usize = 1 << 20;
+/// Connections that wait to be taken: many receivers are connected to at once.
+const BACKLOG: u32 = 4096;
+
+/// The answer to a delivery.
+const ACCEPTED: &[u8] = b"HTTP/1.1 204 No Content\r\n\r\n";
+
+/// Who receives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Receivers {
+    /// How many there are, each with a loopback address of its own.
+    pub hosts: u32,
+    /// How long they take to answer.
+    pub reply_delay: Duration,
+}
 
 /// One delivery.
 #[derive(Debug, Clone, Copy)]
@@ -48,7 +66,8 @@ struct StepDeliveries {
 
 /// The receiver. Its thread ends with it.
 pub struct Receiver {
-    address: SocketAddr,
+    /// Host and port.
+    address: String,
     token: u64,
     deliveries: Arc<Mutex<StepDeliveries>>,
     _alive: tokio::sync::oneshot::Sender<()>,
@@ -76,28 +95,34 @@ pub struct Verdict {
 }
 
 impl Receiver {
-    /// Listens on a free loopback port. Deliveries that do not carry `token` in their path are ignored.
-    pub fn start(token: u64) -> anyhow::Result<Self> {
-        let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no port is free")?;
-        listener.set_nonblocking(true)?;
-        let address = listener.local_addr()?;
+    /// Listens on a free port, of all loopback addresses if there are many receivers. Deliveries that do not carry
+    /// `token` in their path are ignored.
+    pub fn start(token: u64, receivers: Receivers) -> anyhow::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let many = receivers.hosts > 1;
+        let listener = {
+            let _within = runtime.enter();
+            listen(if many { Ipv4Addr::UNSPECIFIED } else { Ipv4Addr::LOCALHOST })
+                .context("no port is free")?
+        };
+        let bound = listener.local_addr()?;
+        let address = if many { format!("{HOST}:{}", bound.port()) } else { bound.to_string() };
         let deliveries = Arc::new(Mutex::new(StepDeliveries::default()));
         let (alive, mut gone) = tokio::sync::oneshot::channel::<()>();
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let path = path(token);
         let shared = Arc::clone(&deliveries);
         std::thread::Builder::new().name("receiver".into()).spawn(move || {
             runtime.block_on(async {
                 tokio::select! {
                     _ = &mut gone => {}
-                    () = accept(listener, &path, &shared) => {}
+                    () = accept(listener, &path, receivers.reply_delay, &shared) => {}
                 }
             });
         })?;
         Ok(Self { address, token, deliveries, _alive: alive })
     }
 
-    /// Where the timers of this run shall be delivered.
+    /// Where the timers of this run shall be delivered; with many receivers its host is [`HOST`].
     pub fn url(&self) -> String {
         format!("http://{}{}", self.address, path(self.token))
     }
@@ -170,20 +195,32 @@ fn lock(deliveries: &Mutex<StepDeliveries>) -> MutexGuard<'_, StepDeliveries> {
     deliveries.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-async fn accept(listener: std::net::TcpListener, path: &str, deliveries: &Arc<Mutex<StepDeliveries>>) {
-    let Ok(listener) = TcpListener::from_std(listener) else { return };
+fn listen(on: Ipv4Addr) -> std::io::Result<TcpListener> {
+    let socket = TcpSocket::new_v4()?;
+    socket.bind(SocketAddr::from((on, 0)))?;
+    socket.listen(BACKLOG)
+}
+
+async fn accept(
+    listener: TcpListener,
+    path: &str,
+    reply_delay: Duration,
+    deliveries: &Arc<Mutex<StepDeliveries>>,
+) {
     let start: Arc<[u8]> = format!("POST {path} ").into_bytes().into();
     loop {
         match listener.accept().await {
+            // Only what comes from this machine.
+            Ok((_, from)) if !from.ip().is_loopback() => {}
             Ok((stream, _)) => {
                 let (start, deliveries) = (Arc::clone(&start), Arc::clone(deliveries));
                 tokio::spawn(async move {
                     // A server that breaks off was killed or has enough of this connection.
-                    let _ = serve(stream, &start, &deliveries).await;
+                    let _ = serve(stream, &start, reply_delay, &deliveries).await;
                 });
             }
             // Out of file descriptors, most likely.
-            Err(_) => tokio::time::sleep(std::time::Duration::from_millis(10)).await,
+            Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
         }
     }
 }
@@ -191,6 +228,7 @@ async fn accept(listener: std::net::TcpListener, path: &str, deliveries: &Arc<Mu
 async fn serve(
     mut stream: TcpStream,
     start: &[u8],
+    reply_delay: Duration,
     deliveries: &Mutex<StepDeliveries>,
 ) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
@@ -214,12 +252,18 @@ async fn serve(
         if buffer.len() < end {
             continue;
         }
-        // The answer goes out first, so that the noting costs the server no time.
-        stream.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").await?;
+        // An answer at once goes out first, so that the noting costs the server no time.
+        if reply_delay.is_zero() {
+            stream.write_all(ACCEPTED).await?;
+        }
         if buffer.starts_with(start)
             && let Some(arrival) = read(&buffer[..head], &buffer[head + 4..end], at_us)
         {
             lock(deliveries).enter(arrival);
+        }
+        if !reply_delay.is_zero() {
+            tokio::time::sleep(reply_delay).await;
+            stream.write_all(ACCEPTED).await?;
         }
         buffer.drain(..end);
     }

@@ -17,6 +17,11 @@ pub const MIN_PAYLOAD: usize = MARK.len() + DIGITS + r#"{","p":""}"#.len();
 const NUMBER: &str = "############";
 const ID: &str = "b$$$$$$$$$$$$$$$$";
 const DUE: &str = "@@@@-@@-@@T@@:@@:@@.@@@Z";
+/// The address of one of many receivers. Each of its last three numbers is 100 and two digits, so that the address has
+/// one width without leading zeros.
+pub const HOST: &str = "127.1%%.1%%.1%%";
+/// The most of them.
+pub const MOST_HOSTS: u32 = 1_000_000;
 
 /// One year in milliseconds.
 const YEAR_MS: i64 = 365 * 86_400_000;
@@ -67,8 +72,10 @@ impl Due {
 /// What all timers of a run have in common.
 #[derive(Debug, Clone)]
 pub struct Shape {
-    /// Where they are delivered.
+    /// Where they are delivered; a [`HOST`] in it becomes one of `hosts` addresses.
     pub webhook: String,
+    /// How many receivers there are. The timers go to them in turn.
+    pub hosts: u32,
     /// How long `data` is, in bytes.
     pub payload_bytes: usize,
     /// Makes the ids and due times of this run differ from those of others.
@@ -81,9 +88,11 @@ pub struct Timer {
     /// What is sent.
     pub bytes: Vec<u8>,
     seed: u64,
+    hosts: u32,
     number_at: Option<usize>,
     id_at: Option<usize>,
     due_at: Option<usize>,
+    host_at: Option<usize>,
 }
 
 impl Shape {
@@ -118,8 +127,9 @@ impl Shape {
 
     fn timer(&self, text: String) -> Timer {
         let at = |what: &str| find(text.as_bytes(), what.as_bytes());
-        let (number_at, id_at, due_at) = (at(NUMBER), at(ID), at(DUE));
-        Timer { number_at, id_at, due_at, seed: self.seed, bytes: text.into_bytes() }
+        let (number_at, id_at, due_at, host_at) = (at(NUMBER), at(ID), at(DUE), at(HOST));
+        let (seed, hosts) = (self.seed, self.hosts.clamp(1, MOST_HOSTS));
+        Timer { number_at, id_at, due_at, host_at, seed, hosts, bytes: text.into_bytes() }
     }
 }
 
@@ -130,6 +140,9 @@ impl Timer {
         self.put(self.number_at, format_args!("{number:0width$}", width = DIGITS));
         self.put(self.id_at.map(|at| at + 1), format_args!("{:016x}", mix(number ^ self.seed)));
         self.put(self.due_at, format_args!("{}", due_at.rfc3339()));
+        let host = number % u64::from(self.hosts);
+        let [high, middle, low] = [host / 10_000, host / 100 % 100, host % 100];
+        self.put(self.host_at, format_args!("127.1{high:02}.1{middle:02}.1{low:02}"));
         due_at
     }
 
@@ -155,7 +168,32 @@ mod tests {
     use super::*;
 
     fn shape() -> Shape {
-        Shape { webhook: "http://127.0.0.1:1/x".into(), payload_bytes: 100, seed: 7 }
+        Shape { webhook: "http://127.0.0.1:1/x".into(), hosts: 1, payload_bytes: 100, seed: 7 }
+    }
+
+    #[test]
+    fn timers_go_to_their_receivers_in_turn_and_every_address_is_one() {
+        let webhook = format!("http://{HOST}:1/x");
+        let mut timer = Shape { webhook, hosts: MOST_HOSTS, ..shape() }.item(Ids::Server);
+        let length = timer.bytes.len();
+        let mut host = |number| {
+            timer.become_number(number, Due::FAR);
+            let json: serde_json::Value = serde_json::from_slice(&timer.bytes).unwrap();
+            let url = json["target"]["webhook"]["url"].as_str().unwrap().to_owned();
+            assert_eq!(timer.bytes.len(), length);
+            url.strip_prefix("http://").unwrap().split(':').next().unwrap().to_owned()
+        };
+        let most = u64::from(MOST_HOSTS);
+        assert_eq!((host(0), host(most)), ("127.100.100.100".into(), "127.100.100.100".into()));
+        assert_eq!((host(1234), host(most - 1)), ("127.100.112.134".into(), "127.199.199.199".into()));
+        let mut seen = std::collections::HashSet::new();
+        let three = Shape { webhook: HOST.into(), hosts: 3, ..shape() };
+        let mut timer = three.item(Ids::Server);
+        for number in 0..9 {
+            timer.become_number(number, Due::FAR);
+            seen.insert(timer.bytes[timer.host_at.unwrap()..][..HOST.len()].to_vec());
+        }
+        assert_eq!(seen.len(), 3);
     }
 
     #[test]

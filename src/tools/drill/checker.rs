@@ -8,7 +8,7 @@
 //! | finding | what was seen |
 //! |---|---|
 //! | lost | acknowledged, and neither accepted by its receiver nor ended by a true answer or by its terms |
-//! | early | began before its due time |
+//! | early | began before its due time by the store's clock |
 //! | stray | of a generation or due time that nobody asked for |
 //! | untrue cancel | `cancelled`, and yet something was sent; `stopped`, and something was accepted or came after; `in_flight`, and two attempts came after; `already_fired`, and nothing was; 404 |
 //! | untrue change | acknowledged, and an older due time fired |
@@ -16,17 +16,22 @@
 //! | unfenced | an attempt came after a later one, and its node had not stood still: it went on although it had lost the shard |
 //! | mistaken identity | one firing under two delivery ids, or two under one |
 //! | straggler | late by the sweep's grain in healthy times, while its neighbours were not: the wheel had lost it |
+//! | late | the same, and its neighbours were late too, while the machine had time: the service is too slow |
 //! | nonsense | an answer that the contract does not have |
 //!
 //! Each of them fails the drill. A fault explains a finding only if it was a fault of what made the finding, at a
 //! time that covers it: see [`Fault::keeps_from_recording`], [`Fault::made_stand_still`] and
 //! [`Fault::may_lose_pointers`].
 
+mod calls;
+mod clock;
 mod findings;
 mod lateness;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use calls::{due_before, dues, in_force, story};
+use clock::StoreClock;
 pub use findings::Findings;
 
 use super::history::{Affected, Answer, Arrival, Ask, Call, Fault, History, Micros, Terms};
@@ -73,6 +78,7 @@ struct FirstAttempt {
 
 struct Check<'a> {
     history: &'a History,
+    clock: StoreClock,
     limits: Limits,
     found: Findings,
     described: HashMap<&'static str, usize>,
@@ -99,6 +105,7 @@ pub fn check(history: &History, limits: Limits) -> Findings {
     arrivals.sort_by_key(|arrival| (arrival.timer, arrival.at_us));
     let mut check = Check {
         history,
+        clock: StoreClock::of(&history.faults),
         limits,
         found: Findings::default(),
         described: HashMap::new(),
@@ -207,10 +214,11 @@ impl Check<'_> {
                     )
                 });
             }
-            if arrival.at_us < arrival.due_ms * 1000 {
+            let clock_us = self.clock.of_claim(arrival.at_us);
+            if clock_us < arrival.due_ms * 1000 {
                 self.found.early += 1;
                 self.describe("early", number, || {
-                    format!("{} us before {}", arrival.due_ms * 1000 - arrival.at_us, arrival.due_ms)
+                    format!("{} us before {}", arrival.due_ms * 1000 - clock_us, arrival.due_ms)
                 });
             }
             let latest = latest.entry(arrival.generation).or_default();
@@ -357,7 +365,7 @@ impl Check<'_> {
                     && matches!(call.answer, Answer::Done { generation } if generation <= arrival.generation)
             });
             let promised_us = promised.map(|call| call.answered_us).max().unwrap_or(arrival.at_us);
-            let from_us = (arrival.due_ms * 1000).max(promised_us);
+            let from_us = self.clock.due_since(arrival.due_ms * 1000, promised_us, arrival.at_us);
             self.firsts.push(FirstAttempt {
                 timer: number,
                 due_ms: arrival.due_ms,
@@ -432,93 +440,6 @@ impl Check<'_> {
             }
         }
     }
-}
-
-/// The due time that was in force when a call was sent.
-fn due_before(calls: &[&Call], asked_us: Micros) -> Option<i64> {
-    let before = calls.iter().take_while(|call| call.asked_us < asked_us);
-    before
-        .filter(|call| matches!(call.answer, Answer::Done { .. }))
-        .filter_map(|call| match call.ask {
-            Ask::Register { due_ms } | Ask::Move { due_ms } => Some(due_ms),
-            Ask::Cancel => None,
-        })
-        .last()
-}
-
-fn dues(calls: &[&Call]) -> Dues {
-    let mut dues = Dues::new();
-    let mut current = 0;
-    for call in calls {
-        let (Ask::Register { due_ms } | Ask::Move { due_ms }) = call.ask else { continue };
-        let upto = match call.answer {
-            Answer::Done { generation } => generation,
-            Answer::Unknown => current + 1,
-            _ => continue,
-        };
-        for generation in current + 1..=upto.max(current + 1) {
-            let possible = dues.entry(generation).or_default();
-            if !possible.contains(&due_ms) {
-                possible.push(due_ms);
-            }
-        }
-        if let Answer::Done { generation } = call.answer {
-            // Asked for as it was already, it stays the generation it was.
-            dues.entry(generation).or_default().push(due_ms);
-            current = generation;
-        }
-    }
-    dues
-}
-
-/// The due times of which one is the timer's last, each with the moment of its answer: that of the latest
-/// acknowledged call, and those of the unanswered calls after it.
-fn in_force(calls: &[&Call]) -> Vec<(Micros, Micros)> {
-    let mut dues = Vec::new();
-    for call in calls {
-        let (Ask::Register { due_ms } | Ask::Move { due_ms }) = call.ask else { continue };
-        match call.answer {
-            Answer::Done { .. } => dues.clear(),
-            Answer::Unknown => {}
-            _ => continue,
-        }
-        dues.push((due_ms * 1000, call.answered_us));
-    }
-    dues
-}
-
-/// A timer's life in a line, in milliseconds since its first call.
-fn story(calls: &[&Call], arrivals: &[&Arrival]) -> String {
-    let from = calls.first().map(|call| call.asked_us).or(arrivals.first().map(|a| a.at_us)).unwrap_or(0);
-    let ms = |us: Micros| (us - from) as f64 / 1000.0;
-    let mut lines: Vec<(Micros, String)> = calls
-        .iter()
-        .map(|call| {
-            let ask = match call.ask {
-                Ask::Register { due_ms } => format!("register for {:.1}", ms(due_ms * 1000)),
-                Ask::Move { due_ms } => format!("move to {:.1}", ms(due_ms * 1000)),
-                Ask::Cancel => "cancel".into(),
-            };
-            (
-                call.asked_us,
-                format!("{:.1} {ask}: {:?} at {:.1}", ms(call.asked_us), call.answer, ms(call.answered_us)),
-            )
-        })
-        .chain(arrivals.iter().map(|a| {
-            let replied = a.replied.map_or("nothing".into(), |status| status.to_string());
-            let (generation, attempt) = (a.generation, a.attempt);
-            (
-                a.at_us,
-                format!(
-                    "{:.1} arrival {generation}.{attempt} of node {:?}, answered {replied}",
-                    ms(a.at_us),
-                    a.node
-                ),
-            )
-        }))
-        .collect();
-    lines.sort();
-    lines.into_iter().map(|(_, line)| line).collect::<Vec<_>>().join("; ")
 }
 
 #[cfg(test)]

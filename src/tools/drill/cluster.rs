@@ -19,12 +19,39 @@ use super::plan::{NEAR_MS, TIMEOUT_MS, WINDOW_MS};
 use super::proxy::Proxy;
 use crate::tools::node::NodeProcess;
 use crate::tools::process::Process;
-use crate::tools::servers::{Choice, Keeps, Postgres, Redis, Stores, free_port};
+use crate::tools::servers::{Choice, FakeClock, Keeps, Postgres, Redis, SmallDisk, Stores, free_port};
 
 /// How long a node may take to be ready.
 const READY: Duration = Duration::from_secs(60);
 /// How long a node may take to stop.
 const STOP: Duration = Duration::from_secs(40);
+
+/// The size of a small disk in MiB: a new PostgreSQL with its log of changes, and what a drill writes.
+const SMALL_DISK_MIB: u32 = 256;
+
+/// What a drill needs of its cluster beside nodes and stores.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Needs {
+    /// How many files each node may have open, if that is limited.
+    pub files: Option<u64>,
+    /// A PostgreSQL whose clock can be set.
+    pub clock: bool,
+    /// A cold store on a disk that can be filled.
+    pub small_disk: bool,
+}
+
+impl Needs {
+    /// Fails, with the reason, if this machine does not have it.
+    pub fn check(self) -> anyhow::Result<()> {
+        if self.clock {
+            FakeClock::library()?;
+        }
+        if self.small_disk {
+            SmallDisk::may_be_mounted()?;
+        }
+        Ok(())
+    }
+}
 
 /// Where a drill takes place.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -78,10 +105,14 @@ pub struct Cluster {
     pub nodes: Vec<Node>,
     /// The servers, if they are the drill's own.
     pub own: Option<OwnServers>,
+    /// The disk of the cold store, if it is one that can be filled.
+    pub disk: Option<SmallDisk>,
     /// What was made on given servers.
     given: Option<Stores>,
     /// The URL of the wheels, past any proxy.
     pub hot: Option<String>,
+    /// The URL of PostgreSQL, past any proxy; none on SQLite.
+    pub cold: Option<String>,
     // Last: everything else ends before its files go.
     dir: TempDir,
 }
@@ -93,15 +124,20 @@ impl Cluster {
         nodes: u8,
         lease_ms: u64,
         sets: &[String],
+        needs: Needs,
     ) -> anyhow::Result<Self> {
         let dir = tempfile::Builder::new().prefix("mainspring-drill").tempdir()?;
         // PostgreSQL runs as another user when we are root, and must be able to enter.
         #[cfg(unix)]
         std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o711))?;
-        let mut cluster = Self { nodes: Vec::new(), own: None, given: None, hot: None, dir };
-        let (cold, hot) = cluster.stores(environment).await?;
+        let mut cluster =
+            Self { nodes: Vec::new(), own: None, disk: None, given: None, hot: None, cold: None, dir };
+        let (cold, hot) = cluster.stores(environment, needs).await?;
         for number in 0..nodes {
-            let node = cluster.node(number, &cold, hot.as_deref(), lease_ms, sets).await?;
+            let mut node = cluster.node(number, &cold, hot.as_deref(), lease_ms, sets).await?;
+            if let Some(files) = needs.files {
+                node.process.limit_files(files);
+            }
             cluster.nodes.push(node);
         }
         for node in &mut cluster.nodes {
@@ -113,24 +149,35 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// A directory on the disk of the stores; `None` if they may be on another machine.
-    pub fn disk(&self) -> Option<&Path> {
+    /// A directory on the disk of nodes and stores; `None` if the stores may be on another machine. Not on one that the
+    /// drill fills.
+    pub fn dir(&self) -> Option<&Path> {
         self.given.is_none().then(|| self.dir.path())
     }
 
     /// The URLs of the cold store and of the wheels; no second one for wheels in process.
-    async fn stores(&mut self, environment: &Environment) -> anyhow::Result<(String, Option<String>)> {
+    async fn stores(
+        &mut self,
+        environment: &Environment,
+        needs: Needs,
+    ) -> anyhow::Result<(String, Option<String>)> {
+        let dir = self.dir.path().to_owned();
+        let make_dir = |name: &str| -> anyhow::Result<PathBuf> {
+            let path = dir.join(name);
+            std::fs::create_dir(&path)?;
+            Ok(path)
+        };
+        let cold_dir = make_dir("cold")?;
+        if needs.small_disk {
+            self.disk = Some(SmallDisk::mount(&cold_dir, SMALL_DISK_MIB)?);
+        }
         let (cold, hot) = match environment {
-            Environment::Embedded => (format!("sqlite://{}/drill.db", self.dir.path().display()), None),
+            Environment::Embedded => (format!("sqlite://{}/drill.db", cold_dir.display()), None),
             Environment::Own => {
-                let make_dir = |name: &str| -> anyhow::Result<PathBuf> {
-                    let path = self.dir.path().join(name);
-                    std::fs::create_dir(&path)?;
-                    Ok(path)
-                };
-                let (postgres_dir, redis_dir) = (make_dir("postgres")?, make_dir("redis")?);
+                let redis_dir = make_dir("redis")?;
+                let clock = needs.clock.then(|| FakeClock::new(&dir)).transpose()?;
                 let (postgres, redis) = tokio::try_join!(
-                    Postgres::start(&postgres_dir, None),
+                    Postgres::start_with(&cold_dir, None, clock),
                     Redis::start(&redis_dir, None, Keeps::Writes)
                 )?;
                 let urls = (postgres.create_database("drill").await?, Some(redis.url()));
@@ -147,6 +194,7 @@ impl Cluster {
             }
         };
         self.hot.clone_from(&hot);
+        self.cold = hot.is_some().then(|| cold.clone());
         Ok((cold, hot))
     }
 
@@ -192,6 +240,11 @@ impl Cluster {
     /// Where the nodes answer, `http://host:port`.
     pub fn addresses(&self) -> Vec<String> {
         self.nodes.iter().map(|node| format!("http://{}", node.process.address())).collect()
+    }
+
+    /// Where the nodes listen.
+    pub fn listening(&self) -> Vec<SocketAddr> {
+        self.nodes.iter().map(|node| node.process.address()).collect()
     }
 
     /// Stops all nodes in order, and removes what was made on given servers.

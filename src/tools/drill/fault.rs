@@ -1,14 +1,21 @@
 //! Faults: how each is injected and healed, and what proves that it landed.
 
+mod storm;
+mod stranger;
+
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use deadpool_redis::redis;
+use tokio::net::TcpStream;
 
 use super::cluster::{Cluster, Node, OwnServers};
 use super::history::{Affected, Fault, Micros, Recorder};
 use super::proxy::{Commits, Proxy};
+use super::receiver::Receivers;
 use crate::clock::wall_us;
+use storm::{Raged, Storm};
+use stranger::Stranger;
 
 /// Deliveries of this long before a fault show that its node was at work.
 const AT_WORK_US: Micros = 2_000_000;
@@ -49,6 +56,23 @@ pub enum FaultKind {
     SlowCold,
     /// All nodes are killed.
     Outage,
+    /// Receivers answer no SYN.
+    Blackhole,
+    /// A thousand callers connect at once, again and again.
+    Storm,
+    /// A foreign session locks timers whose attempt is under way.
+    LockRows,
+    /// A foreign session locks the table of what has ended.
+    LockHistory,
+    /// PostgreSQL's clock is set an hour further.
+    ClockForward,
+    /// PostgreSQL's clock is set back by an hour.
+    ClockBack,
+    /// The disk of the cold store is full.
+    DiskFull,
+    /// The same, and PostgreSQL has used up the room of its log of changes: it goes down, and comes back when there is
+    /// room.
+    LogFull,
 }
 
 impl FaultKind {
@@ -70,6 +94,14 @@ impl FaultKind {
             Self::CutFromHot(_) => "cut from Redis",
             Self::SlowCold => "slow to PostgreSQL",
             Self::Outage => "outage",
+            Self::Blackhole => "receivers silent",
+            Self::Storm => "storm of callers",
+            Self::LockRows => "claimed rows locked",
+            Self::LockHistory => "history locked",
+            Self::ClockForward => "clock set forward",
+            Self::ClockBack => "clock set back",
+            Self::DiskFull => "disk full",
+            Self::LogFull => "disk full, log used up",
         }
     }
 
@@ -84,14 +116,33 @@ impl FaultKind {
             | Self::FrozenFromCold(node)
             | Self::CutFromHot(node) => Resource::Node(node),
             Self::RedisFlush | Self::RedisKill | Self::RedisRollback | Self::RedisStop => Resource::Redis,
-            Self::PostgresKill | Self::PostgresStop => Resource::Postgres,
+            Self::PostgresKill
+            | Self::PostgresStop
+            | Self::LockRows
+            | Self::LockHistory
+            | Self::ClockForward
+            | Self::ClockBack
+            | Self::DiskFull
+            | Self::LogFull => Resource::Postgres,
+            Self::Blackhole => Resource::Receivers,
+            Self::Storm => Resource::Callers,
             Self::Outage | Self::SlowCold => Resource::All,
         }
     }
 
     /// Whether it needs servers that the drill has started itself.
     pub const fn needs_own_servers(self) -> bool {
-        matches!(self.resource(), Resource::Redis | Resource::Postgres) && !matches!(self, Self::RedisFlush)
+        matches!(self.resource(), Resource::Redis | Resource::Postgres)
+            && !matches!(self, Self::RedisFlush | Self::LockRows | Self::LockHistory | Self::DiskFull)
+    }
+
+    /// How many seconds further PostgreSQL's clock is set.
+    const fn jumps_s(self) -> i64 {
+        match self {
+            Self::ClockForward => 3600,
+            Self::ClockBack => -3600,
+            _ => 0,
+        }
     }
 
     /// What it affects, for the checker.
@@ -108,8 +159,13 @@ impl FaultKind {
             | Self::RedisKill
             | Self::RedisRollback
             | Self::RedisStop => Affected::Hot,
-            Self::PostgresKill | Self::PostgresStop => Affected::Cold,
+            Self::PostgresKill | Self::PostgresStop | Self::DiskFull | Self::LogFull => Affected::Cold,
+            Self::ClockForward | Self::ClockBack => Affected::Clock(self.jumps_s() * 1_000_000),
             Self::SlowCold => Affected::Slow(cluster.nodes.iter().map(|node| node.number).collect()),
+            Self::Blackhole => Affected::Receivers,
+            Self::Storm => Affected::Callers,
+            Self::LockRows => Affected::Rows,
+            Self::LockHistory => Affected::Ends,
             Self::Outage => Affected::Nodes(cluster.nodes.iter().map(|node| node.number).collect()),
         }
     }
@@ -124,6 +180,10 @@ pub enum Resource {
     Redis,
     /// The cold store.
     Postgres,
+    /// The receivers.
+    Receivers,
+    /// The callers.
+    Callers,
     /// Everything.
     All,
 }
@@ -136,6 +196,12 @@ pub struct ActiveFault {
     landed: Option<String>,
     /// A counter as it stood before.
     before: u64,
+    /// The foreign session.
+    stranger: Option<Stranger>,
+    /// What fills the queue of receivers that are silent.
+    filling: Vec<TcpStream>,
+    /// The callers.
+    storm: Option<Storm>,
 }
 
 impl ActiveFault {
@@ -149,9 +215,12 @@ impl ActiveFault {
 pub async fn inject(
     cluster: &mut Cluster,
     recorder: &Recorder,
+    receivers: &Receivers,
     kind: FaultKind,
 ) -> anyhow::Result<ActiveFault> {
-    let mut active = ActiveFault { kind, from_us: wall_us(), landed: None, before: 0 };
+    let (from_us, filling) = (wall_us(), Vec::new());
+    let mut active =
+        ActiveFault { kind, from_us, landed: None, before: 0, stranger: None, filling, storm: None };
     let at_work = |node: u8| recorder.arrived_from(node, wall_us() - AT_WORK_US);
     match kind {
         FaultKind::Restart(number) | FaultKind::Kill(number) => {
@@ -220,13 +289,45 @@ pub async fn inject(
                 proxy(node, kind)?.delay(SLOW);
             }
         }
+        FaultKind::Blackhole => active.filling = receivers.distant().close().await?,
+        FaultKind::Storm => active.storm = Some(Storm::begin(cluster.listening())),
+        FaultKind::LockRows | FaultKind::LockHistory => {
+            let url = cluster.cold.as_ref().context("SQLite has no foreign sessions")?;
+            let mut stranger = Stranger::begin(url).await?;
+            if kind == FaultKind::LockRows {
+                let rows = stranger.lock_claimed_rows().await?;
+                active.landed = (rows > 0).then(|| format!("{rows} claimed rows locked"));
+            } else {
+                stranger.lock_history().await?;
+            }
+            // Not the time in which it looked for rows.
+            active.from_us = wall_us();
+            active.stranger = Some(stranger);
+        }
+        FaultKind::ClockForward | FaultKind::ClockBack => {
+            let ahead_s = own(cluster)?.postgres.jump(kind.jumps_s()).await?;
+            active.landed = Some(format!("it is {ahead_s:.1} s ahead of this machine's now"));
+        }
+        FaultKind::DiskFull | FaultKind::LogFull => {
+            active.before = recorder.refused();
+            cluster.disk.as_mut().context("this disk cannot be filled")?.fill()?;
+            if kind == FaultKind::LogFull {
+                let down = own(cluster)?.postgres.use_up_log().await;
+                active.landed = down.then(|| "PostgreSQL went down".into());
+            }
+        }
     }
     Ok(active)
 }
 
 /// Heals it. A node that was ended is started, and not waited for.
-pub async fn heal(cluster: &mut Cluster, active: ActiveFault) -> anyhow::Result<Fault> {
-    let ActiveFault { kind, mut from_us, mut landed, before } = active;
+pub async fn heal(
+    cluster: &mut Cluster,
+    recorder: &Recorder,
+    receivers: &Receivers,
+    active: ActiveFault,
+) -> anyhow::Result<Fault> {
+    let ActiveFault { kind, mut from_us, mut landed, before, stranger, filling, storm } = active;
     match kind {
         FaultKind::Restart(number) | FaultKind::Kill(number) => node(cluster, number)?.start()?,
         FaultKind::Outage => {
@@ -272,6 +373,47 @@ pub async fn heal(cluster: &mut Cluster, active: ActiveFault) -> anyhow::Result<
             let held = proxy.counts().open;
             proxy.pass();
             landed = (held > 0).then(|| format!("{held} connections were held"));
+        }
+        FaultKind::Blackhole => {
+            let gate = receivers.distant();
+            let (knocking, silent) = (gate.knocking().await, gate.is_silent().await);
+            landed = (silent && knocking > 0).then(|| {
+                format!("{knocking} connections of nodes waited at once for an answer to their SYN")
+            });
+            drop(filling);
+            gate.open();
+        }
+        FaultKind::Storm => {
+            let Raged { rounds, answered, idle } = storm.context("there is no storm")?.end().await?;
+            landed = (answered > 0 && idle > 0).then(|| {
+                format!(
+                    "{rounds} times, {answered} calls answered, beside {idle} connections that said nothing"
+                )
+            });
+        }
+        FaultKind::LockRows | FaultKind::LockHistory => {
+            let mut stranger = stranger.context("there is no foreign session")?;
+            if kind == FaultKind::LockHistory {
+                let waiting = stranger.waiting().await?;
+                landed = (waiting > 0).then(|| format!("{waiting} sessions waited for it"));
+            }
+            stranger.leave().await?;
+        }
+        FaultKind::ClockForward | FaultKind::ClockBack => {}
+        FaultKind::DiskFull | FaultKind::LogFull => {
+            let refused = recorder.refused() - before;
+            cluster.disk.as_mut().context("this disk cannot be filled")?.make_room()?;
+            // As an operator does once there is room. A PostgreSQL that found none for its log has ended.
+            if let Some(own) = &mut cluster.own
+                && !own.postgres.runs()
+            {
+                own.postgres.start_again().await?;
+            }
+            landed = match landed {
+                None if kind == FaultKind::LogFull => None,
+                None => (refused > 0).then(|| format!("{refused} calls were refused with 503")),
+                Some(down) => Some(format!("{down}, {refused} calls were refused with 503")),
+            };
         }
     }
     let affected = kind.affected(cluster);

@@ -3,7 +3,10 @@
 //! Callers, receivers and faults live in one process and read one clock, so their moments can be compared. Nothing
 //! here comes from the server's own account of itself.
 
+use std::collections::HashSet;
 use std::net::IpAddr;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use serde::Serialize;
@@ -120,6 +123,14 @@ pub enum Affected {
     Receivers,
     /// These nodes, whose way to the cold store is slow: this explains nothing.
     Slow(Vec<u8>),
+    /// The callers only: this explains nothing.
+    Callers,
+    /// Some rows of the cold store, beside which all others go on: this explains nothing.
+    Rows,
+    /// What ends timers in the cold store, which waits: this explains nothing but lateness.
+    Ends,
+    /// The cold store's clock, which jumped so far: what is under way may be lost to its node, and repeated.
+    Clock(Micros),
 }
 
 /// One fault.
@@ -151,9 +162,21 @@ impl Fault {
             Affected::Nodes(nodes) | Affected::Paused(nodes) => {
                 node.is_some_and(|node| nodes.contains(&node))
             }
-            Affected::Cold | Affected::Machine => node.is_some(),
-            Affected::Orderly(_) | Affected::Hot | Affected::Receivers | Affected::Slow(_) => false,
+            Affected::Cold | Affected::Machine | Affected::Clock(_) => node.is_some(),
+            Affected::Orderly(_)
+            | Affected::Hot
+            | Affected::Receivers
+            | Affected::Slow(_)
+            | Affected::Callers
+            | Affected::Rows
+            | Affected::Ends => false,
         }
+    }
+
+    /// Whether it excuses lateness. A fault of receivers or of the way to a store does not: the timers of others are
+    /// to come in time.
+    pub fn may_delay(&self) -> bool {
+        !matches!(self.affected, Affected::Receivers | Affected::Callers | Affected::Slow(_) | Affected::Rows)
     }
 
     /// Whether it made a node stand still, so that the node may go on with what it had begun.
@@ -169,7 +192,14 @@ impl Fault {
     pub fn may_lose_pointers(&self) -> bool {
         match &self.affected {
             Affected::Nodes(_) | Affected::Paused(_) | Affected::Cold | Affected::Machine => true,
-            Affected::Orderly(_) | Affected::Hot | Affected::Receivers | Affected::Slow(_) => false,
+            Affected::Orderly(_)
+            | Affected::Hot
+            | Affected::Receivers
+            | Affected::Slow(_)
+            | Affected::Callers
+            | Affected::Rows
+            | Affected::Ends
+            | Affected::Clock(_) => false,
         }
     }
 }
@@ -196,6 +226,9 @@ pub struct History {
     pub arrivals: Vec<Arrival>,
     /// All faults, in order.
     pub faults: Vec<Fault>,
+    /// When this machine held everything up, by a measure that no timer and no call is part of. In the order of their
+    /// beginnings; they may overlap.
+    pub held_up: Vec<(Micros, Micros)>,
     /// When watching ended.
     pub ended_us: Micros,
 }
@@ -205,6 +238,7 @@ pub struct History {
 pub struct Recorder {
     calls: Mutex<Vec<Call>>,
     arrivals: Mutex<Vec<Arrival>>,
+    refused: AtomicU64,
 }
 
 impl Recorder {
@@ -227,6 +261,16 @@ impl Recorder {
         }
     }
 
+    /// Notes that a call was refused as the contract says: 503 with `Retry-After`.
+    pub fn refusal(&self) {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How many calls were.
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+
     /// The latest due time that a caller was promised so far; zero before the first.
     pub fn last_due_us(&self) -> Micros {
         let due = |call: &Call| match (call.ask, call.answer) {
@@ -242,6 +286,14 @@ impl Recorder {
         arrivals.iter().rev().take_while(|a| a.at_us >= since_us).filter(|a| a.node == Some(node)).count()
     }
 
+    /// When the first and the last attempt for timers of these numbers came, and for how many timers.
+    pub fn arrived_for(&self, timers: Range<u32>) -> Option<(Micros, Micros, usize)> {
+        let arrivals = lock(&self.arrivals);
+        let theirs = || arrivals.iter().filter(|arrival| timers.contains(&arrival.timer));
+        let (first, last) = (theirs().map(|a| a.at_us).min()?, theirs().map(|a| a.at_us).max()?);
+        Some((first, last, theirs().map(|arrival| arrival.timer).collect::<HashSet<_>>().len()))
+    }
+
     /// How many attempts were not accepted, or not answered.
     pub fn not_accepted(&self) -> usize {
         lock(&self.arrivals).iter().filter(|arrival| !arrival.accepted()).count()
@@ -250,7 +302,7 @@ impl Recorder {
     /// A copy of what is written down, `terms` and `faults` added.
     pub fn history(&self, terms: Vec<Terms>, faults: Vec<Fault>, ended_us: Micros) -> History {
         let (calls, arrivals) = (lock(&self.calls).clone(), lock(&self.arrivals).clone());
-        History { terms, calls, arrivals, faults, ended_us }
+        History { terms, calls, arrivals, faults, held_up: Vec::new(), ended_us }
     }
 }
 

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
+use reqwest::header::RETRY_AFTER;
 use reqwest::{Client, Method, StatusCode};
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
@@ -125,8 +126,12 @@ impl Callers {
         }
         let Ok(response) = request.send().await else { return Answer::Unknown };
         let status = response.status();
+        let says_when = response.headers().contains_key(RETRY_AFTER);
+        if status == StatusCode::SERVICE_UNAVAILABLE && says_when {
+            self.recorder.refusal();
+        }
         let Ok(text) = response.bytes().await else { return Answer::Unknown };
-        judge(ask, status, &serde_json::from_slice(&text).unwrap_or(Value::Null))
+        judge(ask, status, says_when, &serde_json::from_slice(&text).unwrap_or(Value::Null))
     }
 
     /// The next node in turn.
@@ -135,8 +140,9 @@ impl Callers {
         &self.nodes[usize::try_from(turn).unwrap_or(0) % self.nodes.len()]
     }
 
-    /// Registers timers that only fill the window: numbers from `first` on, at these moments.
-    pub async fn fill(self: &Arc<Self>, first: u32, dues_ms: Vec<i64>) {
+    /// Registers timers in batches, beside those of a plan: numbers from `first` on, at these moments, for receivers
+    /// of one behaviour.
+    pub async fn fill(self: &Arc<Self>, first: u32, dues_ms: Vec<i64>, behaviour: Behaviour) {
         let tasks = TaskTracker::new();
         let permits = Arc::new(Semaphore::new(BATCHES));
         let mut number = first;
@@ -145,7 +151,7 @@ impl Callers {
             let (this, dues, from) = (Arc::clone(self), dues.to_vec(), number);
             number += dues.len() as u32;
             tasks.spawn(async move {
-                this.batch(from, &dues).await;
+                this.batch(from, &dues, behaviour).await;
                 drop(permit);
             });
         }
@@ -153,18 +159,12 @@ impl Callers {
         tasks.wait().await;
     }
 
-    async fn batch(&self, first: u32, dues_ms: &[i64]) {
-        let accepting = Planned {
-            asked_at: 0,
-            due_at: 0,
-            behaviour: Behaviour::Accepts,
-            expires: false,
-            follow_up: None,
-        };
+    async fn batch(&self, first: u32, dues_ms: &[i64], behaviour: Behaviour) {
+        let planned = Planned { asked_at: 0, due_at: 0, behaviour, expires: false, follow_up: None };
         let numbers = || (first..).zip(dues_ms);
         let timers: Vec<Value> = numbers()
             .map(|(number, due_ms)| {
-                let mut one = timer(&self.receivers.url(number, Behaviour::Accepts), *due_ms, &accepting);
+                let mut one = timer(&self.receivers.url(number, behaviour), *due_ms, &planned);
                 one["id"] = id(number).into();
                 one
             })
@@ -228,7 +228,8 @@ fn timer(url: &str, due_ms: i64, planned: &Planned) -> Value {
     timer
 }
 
-fn judge(ask: Ask, status: StatusCode, body: &Value) -> Answer {
+/// What an answer tells; `says_when`: it has a `Retry-After`.
+fn judge(ask: Ask, status: StatusCode, says_when: bool, body: &Value) -> Answer {
     match (ask, status.as_u16()) {
         (Ask::Register { .. }, 200 | 201) | (Ask::Move { .. }, 200) => match body["generation"].as_i64() {
             Some(generation) => Answer::Done { generation: i32::try_from(generation).unwrap_or(0) },
@@ -246,7 +247,8 @@ fn judge(ask: Ask, status: StatusCode, body: &Value) -> Answer {
             Some("already_cancelled") => Answer::AlreadyCancelled,
             _ => Answer::Nonsense(409),
         },
-        (_, 429 | 500..) => Answer::Unknown,
+        // Others from 500 on are not in the contract, nor is a refusal that does not say when to come back.
+        (_, 429 | 503) if says_when => Answer::Unknown,
         (_, status) => Answer::Nonsense(status),
     }
 }
@@ -255,5 +257,21 @@ async fn wait_until(at_us: Micros) {
     let wait = at_us - wall_us();
     if wait > 0 {
         tokio::time::sleep(Duration::from_micros(wait.unsigned_abs())).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_says_when_to_come_back_and_no_other_failure_is_in_the_contract() {
+        let judge = |status, says_when| {
+            judge(Ask::Cancel, StatusCode::from_u16(status).expect("a status"), says_when, &Value::Null)
+        };
+        assert_eq!([judge(503, true), judge(429, true)], [Answer::Unknown; 2]);
+        for (status, says_when) in [(503, false), (429, false), (500, true), (502, false)] {
+            assert_eq!(judge(status, says_when), Answer::Nonsense(status));
+        }
     }
 }

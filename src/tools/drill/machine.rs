@@ -1,19 +1,22 @@
-//! When the machine stood still by itself: its disk or its processors. Everything on it does then, and neither the
-//! drill nor a node is the cause.
+//! When the machine stood still by itself, or was busy: its disk or its processors. Everything on it is late then, and
+//! neither the drill nor a node is the cause.
 //!
-//! A thread looks ten times a second. A standstill is a fault like those that the drill injects, but it rehearses
-//! nothing.
+//! A thread looks ten times a second: it sleeps, and writes one block to the disk. Where that takes long, the machine
+//! stood still: a fault like those that the drill injects, but it rehearses nothing. And once a second it asks what
+//! programs of others did. Those that took half of the processors held the drill up. Nothing of this knows how late a
+//! timer was, and processor time that the nodes waste is no load of the machine.
 
 use std::fs::File;
 use std::io::{self, Seek, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use super::history::{Affected, Fault, Micros};
 use crate::clock::wall_us;
+use crate::tools::proc::{cpu_s_of_family, cpu_s_of_machine};
 
 /// How often it looks.
 const EVERY: Duration = Duration::from_millis(100);
@@ -21,10 +24,20 @@ const EVERY: Duration = Duration::from_millis(100);
 /// A look that takes longer is a standstill: a lease is renewed once a second, and a straggler is 0.9 s late.
 const STILL_US: Micros = 700_000;
 
+/// How often it asks who used the processors.
+const ASK_US: Micros = 1_000_000;
+
 /// Watches the machine until dropped.
 pub struct Machine {
-    seen: Arc<Mutex<Vec<Fault>>>,
+    seen: Arc<Mutex<Seen>>,
     over: Arc<AtomicBool>,
+}
+
+/// What was seen so far.
+#[derive(Default)]
+struct Seen {
+    standstills: Vec<Fault>,
+    held_up: Vec<(Micros, Micros)>,
 }
 
 impl Machine {
@@ -44,14 +57,16 @@ impl Machine {
 
     /// Watches the processors and how long `write` takes.
     fn with(mut write: impl FnMut() + Send + 'static) -> io::Result<Self> {
-        let seen: Arc<Mutex<Vec<Fault>>> = Arc::default();
+        let seen: Arc<Mutex<Seen>> = Arc::default();
         let over = Arc::new(AtomicBool::new(false));
         let (noted, ended) = (Arc::clone(&seen), Arc::clone(&over));
         let look = move || {
             let note = |kind, from_us, until_us| {
-                let mut seen = noted.lock().unwrap_or_else(PoisonError::into_inner);
-                seen.extend(standstill(kind, from_us, until_us));
+                let mut seen = lock(&noted);
+                seen.standstills.extend(standstill(kind, from_us, until_us));
+                seen.held_up.push((from_us, until_us));
             };
+            let mut others = Others::now();
             while !ended.load(Ordering::Relaxed) {
                 let due_us = wall_us() + EVERY.as_micros() as Micros;
                 thread::sleep(EVERY);
@@ -59,6 +74,13 @@ impl Machine {
                 note("processors of this machine", due_us, woke_us);
                 write();
                 note("disk of this machine", woke_us, wall_us());
+                if wall_us() - others.at_us >= ASK_US {
+                    let now = Others::now();
+                    if now.took_half_since(&others) {
+                        lock(&noted).held_up.push((others.at_us, now.at_us));
+                    }
+                    others = now;
+                }
             }
         };
         thread::Builder::new().name("machine".into()).spawn(look)?;
@@ -67,7 +89,15 @@ impl Machine {
 
     /// The standstills so far.
     pub fn stood_still(&self) -> Vec<Fault> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.seen).standstills.clone()
+    }
+
+    /// When everything here was held up: from when the thread was to go on until it did, and while others had half of
+    /// the processors. In the order of their beginnings; they may overlap.
+    pub fn held_up(&self) -> Vec<(Micros, Micros)> {
+        let mut held_up = lock(&self.seen).held_up.clone();
+        held_up.sort_unstable();
+        held_up
     }
 }
 
@@ -76,6 +106,33 @@ impl Drop for Machine {
         // Not waited for: the disk may stand still.
         self.over.store(true, Ordering::Relaxed);
     }
+}
+
+/// What the programs of others have used: all that the drill has not started.
+struct Others {
+    at_us: Micros,
+    /// CPU seconds since the machine was started; `None` if it does not say.
+    cpu_s: Option<f64>,
+    processors: f64,
+}
+
+impl Others {
+    fn now() -> Self {
+        let cpu_s = cpu_s_of_machine().map(|all| all - cpu_s_of_family());
+        let processors = thread::available_parallelism().map_or(1.0, |count| count.get() as f64);
+        Self { at_us: wall_us(), cpu_s, processors }
+    }
+
+    fn took_half_since(&self, before: &Self) -> bool {
+        let seconds = (self.at_us - before.at_us) as f64 / 1e6;
+        self.cpu_s
+            .zip(before.cpu_s)
+            .is_some_and(|(now, then)| (now - then) * 2.0 >= seconds * self.processors)
+    }
+}
+
+fn lock(seen: &Mutex<Seen>) -> MutexGuard<'_, Seen> {
+    seen.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn standstill(kind: &'static str, from_us: Micros, until_us: Micros) -> Option<Fault> {
@@ -113,7 +170,19 @@ mod tests {
         let disk = seen(disk);
         assert_eq!(disk.affected, Affected::Machine);
         assert!(disk.until_us - disk.from_us >= STILL_US, "{disk:?}");
+        let looks = machine.held_up();
+        assert!(looks.contains(&(disk.from_us, disk.until_us)), "{looks:?}");
+        assert!(looks.iter().all(|(from, until)| from <= until) && looks.is_sorted(), "{looks:?}");
         assert_eq!(standstill("disk", 0, STILL_US - 1), None);
+    }
+
+    #[test]
+    fn others_are_a_load_from_half_of_the_processors_on() {
+        let at = |seconds: i64, cpu_s| Others { at_us: seconds * 1_000_000, cpu_s, processors: 2.0 };
+        let before = at(10, Some(100.0));
+        assert!(at(12, Some(102.0)).took_half_since(&before));
+        assert!(!at(12, Some(101.9)).took_half_since(&before));
+        assert!(!at(12, None).took_half_since(&before), "nobody says so");
     }
 
     #[test]

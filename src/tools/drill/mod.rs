@@ -8,13 +8,14 @@
 //! | room | what it is for |
 //! |---|---|
 //! | [`schedule`], [`fault`] | which faults come when; how each is injected, healed and proved |
-//! | [`plan`], [`load`], [`receiver`] | the timers; the callers; the receivers |
+//! | [`plan`], `extra`, [`load`], [`receiver`] | the timers; those beside the load; the callers; the receivers |
 //! | [`history`], [`checker`], [`verdict`] | what was seen; what it proves; how it is reported |
 //! | [`machine`] | when this machine stood still by itself |
 //! | [`cluster`], [`proxy`] | nodes and stores; connections that can be cut |
 
 pub mod checker;
 pub mod cluster;
+mod extra;
 pub mod fault;
 pub mod history;
 pub mod load;
@@ -33,10 +34,12 @@ use anyhow::Context;
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::wall_us;
+use crate::limits;
 use checker::{Findings, Limits, check};
 use cluster::{Cluster, Environment};
+use extra::Extra;
 use fault::{ActiveFault, heal, inject};
-use history::{Affected, Fault, Micros, Recorder, Terms};
+use history::{Affected, Fault, History, Micros, Recorder, Terms};
 use load::Callers;
 use machine::Machine;
 use receiver::Receivers;
@@ -95,8 +98,11 @@ pub async fn run(
     stop: &CancellationToken,
 ) -> anyhow::Result<Verdict> {
     progress("preparing", 0, 0);
+    // Receivers and callers need more files than a shell gives as a rule.
+    limits::raise();
     let nodes = if options.environment == Environment::Embedded { 1 } else { options.nodes };
-    let mut cluster = Cluster::open(&options.environment, nodes, options.lease_ms, &options.sets).await?;
+    let mut cluster =
+        Cluster::open(&options.environment, nodes, options.lease_ms, &options.sets, drill.needs()).await?;
     let rehearsed = tokio::select! {
         rehearsed = rehearse(&mut cluster, drill, seed, options, progress) => rehearsed,
         () = stop.cancelled() => Err(Interrupted.into()),
@@ -131,13 +137,14 @@ async fn rehearse(
     let schedule = drill.schedule(seed, options.seconds, lease_ms, nodes, breakable(&options.environment));
     let recorder = Arc::new(Recorder::default());
     let receivers = Arc::new(Receivers::start(Arc::clone(&recorder)).await?);
-    let callers = Callers::new(cluster.addresses(), Arc::clone(&recorder), receivers)?;
-    if options.window_timers > 0 {
+    let callers = Callers::new(cluster.addresses(), Arc::clone(&recorder), Arc::clone(&receivers))?;
+    let extra = Extra::of(drill, plan.len() as u32, options, nodes);
+    if !extra.is_empty() {
         progress("filling the window", 0, 0);
-        fill_window(&callers, plan.len() as u32, options).await;
+        extra.register(&callers, options).await;
     }
 
-    let machine = Machine::watch(cluster.disk()).context("the drill's own directory cannot be written")?;
+    let machine = Machine::watch(cluster.dir()).context("the drill's own directory cannot be written")?;
     let began_us = wall_us();
     let load_ms = i64::from(options.seconds) * 1000;
     let load = {
@@ -145,7 +152,7 @@ async fn rehearse(
         tokio::spawn(async move { callers.run(&plan, began_us).await })
     };
     let mut faults = Vec::new();
-    play(cluster, &recorder, &schedule, began_us, &mut faults, |at_ms, phase| {
+    play(cluster, &recorder, &receivers, &schedule, began_us, &mut faults, |at_ms, phase| {
         progress(phase, at_ms.unsigned_abs() / 1000, load_ms.unsigned_abs() / 1000);
     })
     .await?;
@@ -153,11 +160,14 @@ async fn rehearse(
         node.ready().await?;
     }
     let mut terms: Vec<Terms> = plan.iter().map(plan::Planned::terms).collect();
-    terms.resize(terms.len() + options.window_timers as usize, Terms::default());
+    extra.add_terms(&mut terms);
     let limits =
         Limits { recovery_us: RECOVERY_US + lease_ms * 1000, answer_us: plan::TIMEOUT_MS as Micros * 750 };
     let all_faults = || [faults.clone(), machine.stood_still()].concat();
-    let check_now = || check(&recorder.history(terms.clone(), all_faults(), wall_us()), limits);
+    let check_now = || {
+        let seen = recorder.history(terms.clone(), all_faults(), wall_us());
+        check(&History { held_up: machine.held_up(), ..seen }, limits)
+    };
     let mut ledger = None;
     loop {
         let now_us = wall_us();
@@ -185,24 +195,16 @@ async fn rehearse(
     let ledger = callers.ledger().await.or(ledger);
     let mut faults = all_faults();
     faults.extend(bad_receivers(drill, &recorder, began_us));
+    faults.extend(extra.came(&recorder, cluster));
     let verdict = judge(drill, seed, options, findings, faults, ledger);
     Ok(Verdict { nodes, seconds: (wall_us() - began_us) as f64 / 1e6, ..verdict })
-}
-
-/// Registers the timers that only fill the window. They are due all through the load, so that a fault meets them
-/// in every tier; their numbers begin at `first`.
-async fn fill_window(callers: &Arc<Callers>, first: u32, options: &Options) {
-    let (count, load_ms) = (options.window_timers, i64::from(options.seconds) * 1000);
-    // Registering them takes no longer than that.
-    let from_ms = wall_us() / 1000 + 3000 + i64::from(count) / 10;
-    let due_ms = |n: u32| from_ms + i64::from(n) * load_ms / i64::from(count);
-    callers.fill(first, (0..count).map(due_ms).collect()).await;
 }
 
 /// Injects and heals the faults of the schedule, in the order of time.
 async fn play(
     cluster: &mut Cluster,
     recorder: &Recorder,
+    receivers: &Receivers,
     schedule: &[ScheduledFault],
     began_us: Micros,
     faults: &mut Vec<Fault>,
@@ -227,12 +229,15 @@ async fn play(
         let kind = schedule[number].kind;
         if begins {
             show(at_ms, kind.name());
-            let injected = inject(cluster, recorder, kind).await;
+            let injected = inject(cluster, recorder, receivers, kind).await;
             active.push((number, injected.with_context(|| format!("{} cannot be injected", kind.name()))?));
         } else if let Some(index) = active.iter().position(|(of, _)| *of == number) {
             let (_, one) = active.swap_remove(index);
-            faults
-                .push(heal(cluster, one).await.with_context(|| format!("{} cannot be healed", kind.name()))?);
+            faults.push(
+                heal(cluster, recorder, receivers, one)
+                    .await
+                    .with_context(|| format!("{} cannot be healed", kind.name()))?,
+            );
         }
     }
     Ok(())
@@ -351,6 +356,7 @@ mod tests {
             Findings { unfenced: 1, ..nothing.clone() },
             Findings { mistaken_identity: 1, ..nothing.clone() },
             Findings { stragglers: 1, ..nothing.clone() },
+            Findings { late: 1, ..nothing.clone() },
             Findings { nonsense: 1, ..nothing.clone() },
         ] {
             assert_eq!(outcome(&wrong, killed(), balanced()), Outcome::Violated, "{wrong:?}");

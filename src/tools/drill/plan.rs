@@ -46,11 +46,18 @@ pub enum Behaviour {
     AlwaysFails,
     /// Answers 410.
     Gone,
+    /// Accepts at once; it has an address of its own, and can fall silent with others of its kind.
+    Distant,
+    /// Accepts at once; it has an address of its own and one timer, and closes the connection.
+    Crowd,
+    /// Accepts at once; it has an address of its own and one timer, and keeps the connection. Its timer has few
+    /// attempts: what a node lacks is none.
+    Kept,
 }
 
 impl Behaviour {
     /// All of them; the one that accepts at once comes first.
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 13] = [
         Self::Accepts,
         Self::AcceptsSlowly,
         Self::FailsOnceSlowly,
@@ -61,7 +68,13 @@ impl Behaviour {
         Self::RedirectsOnce,
         Self::AlwaysFails,
         Self::Gone,
+        Self::Distant,
+        Self::Crowd,
+        Self::Kept,
     ];
+
+    /// How many of them, after the first, are those of bad receivers.
+    const BAD: usize = 9;
 
     /// The path segment that stands for it.
     pub fn letter(self) -> char {
@@ -74,9 +87,10 @@ impl Behaviour {
     }
 
     /// How many attempts its timers have; `None`: more than are needed.
-    fn attempts(self) -> Option<i32> {
+    pub fn attempts(self) -> Option<i32> {
         match self {
             Self::AlwaysFails => Some(3),
+            Self::Kept => Some(2),
             Self::Gone => Some(12),
             _ => None,
         }
@@ -127,6 +141,8 @@ pub struct LoadShape {
     pub seconds: u32,
     /// How many of a hundred have a receiver of any behaviour but the accepting one.
     pub bad_receivers: u32,
+    /// How many of a hundred have a receiver that can fall silent.
+    pub distant: u32,
     /// How many of a hundred fail slowly at first, then accept slowly: a pause meets them under way.
     pub failing_slowly: u32,
     /// How many of a hundred expire when found too late.
@@ -165,9 +181,11 @@ fn one(rng: &mut SmallRng, asked_at: i64, shape: LoadShape) -> Planned {
     let due_at = asked_at + ahead;
     let hundredth = rng.random_range(0..100);
     let behaviour = if hundredth < shape.bad_receivers {
-        Behaviour::ALL[rng.random_range(1..Behaviour::ALL.len())]
+        Behaviour::ALL[rng.random_range(1..=Behaviour::BAD)]
     } else if hundredth < shape.bad_receivers + shape.failing_slowly {
         Behaviour::FailsOnceSlowly
+    } else if hundredth < shape.bad_receivers + shape.failing_slowly + shape.distant {
+        Behaviour::Distant
     } else {
         Behaviour::Accepts
     };
@@ -196,7 +214,7 @@ mod tests {
     use super::*;
 
     const SHAPE: LoadShape =
-        LoadShape { rate: 500, seconds: 20, bad_receivers: 20, failing_slowly: 5, expiring: 10 };
+        LoadShape { rate: 500, seconds: 20, bad_receivers: 20, distant: 0, failing_slowly: 5, expiring: 10 };
 
     #[test]
     fn one_seed_is_one_plan() {

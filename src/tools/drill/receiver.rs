@@ -1,5 +1,7 @@
 //! The receivers of a drill: they note when each attempt comes, and answer by the behaviour that its path names.
 
+mod gate;
+
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -12,6 +14,7 @@ use axum::extract::{ConnectInfo, Path, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
+use axum::serve::{Listener, ListenerExt};
 use futures::stream;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -20,6 +23,7 @@ use super::history::{Arrival, Recorder, node_of};
 use super::plan::{Behaviour, TIMEOUT_MS};
 use crate::clock::wall_us;
 use crate::model::time::UnixMs;
+pub use gate::Gate;
 
 /// How long slow receivers take.
 const SLOW: Duration = Duration::from_millis(300);
@@ -29,25 +33,56 @@ const SLOW_FAILURE: [Duration; 2] = [Duration::from_millis(2000), Duration::from
 /// How many chunks of 64 KiB a huge answer has.
 const HUGE_CHUNKS: usize = 256;
 
-/// Receivers on two loopback ports: one for those that accept at once, one for all others, so that the first have a
-/// lane of their own. They end when dropped.
+/// Connections that wait for a receiver of the crowd to take them.
+const CROWD_BACKLOG: u32 = 4096;
+/// How many receivers fall silent together.
+const DISTANT: u32 = 200;
+/// Connections that wait for a distant receiver to take them; few, so that the queue is soon full.
+const DISTANT_BACKLOG: u32 = 16;
+
+/// Receivers on loopback ports: one for those that accept at once, one for all others, so that the first have a lane of
+/// their own, one for those that can fall silent and one for a crowd, each of which has its own address. They end when
+/// dropped.
 pub struct Receivers {
     accepting: SocketAddr,
     others: SocketAddr,
-    serving: [JoinHandle<()>; 2],
+    distant: Gate,
+    crowd: Gate,
+    serving: [JoinHandle<()>; 4],
 }
 
 impl Receivers {
     /// Listens, and notes every arrival in `recorder`.
     pub async fn start(recorder: Arc<Recorder>) -> anyhow::Result<Self> {
-        let (accepting, one) = serve(Arc::clone(&recorder)).await?;
-        let (others, two) = serve(recorder).await?;
-        Ok(Self { accepting, others, serving: [one, two] })
+        let (accepting, one) = bind(Arc::clone(&recorder)).await?;
+        let (others, two) = bind(Arc::clone(&recorder)).await?;
+        let (gated, distant) = gate::listen(DISTANT_BACKLOG).context("no port is free")?;
+        let three = serve(gated, Arc::clone(&recorder));
+        let (gated, crowd) = gate::listen(CROWD_BACKLOG).context("no port is free")?;
+        let serving = [one, two, three, serve(gated, recorder)];
+        Ok(Self { accepting, others, distant, crowd, serving })
+    }
+
+    /// The receivers that can fall silent.
+    pub const fn distant(&self) -> &Gate {
+        &self.distant
     }
 
     /// Where a timer is to be delivered.
     pub fn url(&self, timer: u32, behaviour: Behaviour) -> String {
-        let address = if behaviour == Behaviour::Accepts { self.accepting } else { self.others };
+        let address = match behaviour {
+            Behaviour::Accepts => self.accepting,
+            Behaviour::Distant => {
+                let [.., high, low] = (timer % DISTANT + 1).to_be_bytes();
+                SocketAddr::from(([127, 1, high, low], self.distant.port()))
+            }
+            Behaviour::Crowd | Behaviour::Kept => {
+                let [_, high, middle, low] = timer.to_be_bytes();
+                // Not among the distant ones, nor the addresses of nodes.
+                SocketAddr::from(([127, high.saturating_add(128), middle, low], self.crowd.port()))
+            }
+            _ => self.others,
+        };
         format!("http://{address}/{}/{timer}", behaviour.letter())
     }
 }
@@ -58,18 +93,20 @@ impl Drop for Receivers {
     }
 }
 
-async fn serve(recorder: Arc<Recorder>) -> anyhow::Result<(SocketAddr, JoinHandle<()>)> {
+async fn bind(recorder: Arc<Recorder>) -> anyhow::Result<(SocketAddr, JoinHandle<()>)> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.context("no port is free")?;
-    let address = listener.local_addr()?;
+    Ok((listener.local_addr()?, serve(listener, recorder)))
+}
+
+fn serve(listener: impl Listener<Addr = SocketAddr>, recorder: Arc<Recorder>) -> JoinHandle<()> {
     let app = Router::new()
         .route("/{behaviour}/{timer}", post(receive))
         .with_state(recorder)
         .into_make_service_with_connect_info::<SocketAddr>();
-    let serving = tokio::spawn(async move {
-        // It ends only with its task.
-        let _ = axum::serve(listener, app).await;
-    });
-    Ok((address, serving))
+    tokio::spawn(async move {
+        // It ends only with its task. The tap does nothing; with it axum tells the address of any listener's peer.
+        let _ = axum::serve(listener.tap_io(|_| {}), app).await;
+    })
 }
 
 async fn receive(
@@ -120,6 +157,10 @@ async fn receive(
         Some(Behaviour::RedirectsOnce) if first => {
             (status, [(header::LOCATION, format!("/{}/{timer}", Behaviour::Accepts.letter()))])
                 .into_response()
+        }
+        // The next attempt has to connect anew, and finds out whether anybody is there; and a crowd takes no files.
+        Some(Behaviour::Distant | Behaviour::Crowd) => {
+            (status, [(header::CONNECTION, "close")]).into_response()
         }
         _ => status.into_response(),
     }

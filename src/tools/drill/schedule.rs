@@ -4,6 +4,8 @@ use rand::rngs::SmallRng;
 use rand::seq::{IndexedRandom, SliceRandom};
 use rand::{Rng, SeedableRng};
 
+use super::cluster::Needs;
+use super::extra::FEW_FILES;
 use super::fault::{FaultKind, Resource};
 use super::plan::LoadShape;
 
@@ -41,6 +43,20 @@ pub enum Drill {
     Outage,
     /// Receivers hang, drip, fail, redirect, answer too much
     SlowHook,
+    /// Many receivers answer no SYN
+    Blackhole,
+    /// Thousands of receivers are due in one second
+    Crowd,
+    /// Nodes may have few files open, and receivers keep their connections
+    Fds,
+    /// A thousand callers connect at once, again and again
+    Storm,
+    /// A foreign session locks rows, then a table
+    Lock,
+    /// PostgreSQL's clock jumps by an hour, forward and back
+    ClockJump,
+    /// The disk of the cold store is full for seconds
+    DiskFull,
     /// Two random faults every ten seconds
     Compound,
 }
@@ -58,7 +74,7 @@ pub struct ScheduledFault {
 
 impl Drill {
     /// All of them, in the order in which `all` runs them.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 22] = [
         Self::Restart,
         Self::Kill,
         Self::Pause,
@@ -73,6 +89,13 @@ impl Drill {
         Self::SlowStore,
         Self::Outage,
         Self::SlowHook,
+        Self::Blackhole,
+        Self::Crowd,
+        Self::Fds,
+        Self::Storm,
+        Self::Lock,
+        Self::ClockJump,
+        Self::DiskFull,
         Self::Compound,
     ];
 
@@ -85,14 +108,36 @@ impl Drill {
     pub const fn is_embedded(self) -> bool {
         matches!(
             self,
-            Self::Restart | Self::Kill | Self::Pause | Self::Outage | Self::SlowHook | Self::Compound
+            Self::Restart
+                | Self::Kill
+                | Self::Pause
+                | Self::Outage
+                | Self::SlowHook
+                | Self::Blackhole
+                | Self::Crowd
+                | Self::Fds
+                | Self::Storm
+                | Self::DiskFull
+                | Self::Compound
         )
     }
 
     /// Whether it can be done on servers that the drill has not started.
     pub const fn is_for_given(self) -> bool {
-        self.is_embedded()
-            || matches!(self, Self::RedisFlush | Self::CommitCut | Self::Partition | Self::SlowStore)
+        match self {
+            Self::RedisFlush | Self::CommitCut | Self::Partition | Self::SlowStore | Self::Lock => true,
+            Self::DiskFull => false,
+            _ => self.is_embedded(),
+        }
+    }
+
+    /// What it needs of its cluster.
+    pub fn needs(self) -> Needs {
+        Needs {
+            files: (self == Self::Fds).then_some(FEW_FILES.into()),
+            clock: self == Self::ClockJump,
+            small_disk: self == Self::DiskFull,
+        }
     }
 
     /// The load.
@@ -101,12 +146,16 @@ impl Drill {
             Self::SlowHook => (30, 0, 0),
             Self::Outage => (0, 0, 15),
             Self::Pause => (0, 20, 2),
-            Self::Partition | Self::Kill | Self::PostgresStop | Self::Compound => (0, 6, 2),
+            // What is an hour late by a clock that jumped may expire, and nobody can say from outside what did.
+            Self::ClockJump => (0, 0, 0),
+            // What is locked is claimed for seconds: those that fail slowly are.
+            Self::Partition | Self::Kill | Self::PostgresStop | Self::Lock | Self::Compound => (0, 6, 2),
             _ => (0, 0, 2),
         };
         // More than these, and they keep each other waiting.
         let failing_slowly = failing_slowly.min(SLOW_FAILURES_PER_SECOND * 100 / rate.max(1));
-        LoadShape { rate, seconds, bad_receivers, failing_slowly, expiring }
+        let distant = if self == Self::Blackhole { 40 } else { 0 };
+        LoadShape { rate, seconds, bad_receivers, distant, failing_slowly, expiring }
     }
 
     /// The faults of a seed, in order: after three seconds of health, and the last healed when the load ends.
@@ -171,7 +220,25 @@ impl Drill {
             Self::Outage => {
                 rounds(rng, first, last, 1, |_, rng| (rng.random_range(6000..9000), FaultKind::Outage))
             }
-            Self::SlowHook => Vec::new(),
+            Self::SlowHook | Self::Crowd | Self::Fds => Vec::new(),
+            Self::Storm => vec![scheduled(first, last - first, FaultKind::Storm)],
+            Self::Blackhole => vec![scheduled(first, last - first, FaultKind::Blackhole)],
+            Self::Lock => rounds(rng, first, last, 2, |round, rng| {
+                (rng.random_range(2000..8000), [FaultKind::LockRows, FaultKind::LockHistory][round % 2])
+            }),
+            // It jumps forward and back, then back and forward: at last it is right.
+            Self::ClockJump => rounds(rng, first, last, 4, |round, _| {
+                let jump =
+                    [FaultKind::ClockForward, FaultKind::ClockBack][usize::from(matches!(round, 1 | 2))];
+                (100, jump)
+            }),
+            Self::DiskFull => rounds(rng, first, last, 2, |round, rng| {
+                let full = match (breakable, round) {
+                    (Breakable::Servers, 1) => FaultKind::LogFull,
+                    _ => FaultKind::DiskFull,
+                };
+                (rng.random_range(1500..4000), full)
+            }),
             Self::Compound => compound(rng, first, last, lease_ms, nodes, breakable),
         }
     }
@@ -282,7 +349,7 @@ mod tests {
                 let schedule = drill.schedule(seed, 24, 3000, 3, Breakable::Servers);
                 assert!(schedule.iter().all(|s| s.from_ms >= 3000 && s.from_ms < s.until_ms), "{drill:?}");
                 assert!(schedule.iter().all(|s| s.until_ms <= 24_000), "{drill:?} {seed} {schedule:?}");
-                assert_eq!(schedule.is_empty(), drill == Drill::SlowHook);
+                assert_eq!(schedule.is_empty(), matches!(drill, Drill::SlowHook | Drill::Crowd | Drill::Fds));
             }
         }
     }

@@ -8,6 +8,8 @@
 //! Invariant: such a server keeps its port and its directory, so that its clients find it again after a restart. It ends when its handle is dropped; its directory is the caller's to remove.
 //! Every wait has an end, and an error carries the end of the server's log.
 
+mod clock;
+mod disk;
 mod postgres;
 mod redis;
 mod stores;
@@ -26,6 +28,8 @@ use futures::future::BoxFuture;
 use super::process::{Process, log_tail};
 use crate::clock::Monotonic;
 
+pub use clock::FakeClock;
+pub use disk::SmallDisk;
 pub use postgres::Postgres;
 pub use redis::{Keeps, Redis};
 pub use stores::{Choice, RedisInfo, Stores};

@@ -14,7 +14,8 @@ use rustix::process::{Pid, Signal, geteuid, kill_process};
 use sqlx::postgres::{PgConnectOptions, PgSslMode};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
-use super::{LOG_LINES, free_port, launch, log_of, program_dirs, ready};
+use super::{FakeClock, LOG_LINES, free_port, launch, log_of, program_dirs, ready};
+use crate::clock::wall_us;
 use crate::tools::proc::descendants;
 use crate::tools::process::{Process, log_tail, until_still};
 
@@ -36,6 +37,7 @@ pub struct Postgres {
     port: u16,
     bin: PathBuf,
     user: Option<User>,
+    clock: Option<FakeClock>,
     paused: AtomicBool,
 }
 
@@ -54,6 +56,11 @@ impl Postgres {
     /// `dir` and must be able to pass through the directories above it. Fails when PostgreSQL is not
     /// installed, or does not answer within a minute.
     pub async fn start(dir: &Path, port: Option<u16>) -> anyhow::Result<Self> {
+        Self::start_with(dir, port, None).await
+    }
+
+    /// The same with a clock that can be set, at this start and later ones.
+    pub async fn start_with(dir: &Path, port: Option<u16>, clock: Option<FakeClock>) -> anyhow::Result<Self> {
         let (bin, user) = (programs()?, user()?);
         let made = || format!("PostgreSQL cannot have {}", dir.display());
         fs::create_dir_all(dir).with_context(made)?;
@@ -65,8 +72,8 @@ impl Postgres {
             make_cluster(&bin, user, &dir).await?;
         }
         let port = port.map_or_else(free_port, Ok)?;
-        let process = serve(&bin, user, &dir, port)?;
-        let server = Self { process, dir, port, bin, user, paused: AtomicBool::new(false) };
+        let process = serve(&bin, user, &dir, port, clock.as_ref())?;
+        let server = Self { process, dir, port, bin, user, clock, paused: AtomicBool::new(false) };
         server.ready().await?;
         Ok(server)
     }
@@ -112,8 +119,51 @@ impl Postgres {
     /// Starts it on the same data and port and returns when it answers. Fails when it still runs.
     pub async fn start_again(&mut self) -> anyhow::Result<()> {
         ensure!(self.process.ended().is_some(), "stop PostgreSQL before you start it again");
-        self.process = serve(&self.bin, self.user, &self.dir, self.port)?;
+        self.tidy();
+        self.process = serve(&self.bin, self.user, &self.dir, self.port, self.clock.as_ref())?;
         self.ready().await
+    }
+
+    /// Sets its clock so many seconds further, from where it stands. Returns how far it is ahead of this machine's
+    /// afterwards, as the server itself says. Fails if that is not where it was set, or if it was started without a
+    /// clock of its own.
+    pub async fn jump(&self, by_s: i64) -> anyhow::Result<f64> {
+        let clock = self.clock.as_ref().context("this server has this machine's clock")?;
+        clock.jump(by_s)?;
+        let context = "PostgreSQL does not say what time it is";
+        let ask = async {
+            let mut db = self.connect().await?;
+            let shows: f64 = sqlx::query_scalar("SELECT extract(epoch FROM statement_timestamp())::float8")
+                .fetch_one(&mut db)
+                .await?;
+            let ahead_s = shows - wall_us() as f64 / 1e6;
+            db.close().await?;
+            Ok::<_, sqlx::Error>(ahead_s)
+        };
+        let ahead_s: f64 = tokio::time::timeout(ASK, ask).await.context(context)?.context(context)?;
+        let is_set = (ahead_s - clock.ahead_s() as f64).abs() < 60.0;
+        ensure!(is_set, "PostgreSQL's clock is {ahead_s} s ahead, and was set to {}", clock.ahead_s());
+        Ok(ahead_s)
+    }
+
+    /// Has it write its log forward until it goes down for want of space, or does not within a time; returns whether it
+    /// went down.
+    pub async fn use_up_log(&self) -> bool {
+        let write = async {
+            while self.process.ended().is_none() {
+                if let Ok(mut db) = self.connect().await {
+                    let megabyte = "SELECT pg_logical_emit_message(false, 'filling', repeat('x', 1048576))";
+                    while sqlx::query(megabyte).execute(&mut db).await.is_ok() {}
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        tokio::time::timeout(STOP, write).await.is_ok()
+    }
+
+    /// Whether it runs. One that found no space to recover in has ended by itself.
+    pub fn runs(&self) -> bool {
+        self.process.ended().is_none()
     }
 
     /// Stops all of its processes in their tracks: connections stay, nothing is answered. Returns when all
@@ -164,6 +214,12 @@ impl Postgres {
         }
     }
 
+    fn tidy(&self) {
+        if self.clock.is_some() {
+            FakeClock::tidy(self.pid());
+        }
+    }
+
     async fn connect(&self) -> sqlx::Result<PgConnection> {
         // An environment that asks for TLS means other servers than this one.
         let options: PgConnectOptions = self.url("postgres").parse()?;
@@ -188,6 +244,7 @@ impl Drop for Postgres {
         // By SIGKILL alone the server's own children would outlive it by a moment.
         self.tell_end(Signal::QUIT);
         self.process.wait_blocking(STOP);
+        self.tidy();
     }
 }
 
@@ -260,8 +317,17 @@ async fn make_cluster(bin: &Path, user: Option<User>, dir: &Path) -> anyhow::Res
     fs::rename(&aside, dir.join("data")).context("the new cluster cannot be put into its place")
 }
 
-fn serve(bin: &Path, user: Option<User>, dir: &Path, port: u16) -> anyhow::Result<Process> {
+fn serve(
+    bin: &Path,
+    user: Option<User>,
+    dir: &Path,
+    port: u16,
+    clock: Option<&FakeClock>,
+) -> anyhow::Result<Process> {
     let mut postgres = program(bin, "postgres", user, dir);
+    if let Some(clock) = clock {
+        clock.give(&mut postgres);
+    }
     postgres.args(["-D", "data", "-c", "listen_addresses=127.0.0.1", "-c", &format!("port={port}")]);
     // No socket: its path would be too long for the system in a deep directory.
     postgres.args(["-c", "unix_socket_directories=", "-c", "max_connections=300", "-c", "fsync=on"]);

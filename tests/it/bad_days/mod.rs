@@ -1,5 +1,5 @@
 //! Faults around a node: databases and Redis that are down, full disks, taken ports and names, wrong settings,
-//! clocks that differ, and stops under load.
+//! clocks that differ, stops under load, and surroundings that misbehave.
 
 mod clock;
 mod cluster;
@@ -7,9 +7,11 @@ mod disk;
 mod name;
 mod postgres;
 mod redis;
+mod restored;
 mod sqlite;
 mod start;
 mod stop;
+mod strain;
 
 use std::process::Command;
 use std::time::Duration;

@@ -75,7 +75,8 @@ async fn doctor_finds_a_running_server_well() {
         .env("MAINSPRING__SERVER__LISTEN", node.base().trim_start_matches("http://"));
     let ran = shell.run("doctor --json").await;
     assert_eq!((ran.code, ran.stderr.as_str()), (OK, ""), "{ran:?}");
-    let names = ["settings", "store", "clock", "schema", "shards", "ledger", "flush", "wheels", "server"];
+    let names =
+        ["settings", "files", "store", "clock", "schema", "shards", "ledger", "flush", "wheels", "server"];
     assert_eq!(checks(&ran), names.map(|name| (name.to_owned(), "ok".to_owned())));
     let text = shell.run("doctor").await.printed();
     assert!(text.lines().all(|line| line.starts_with("ok    ")), "{text}");
@@ -84,6 +85,29 @@ async fn doctor_finds_a_running_server_well() {
     let failed: Vec<_> = checks(&other).into_iter().filter(|(_, result)| result == "fail").collect();
     assert_eq!((other.code, failed), (FAILED, vec![("shards".to_owned(), "fail".to_owned())]));
     assert!(other.stdout.contains("set `shards = 64`"), "with its cure: {}", other.stdout);
+}
+
+/// `serve` raises its limit on open files to the highest that it may have, and tells how it is shared.
+#[tokio::test]
+async fn open_files_that_do_not_suffice_are_told_and_shared() {
+    let node = Node::builder().open_files(200, 1000).start_ready().await;
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", node.pid())).expect("limits");
+    let files = limits.lines().find(|line| line.starts_with("Max open files")).expect("a line");
+    assert_eq!(files.split_whitespace().filter(|word| *word == "1000").count(), 2, "{files}");
+    assert!(node.log().contains("1000 open files at most: 301 connections of clients, 603 to receivers"));
+    assert!(
+        node.log().contains("the settings want 12384: raise `LimitNOFILE` of the unit"),
+        "{}",
+        node.log()
+    );
+    assert_eq!(node.api().metric("mainspring_connections_max").await, 301.0);
+
+    let shell = Shell::new().env("MAINSPRING__SERVER__MAX_CONNECTIONS", "100000000");
+    let ran = shell.run("doctor --only files --json").await;
+    assert_eq!((ran.code, checks(&ran)), (OK, vec![("files".to_owned(), "warn".to_owned())]));
+    assert!(ran.stdout.contains("the settings want 300000096: raise `LimitNOFILE`"), "{}", ran.stdout);
+    let few = shell.run("doctor --only files --set server.max_connections=100").await.printed();
+    assert!(few.starts_with("ok    files     "), "{few}");
 }
 
 #[tokio::test]

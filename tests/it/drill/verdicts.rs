@@ -65,6 +65,13 @@ mod quick {
         redis_rollback: "redis-rollback --seed 2 --rate 80 --seconds 10";
         postgres_kill: "postgres-kill --seed 3 --rate 80 --seconds 10";
         commit_cut: "commit-cut --seed 4 --rate 80 --seconds 10";
+        blackhole_embedded: "blackhole --embedded --seed 8 --rate 80 --seconds 10";
+        crowd_embedded: "crowd --embedded --seed 9 --rate 30 --seconds 8";
+        fds_embedded: "fds --embedded --seed 10 --rate 80 --seconds 8";
+        storm_embedded: "storm --embedded --seed 11 --rate 80 --seconds 8";
+        lock: "lock --seed 7 --rate 80 --seconds 10";
+        clock_jump: "clock-jump --seed 12 --rate 80 --seconds 8";
+        disk_full: "disk-full --seed 13 --rate 80 --seconds 8";
         slow_hook_embedded: "slow-hook --embedded --seed 5 --rate 80 --seconds 10";
         kill_embedded: "kill --embedded --seed 6 --rate 80 --seconds 10";
     }

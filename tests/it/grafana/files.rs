@@ -15,11 +15,12 @@ const RUNBOOK: &str = "docs/runbook.md";
 const WHOLE: &str = "Whole store. ";
 
 /// Series of the whole store, which only the owner of shard 0 reports.
-const OF_SHARD_0: [&str; 4] = [
+const OF_SHARD_0: [&str; 5] = [
     "mainspring_pending_timers",
     "mainspring_live_timers",
     "mainspring_forecast_timers",
     "mainspring_housekeeping_last_success_timestamp_seconds",
+    "mainspring_retention_lag_seconds",
 ];
 
 #[test]

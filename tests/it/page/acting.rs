@@ -121,6 +121,7 @@ async fn a_move_sets_the_time_that_the_reader_means() {
         ("", "", "Give the new due time."),
         ("2099-01-01T00:00", "PT1H", "Give either the time or the delay"),
         ("tomorrow", "", "is not an RFC 3339 time"),
+        ("2020-01-01T00:00", "", "That time has passed"),
         ("", "1h", "is not an ISO 8601 duration"),
     ] {
         let answer = sent(&visitor, &page, &[("at", at), ("delay", delay)]).await;

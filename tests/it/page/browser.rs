@@ -10,6 +10,7 @@ use fantoccini::wd::{Capabilities, WebDriverCompatibleCommand};
 use fantoccini::{Client, ClientBuilder, Locator};
 use http::Method;
 use hyper_util::client::legacy::connect::HttpConnector;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -19,11 +20,26 @@ use crate::support::{Node, Process, Receiver, eventually, free_port, in_state, r
 /// How long the browser may take for a step, also on a busy machine.
 const SOON: Duration = Duration::from_secs(20);
 
-/// A browser of this test's own. Dropping it ends the driver, and with it the browser.
+/// A browser of this test's own. Dropping it ends both browser and driver.
 struct Browser {
     client: Client,
     _driver: Process,
-    _dir: TempDir,
+    dir: TempDir,
+}
+
+impl Drop for Browser {
+    /// Of a test that fails, the driver is killed and would leave its browser behind, with the standard output of the
+    /// tests in its hands: whoever reads that would wait for ever.
+    fn drop(&mut self) {
+        let own = format!("--user-data-dir={}", self.dir.path().display());
+        for process in procfs::process::all_processes().into_iter().flatten().flatten() {
+            let is_own = process.cmdline().is_ok_and(|args| args.iter().any(|arg| arg.contains(&own)));
+            if let Some(pid) = Pid::from_raw(process.pid).filter(|_| is_own) {
+                // It may have ended by itself.
+                let _ = kill_process(pid, Signal::KILL);
+            }
+        }
+    }
 }
 
 /// `POST /session/{id}/se/log`: what the console holds since the last call.
@@ -72,7 +88,7 @@ impl Browser {
             builder.capabilities(wanted.clone()).connect(&format!("http://127.0.0.1:{port}")).await
         })
         .await;
-        Self { client, _driver: driver, _dir: dir }
+        Self { client, _driver: driver, dir }
     }
 
     async fn open(&self, url: &str) {
@@ -116,7 +132,7 @@ impl Browser {
     }
 
     async fn end(self) {
-        self.client.close().await.expect("the browser ends");
+        self.client.clone().close().await.expect("the browser ends");
     }
 }
 

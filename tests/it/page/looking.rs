@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
+use reqwest::Method;
 use serde_json::json;
 
 use super::{NOWHERE, Page, Visitor};
@@ -156,14 +157,15 @@ async fn a_search_is_its_address() {
 async fn a_long_list_has_pages() {
     let node = Node::builder().start_ready().await;
     let (api, visitor) = (node.api(), Visitor::new(&node));
-    let timers: Vec<_> =
-        (0..150).map(|n| json!({"id": format!("t{n}"), "delay": "PT1H", "target": to(NOWHERE)})).collect();
+    let timers: Vec<_> = (0..150)
+        .map(|n| json!({"id": format!("listed-{n}"), "delay": "PT1H", "target": to(NOWHERE)}))
+        .collect();
     crate::support::register(&api, &timers).await;
     let first = visitor.get("/timers").await;
-    assert_eq!(first.all("value").iter().filter(|value| value.starts_with('t')).count(), 100);
+    assert_eq!(first.all("value").iter().filter(|value| value.starts_with("listed-")).count(), 100);
     let next = first.all("href").into_iter().find(|href| href.contains("cursor=")).expect("a next page");
     let second = visitor.get(&next).await;
-    assert_eq!(second.all("value").iter().filter(|value| value.starts_with('t')).count(), 50);
+    assert_eq!(second.all("value").iter().filter(|value| value.starts_with("listed-")).count(), 50);
     assert!(second.text.contains(">First page</a>") && !second.text.contains(">Next page</a>"));
 }
 
@@ -232,9 +234,11 @@ async fn data_is_shown_on_demand_only() {
 async fn the_picture_stands_in_the_page_also_without_script() {
     let node = Node::builder().start_ready().await;
     let (api, visitor) = (node.api(), Visitor::new(&node));
-    for n in 0..5 {
-        assert_eq!(api.put(&format!("t{n}"), &json!({"delay": "PT30M", "target": to(NOWHERE)})).await.0, 201);
-    }
+    // One moment for all, so that they are in one slot; one prefix that no form's token begins with.
+    let at = crate::support::rfc3339(crate::support::wall_ms() + 1_800_000);
+    let timers: Vec<_> =
+        (0..5).map(|n| json!({"id": format!("slot-{n}"), "fire_at": at, "target": to(NOWHERE)})).collect();
+    crate::support::register(&api, &timers).await;
     let page = eventually("the wheel holds them", std::time::Duration::from_secs(10), async || {
         let page = visitor.get("/").await;
         if page.text.contains("5 timers\"") { Ok(page) } else { Err(page.text) }
@@ -247,7 +251,7 @@ async fn the_picture_stands_in_the_page_also_without_script() {
         }
     });
     let listed = visitor.get(&slot.expect("a slot that leads to its timers")).await;
-    assert_eq!(listed.all("value").iter().filter(|value| value.starts_with('t')).count(), 5);
+    assert_eq!(listed.all("value").iter().filter(|value| value.starts_with("slot-")).count(), 5);
     // The table beside it has the same.
     let table = page.between("<div id=\"slots\"", "</div>");
     assert!(table.contains(">5</td>") && table.contains("waits for its time"), "{table}");
@@ -314,9 +318,15 @@ async fn times_are_those_of_the_readers_zone() {
     );
     let found = visitor.get("/timers?due_after=2099-12-01T09%3A00").await;
     assert_eq!(found.header("location"), Some("/timers?due_after=2099-12-01T01%3A00%3A00.000Z"));
+    let none = visitor.post("/zone", &[("token", page.token()), ("zone", "Asia/Shanghi"), ("to", "/")]).await;
+    assert_eq!(none.status, 422);
+    assert!(none.text.contains("There is no time zone Asia/Shanghi"), "{}", none.text);
     let away =
-        visitor.post("/zone", &[("token", page.token()), ("zone", "x"), ("to", "//evil.example")]).await;
+        visitor.post("/zone", &[("token", page.token()), ("zone", "UTC"), ("to", "//evil.example")]).await;
     assert_eq!(away.header("location"), Some("/"), "a form leads to no other server");
+    let nowhere = node.api().send(Method::GET, "/nosuchpage", &[("accept", "text/html,*/*")], None).await;
+    assert_eq!(nowhere.status, 404);
+    assert!(nowhere.body.as_str().is_some_and(|page| page.contains("There is no such page")), "{nowhere:?}");
 }
 
 #[tokio::test]

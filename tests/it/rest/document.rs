@@ -209,7 +209,8 @@ async fn every_answer_is_in_the_document_and_every_status_of_the_document_is_giv
     let ending = Node::builder().start_ready().await;
     checked.api = ending.api();
     let stops = async {
-        let watched = "mainspring_http_requests_total{method=\"GET\",route=\"/v1/wheels/stream\"";
+        let watched =
+            "mainspring_http_requests_total{method=\"GET\",route=\"/v1/wheels/stream\",status=\"200\"";
         crate::support::eventually("it is watched", LONG, async || {
             let (_, text) = ending.api().get("/metrics").await;
             if text.as_str().is_some_and(|text| text.contains(watched)) { Ok(()) } else { Err(text) }

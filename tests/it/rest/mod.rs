@@ -1,8 +1,10 @@
 //! The REST door as a caller meets it: the real binary, real databases, a real receiver.
 
 mod answers;
+mod bodies;
 mod cancel;
 mod change;
+mod connections;
 mod deliver;
 mod document;
 mod errors;

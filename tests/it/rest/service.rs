@@ -103,6 +103,9 @@ async fn metrics_hold_every_series_and_count_what_happened() {
         ("mainspring_shards_owned", 64.0),
         ("mainspring_store_up", 1.0),
         (r#"mainspring_http_requests_total{method="PUT",route="/v1/timers/{id}",status="201"}"#, 2.0),
+        // Failures are in a rate from the first on.
+        (r#"mainspring_http_requests_total{method="PUT",route="/v1/timers/{id}",status="503"}"#, 0.0),
+        (r#"mainspring_http_requests_total{method="POST",route="/v1/timers",status="500"}"#, 0.0),
     ] {
         assert_eq!(value(text, series), Some(expected), "{series}");
     }

@@ -203,6 +203,7 @@ async fn a_timers_life_is_told_in_order(builder: NodeBuilder) {
     assert_eq!(events.iter().filter(|event| *event == "attempt").count(), 1, "{life}");
     assert!(detail(&life, "attempt").contains("(HTTP 503)"), "{life}");
     assert!(waits(&life).starts_with("attempt 2 of 4, at "), "{life}");
+    assert!(waits(&life).contains("the last one failed: answered 503"), "{life}");
 
     let (events, life) = explained(&api, "dead").await;
     assert_eq!(events.iter().filter(|event| *event == "attempt").count(), 3, "{life}");

@@ -201,7 +201,7 @@ impl Clients {
                         _ => ChangeEvent::Fire(None),
                     };
                     let applied = writer.apply(&[Change { uid: *uid, event }]).await.remove(0);
-                    if let Ok(Applied::Live(row, Answer::Done)) = &applied {
+                    if let Ok(Applied::Live(row, Answer::Done) | Applied::Same(row)) = &applied {
                         this.book.lock().expect("plain").moved(row, now);
                     }
                     applied.is_ok()

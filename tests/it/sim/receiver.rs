@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use mainspring::model::timer::AttemptResult;
-use mainspring::sink::{Delivery, Outcome, Sink};
+use mainspring::sink::{Delivery, Lack, Outcome, Sink};
 
 use super::book::{Behaviour, Book};
 use super::world::World;
@@ -44,7 +44,7 @@ impl Receivers {
 }
 
 impl Sink for Receivers {
-    fn send<'a>(&'a self, delivery: &'a Delivery) -> BoxFuture<'a, Outcome> {
+    fn send<'a>(&'a self, delivery: &'a Delivery) -> BoxFuture<'a, Result<Outcome, Lack>> {
         let how = self.choose();
         self.book.lock().expect("plain").sends(self.process, delivery, how);
         let (result, ms) = match how {
@@ -58,7 +58,7 @@ impl Sink for Receivers {
         Box::pin(async move {
             answer.await;
             self.book.lock().expect("plain").learns(delivery);
-            Outcome::without_answer(result, None)
+            Ok(Outcome::without_answer(result, None))
         })
     }
 }

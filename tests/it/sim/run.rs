@@ -240,7 +240,7 @@ impl Run {
     }
 
     async fn pending(&self) -> i64 {
-        self.common.store.tally().await.expect("reads").pending
+        self.common.store.ledger().await.expect("reads").pending
     }
 
     /// The end: every timer that a client knows has ended, and truly.

@@ -48,6 +48,37 @@ async fn a_timer_is_claimed_at_its_due_time_and_never_before(f: Fixture) {
     f.balanced().await;
 }
 
+async fn who_claims_too_early_is_told_when_to_come_again(f: Fixture) {
+    let owned = f.own_all().await;
+    let (due, soon, moved) = (f.put("due", 0).await, f.put("soon", 80).await, f.put("moved", 80).await);
+    f.clock.advance(Duration::from_millis(80));
+    let found = f.due(&owned).await;
+    f.clock.set(START);
+    let later = Edit { due_at: Some(f.now().plus(Duration::from_secs(5))), ..Edit::default() };
+    f.change(moved, ChangeEvent::Edit(later)).await;
+    assert_eq!(found.len(), 3);
+    let claimed = f.store.claim(&found, "a", 50).await.expect("claims");
+    assert_eq!(claimed.rows.iter().map(|row| row.uid).collect::<Vec<_>>(), [due]);
+    let early: Vec<_> =
+        claimed.early.iter().map(|one| (one.pointer.uid, one.wait_ms, one.is_moved)).collect();
+    assert_eq!(early, [(soon, 30, false)], "what was moved has another generation");
+    assert_eq!(f.find(soon).await.life.state, State::Scheduled);
+    f.clock.advance(Duration::from_millis(30));
+    let claimed = f.store.claim(&found, "a", 50).await.expect("claims");
+    assert_eq!(claimed.rows.iter().map(|row| row.uid).collect::<Vec<_>>(), [soon]);
+    assert_eq!(claimed.early, [], "stale and claimed already");
+}
+
+async fn who_is_refused_for_another_reason_than_the_time_is_not_early(f: Fixture) {
+    let owned = f.own_all().await;
+    f.put("t", 0).await;
+    f.clock.advance(Duration::from_millis(200));
+    let due = f.due(&owned).await;
+    f.own_all().await;
+    let claimed = f.store.claim(&due, "a", 50).await.expect("claims");
+    assert_eq!((claimed.rows.len(), claimed.early.len()), (0, 0), "the epoch is an older one");
+}
+
 async fn a_claim_of_an_older_generation_gets_nothing(f: Fixture) {
     let owned = f.own_all().await;
     let uid = f.put("t", 0).await;
@@ -285,6 +316,8 @@ async fn a_timer_of_an_unknown_kind_is_never_claimed_and_can_be_cancelled(f: Fix
 
 on_both_stores!(
     a_timer_is_claimed_at_its_due_time_and_never_before,
+    who_claims_too_early_is_told_when_to_come_again,
+    who_is_refused_for_another_reason_than_the_time_is_not_early,
     a_claim_of_an_older_generation_gets_nothing,
     a_claim_under_an_older_epoch_gets_nothing,
     a_late_result_counts_only_for_its_own_attempt,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use mainspring::clock::{Clock, ManualClock};
 use mainspring::cold::{
     Applied, AttemptRecord, Backlogged, Change, ChangeEvent, ColdStore, DueRow, Identity, NewTimer, Probe,
-    Registered, TimerRow,
+    Registered, RetentionStep, TimerRow,
 };
 use mainspring::config::Config;
 use mainspring::model::id::{Epoch, Uid};
@@ -114,6 +114,7 @@ impl Fixture {
     pub async fn change(&self, uid: Uid, event: ChangeEvent) -> (TimerRow, Answer) {
         match self.store.apply(&[Change { uid, event }]).await.remove(0).expect("applies") {
             Applied::Live(row, answer) => (*row, answer),
+            Applied::Same(row) => (*row, Answer::Done),
             other => panic!("{other:?}"),
         }
     }
@@ -121,6 +122,15 @@ impl Fixture {
     /// Makes all these changes.
     pub async fn apply(&self, changes: &[Change]) -> Vec<Applied> {
         self.store.apply(changes).await.into_iter().collect::<Result<_, _>>().expect("applies")
+    }
+
+    /// Does all steps of the retention; returns how many rows of history went.
+    pub async fn clean_up(&self) -> i64 {
+        let mut removed = 0;
+        for step in RetentionStep::ALL {
+            removed += self.store.clean_up(step, self.now()).await.expect("cleans");
+        }
+        removed
     }
 
     pub async fn find(&self, uid: Uid) -> TimerRow {

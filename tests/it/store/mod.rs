@@ -3,7 +3,10 @@
 
 mod claim;
 mod fixture;
+mod list;
 mod look;
+mod moved;
 mod owners;
 mod register;
+mod retention;
 mod schema;

@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
-use mainspring::cold::ChangeEvent;
-use mainspring::model::id::Generation;
-use mainspring::model::timer::{Answer, AttemptResult, State, Token};
+use mainspring::cold::{Change, ChangeEvent, Error, TimerRow};
+use mainspring::model::id::{Epoch, Generation, Uid};
+use mainspring::model::pointer::Pointer;
+use mainspring::model::time::UnixMs;
+use mainspring::model::timer::{Answer, AttemptResult, Next, State, Token};
 
 use super::fixture::{Fixture, held_open, identity, on_both_stores, record, token};
 
@@ -28,6 +30,44 @@ async fn what_a_dead_owner_had_claimed_is_due_again_at_once(f: Fixture) {
     assert_eq!(second[0].life.attempt, 2);
     assert_eq!(second[0].delivery_id(), row.delivery_id(), "all attempts of one firing carry one id");
     f.balanced().await;
+}
+
+/// Claims, ends and recalls go on although a stranger has locked one of their rows.
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_that_a_stranger_has_locked_are_passed_by() {
+    let f = Fixture::postgres().await;
+    let lock = async |uid: Uid| {
+        let mut stranger = held_open(&f.config.cold.url).await;
+        let sql = sea_orm::sqlx::query("SELECT 1 FROM timers WHERE uid = $1 FOR UPDATE").bind(uid.0);
+        sql.execute(&mut *stranger).await.expect("locks");
+        stranger
+    };
+    let (locked, free) = (f.put("locked", 0).await, f.put("free", 0).await);
+    let first = f.own_all().await;
+    let uids = |rows: Vec<TimerRow>| rows.iter().map(|row| row.uid).collect::<Vec<_>>();
+
+    let stranger = lock(locked).await;
+    assert_eq!(uids(f.claim_due(&first).await), [free]);
+    stranger.rollback().await.expect("unlocks");
+    assert_eq!(uids(f.claim_due(&first).await), [locked]);
+
+    let stranger = lock(locked).await;
+    let done =
+        [f.find(locked).await, f.find(free).await].map(|row| (row.uid, record(&row, AttemptResult::Ok)));
+    assert_eq!(f.store.finish_delivered(&done).await.expect("ends"), [free]);
+    let event = ChangeEvent::Attempted(Next::GiveUp, done[0].1.clone());
+    let applied = f.store.apply_unlocked(&[Change { uid: locked, event }]).await.remove(0);
+    assert!(matches!(applied, Err(Error::Busy)), "{applied:?}");
+    stranger.rollback().await.expect("unlocks");
+    assert_eq!(f.store.finish_delivered(&done).await.expect("ends"), [locked]);
+
+    let (locked, free) = (f.put("locked2", 0).await, f.put("free2", 0).await);
+    assert_eq!(f.claim_due(&first).await.len(), 2);
+    let second = f.own_all().await;
+    let stranger = lock(locked).await;
+    let recalled = f.store.recall(&second, 3000).await.expect("recalls");
+    assert_eq!(recalled.iter().map(|(uid, _)| *uid).collect::<Vec<_>>(), [free]);
+    stranger.rollback().await.expect("unlocks");
 }
 
 async fn what_was_given_up_in_order_is_not_recalled(f: Fixture) {
@@ -130,6 +170,120 @@ async fn when_the_next_node_counts_as_dead_is_known(f: Fixture) {
     }
 }
 
+/// An hour in milliseconds: the store's clock is set back by it.
+const HOUR_MS: i64 = 3_600_000;
+
+fn set_back(f: &Fixture) {
+    f.clock.set(UnixMs::new(f.now().get() - HOUR_MS));
+}
+
+async fn leases_and_beats_from_the_future_count_from_now(f: Fixture) {
+    let b = identity("b");
+    f.store.enter(&b).await.expect("enters");
+    let owned = f.own_all().await;
+    assert!(f.store.heartbeat(&b, 3000).await.expect("beats").lease_excess_ms <= 0);
+    set_back(&f);
+    let beat = f.store.heartbeat(&b, 3000).await.expect("beats");
+    assert_eq!(
+        (beat.lease_excess_ms, beat.alive.len()),
+        (HOUR_MS, 2),
+        "it may live: it beats again, or does not"
+    );
+    assert_eq!(f.store.take_over(&b, 100, false, 3000).await.expect("takes"), []);
+    f.store.bring_leases_back(3000).await.expect("brings back");
+    let beat = f.store.heartbeat(&b, 3000).await.expect("beats");
+    assert_eq!((beat.lease_excess_ms, beat.next_dead_ms), (0, Some(3000)));
+    assert_eq!(
+        f.store.take_over(&b, 100, false, 3000).await.expect("takes"),
+        [],
+        "a lease long they are kept"
+    );
+    assert_eq!(f.store.renew(&f.me, &owned[..4], |_| 0, 60_000).await.expect("renews").len(), 4);
+    f.clock.advance(Duration::from_millis(3001));
+    assert_eq!(f.store.heartbeat(&b, 3000).await.expect("beats").alive.len(), 1);
+    let taken = f.store.take_over(&b, 100, false, 3000).await.expect("takes");
+    assert_eq!(taken.len(), 4, "those that nobody has renewed");
+}
+
+async fn a_cursor_from_the_future_comes_back(f: Fixture) {
+    let owned = f.own_all().await;
+    let ahead = f.now().get() + 1500;
+    let cursor = async || f.store.shard_rows(&[0]).await.expect("reads")[0].cursor_at.get();
+    f.store.renew(&f.me, &owned, |_| ahead, 3000).await.expect("renews");
+    f.store.renew(&f.me, &owned, |_| ahead - 1000, 3000).await.expect("renews");
+    assert_eq!(cursor().await, ahead, "it only rises");
+    set_back(&f);
+    // The wheel is still the one from before.
+    f.store.renew(&f.me, &owned, |_| ahead, 3000).await.expect("renews");
+    assert!(cursor().await <= f.now().get());
+    let now = f.now().get();
+    f.store.renew(&f.me, &owned, |_| now + 1500, 3000).await.expect("renews");
+    assert_eq!(cursor().await, now + 1500);
+}
+
+async fn claims_and_retries_from_the_future_count_from_now(f: Fixture) {
+    let owned = f.own_all().await;
+    let claimed = f.put("claimed", 0).await;
+    let retried = f.put("retried", 0).await;
+    let postponed = f.put("postponed", -2 * HOUR_MS).await;
+    let late = f.put("late", -HOUR_MS / 2).await;
+    let far = f.put("far", HOUR_MS / 2).await;
+    let due = f.due(&owned).await;
+    let is_postponed = |(pointer, _): &(Pointer, Epoch)| [postponed, late].contains(&pointer.uid);
+    let (wait, first): (Vec<_>, Vec<_>) = due.into_iter().partition(is_postponed);
+    let wait: Vec<_> = wait.into_iter().map(|(pointer, _)| (pointer, 300_000)).collect();
+    f.store.postpone(&wait).await.expect("postpones");
+    assert_eq!(f.claim(&first).await.len(), 2);
+    let row = f.find(retried).await;
+    let ttl = row.life.wake_at.get() - f.now().get();
+    let next = Next::Retry(f.now().plus(Duration::from_secs(20)));
+    f.change(retried, ChangeEvent::Attempted(next, record(&row, AttemptResult::Failed))).await;
+
+    set_back(&f);
+    let bring_back = async || {
+        for shard in 0..8 {
+            f.store.bring_claims_back(shard, HOUR_MS + 3000).await.expect("brings back");
+        }
+        f.store.bring_retries_back(i64::MIN, 10).await.expect("brings back").0
+    };
+    assert_eq!(bring_back().await, 1);
+    let wakes_in = async |uid| f.find(uid).await.life.wake_at.get() - f.now().get();
+    assert_eq!(wakes_in(claimed).await, ttl);
+    assert_eq!(wakes_in(retried).await, 20_000);
+    assert_eq!(wakes_in(postponed).await, 0, "it is due by this clock too");
+    assert_eq!(wakes_in(late).await, HOUR_MS / 2);
+    assert_eq!(wakes_in(far).await, HOUR_MS + HOUR_MS / 2, "what is due later is due later");
+    f.clock.advance(Duration::from_secs(1));
+    assert_eq!(bring_back().await, 0, "once");
+    assert_eq!((wakes_in(claimed).await, wakes_in(retried).await), (ttl - 1000, 19_000));
+
+    // What was claimed stays claimed, and a claim of a dead owner is recalled as usual.
+    assert_eq!(f.find(claimed).await.life.state, State::Delivering);
+    let again = f.own_all().await;
+    assert_eq!(f.store.recall(&again, 3000).await.expect("recalls").len(), 1);
+    f.balanced().await;
+}
+
+async fn all_retries_come_back_however_many_there_are(f: Fixture) {
+    let owned = f.own_all().await;
+    let timers: Vec<_> = (0..25).map(|n| f.timer(&format!("t{n}"), -(n % 3))).collect();
+    f.register(&timers).await;
+    for row in f.claim_due(&owned).await {
+        let next = Next::Retry(f.now().plus(Duration::from_secs(20)));
+        f.change(row.uid, ChangeEvent::Attempted(next, record(&row, AttemptResult::Failed))).await;
+    }
+    set_back(&f);
+    let (mut from, mut counts) = (i64::MIN, Vec::new());
+    while counts.last().is_none_or(|count| *count == 10) {
+        let (count, last) = f.store.bring_retries_back(from, 10).await.expect("brings back");
+        from = last;
+        counts.push(count);
+    }
+    assert_eq!(counts, [10, 10, 5]);
+    f.clock.advance(Duration::from_secs(20));
+    assert_eq!(f.due(&owned).await.len(), 25);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_take_over_does_not_pass_a_running_claim() {
     let f = Fixture::postgres().await;
@@ -165,4 +319,8 @@ on_both_stores!(
     what_is_given_up_sparing_nothing_is_recalled,
     nodes_are_counted_and_ranked_by_their_names,
     when_the_next_node_counts_as_dead_is_known,
+    leases_and_beats_from_the_future_count_from_now,
+    a_cursor_from_the_future_comes_back,
+    claims_and_retries_from_the_future_count_from_now,
+    all_retries_come_back_however_many_there_are,
 );

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use mainspring::cold::{Applied, Change, ChangeEvent, Edit, NewTimer, Registered};
 use mainspring::model::id::{Generation, Uid, Version};
+use mainspring::model::time::UnixMs;
 use mainspring::model::timer::{Answer, AttemptResult, State};
 
 use super::fixture::{Fixture, held_open, on_both_stores, record, somebody_waits};
@@ -31,6 +32,16 @@ async fn an_ended_id_stays_taken_and_again_starts_the_next_generation(f: Fixture
     f.balanced().await;
     let ledger = f.store.ledger().await.expect("reads");
     assert_eq!((ledger.registered, ledger.delivered, ledger.cancelled, ledger.pending), (2, 1, 1, 0));
+}
+
+async fn a_timer_wakes_by_the_stores_clock_whatever_its_node_believes(f: Fixture) {
+    // The store's clock was set back by an hour, and the node has not heard of it.
+    let believed = UnixMs::new(f.now().get() + 3_600_000);
+    for (id, due_in, wakes_in) in [("soon", 1000, 1000), ("past", -1000, 0)] {
+        let timer = NewTimer { created_at: believed, ..f.timer(id, due_in) };
+        f.register(std::slice::from_ref(&timer)).await;
+        assert_eq!(f.find(timer.uid).await.life.wake_at.get() - f.now().get(), wakes_in, "{id}");
+    }
 }
 
 async fn of_equal_ids_in_one_batch_the_first_is_new(f: Fixture) {
@@ -200,6 +211,7 @@ async fn a_failure_takes_nothing_back_that_was_made_before_it() {
 
 on_both_stores!(
     an_ended_id_stays_taken_and_again_starts_the_next_generation,
+    a_timer_wakes_by_the_stores_clock_whatever_its_node_believes,
     of_equal_ids_in_one_batch_the_first_is_new,
     many_callers_of_one_id_make_one_timer,
     changes_of_one_timer_in_one_batch_see_each_other,

@@ -50,6 +50,8 @@ pub fn http_client(timeout: Duration) -> reqwest::Client {
     reqwest::Client::builder()
         .no_proxy()
         .redirect(reqwest::redirect::Policy::none())
+        // A node closes a connection that was idle for 30 s: a call sent at that moment would be lost.
+        .pool_idle_timeout(Duration::from_secs(15))
         .timeout(timeout)
         .build()
         .expect("a plain HTTP client builds")

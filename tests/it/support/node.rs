@@ -25,6 +25,7 @@ pub struct NodeBuilder {
     name: Option<String>,
     env: Vec<(String, String)>,
     bears_limits: bool,
+    open_files: Option<(u64, u64)>,
 }
 
 impl NodeBuilder {
@@ -62,6 +63,12 @@ impl NodeBuilder {
         self
     }
 
+    /// The soft and the hard limit on its open files.
+    pub fn open_files(mut self, soft: u64, hard: u64) -> Self {
+        self.open_files = Some((soft, hard));
+        self
+    }
+
     /// Starts the process and does not wait for it.
     pub fn start(self) -> Node {
         let dir = tempfile::Builder::new().prefix("node").tempdir().expect("a temporary directory");
@@ -76,8 +83,8 @@ impl NodeBuilder {
             env.push(("MAINSPRING__HOT__URL".to_owned(), Redis::shared().url().to_owned()));
         }
         env.extend(self.env);
-        let bears_limits = self.bears_limits;
-        Node { process: launch(&dir, &env, bears_limits), dir, port, env, bears_limits }
+        let before = Before { bears_limits: self.bears_limits, open_files: self.open_files };
+        Node { process: launch(&dir, &env, before), dir, port, env, before }
     }
 
     /// Starts it and returns when it is ready to serve.
@@ -95,7 +102,14 @@ pub struct Node {
     dir: TempDir,
     port: u16,
     env: Vec<(String, String)>,
+    before: Before,
+}
+
+/// What a shell sets before it becomes the node.
+#[derive(Clone, Copy)]
+struct Before {
     bears_limits: bool,
+    open_files: Option<(u64, u64)>,
 }
 
 impl Node {
@@ -168,7 +182,7 @@ impl Node {
     /// until it is ready.
     pub async fn restart(&mut self) {
         self.kill9().await;
-        self.process = launch(&self.dir, &self.env, self.bears_limits);
+        self.process = launch(&self.dir, &self.env, self.before);
     }
 
     /// As [`Node::restart`], with one setting changed for good.
@@ -194,19 +208,27 @@ impl Drop for Node {
 }
 
 /// It runs in its own directory and sees none of this process's settings.
-fn launch(dir: &TempDir, env: &[(String, String)], bears_limits: bool) -> Process {
+fn launch(dir: &TempDir, env: &[(String, String)], before: Before) -> Process {
     let log = File::options().create(true).append(true).open(dir.path().join("log")).expect("a log file");
     let binary = env!("CARGO_BIN_EXE_mainspring");
-    let mut command = if bears_limits {
-        // What is ignored stays ignored over an exec, which also keeps the pid.
-        let mut shell = Command::new("bash");
-        shell.args(["-c", "trap '' XFSZ; exec \"$0\" \"$@\"", binary]);
-        shell
-    } else {
+    let mut script = String::new();
+    if before.bears_limits {
+        script.push_str("trap '' XFSZ; ");
+    }
+    if let Some((soft, hard)) = before.open_files {
+        script.push_str(&format!("ulimit -Sn {soft}; ulimit -Hn {hard}; "));
+    }
+    let mut command = if script.is_empty() {
         Command::new(binary)
+    } else {
+        // What is ignored, and limits, stay over an exec, which also keeps the pid.
+        let mut shell = Command::new("bash");
+        shell.args(["-c", &format!("{script} exec \"$0\" \"$@\""), binary]);
+        shell
     };
     for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("MAINSPRING__") {
+        let text = name.to_string_lossy();
+        if text.starts_with("MAINSPRING__") || text.starts_with("OTEL_") {
             command.env_remove(name);
         }
     }

@@ -4,8 +4,10 @@
 mod cluster;
 mod conformance;
 mod law;
+mod moved;
 mod parts;
 mod rig;
+mod set_back;
 mod space;
 mod sweep;
 mod take_over;

@@ -25,7 +25,8 @@ use mainspring::promotion::Promotion;
 use mainspring::sink::Sinks;
 use mainspring::sweep::Sweep;
 use mainspring::wheel::{
-    Append, Appended, Error, HotWheel, Level, MemoryWheel, Slot, Snapshot, Standing, Take, Taken, Unreachable,
+    Append, Appended, Error, HotWheel, Level, MemoryWheel, Slot, Snapshot, Standing, Take, Taken, Tick,
+    Unreachable,
 };
 use mainspring::writer::Writer;
 use tokio::sync::{Notify, mpsc};
@@ -331,6 +332,18 @@ impl Rig {
         self.hot.counts(&slots).await.expect("counts").try_into().expect("three")
     }
 
+    /// How many pointers all slots of a shard hold, from the start until so many milliseconds after it.
+    pub async fn lying_until(&self, shard: i32, ms: i64) -> usize {
+        let slots: Vec<(i32, Slot)> = Level::ALL
+            .into_iter()
+            .flat_map(|level| {
+                let ticks = level.slot_of(START).tick.0..=level.slot_of(UnixMs::new(START_MS + ms)).tick.0;
+                ticks.map(move |tick| (shard, Slot { level, tick: Tick(tick) }))
+            })
+            .collect();
+        self.hot.counts(&slots).await.expect("counts").into_iter().sum()
+    }
+
     /// A node that has taken every shard that is free or stands under its name.
     pub async fn start(&self, name: &str) -> Node {
         let incarnation = uuid::Uuid::now_v7().simple().to_string();
@@ -373,18 +386,24 @@ impl Rig {
         }
     }
 
-    /// A node's sweep, and what it hands on to be promoted.
-    pub fn sweep(&self, node: &Node) -> (Sweep, mpsc::Receiver<Pointer>) {
+    /// A node's writer, and what it hands on to be promoted.
+    pub fn writer(&self, node: &Node) -> (Writer, mpsc::Receiver<Pointer>) {
         let (clock, window) = (self.store.clock().clone(), self.config.wheel.window.get());
         let (promotion, inbox) =
             Promotion::new(clock, window, Some(Arc::clone(&node.promoter.positions)), self.metrics.clone());
+        (Writer::new(self.store.clone(), promotion, self.metrics.clone()), inbox)
+    }
+
+    /// A node's sweep, and what it hands on to be promoted.
+    pub fn sweep(&self, node: &Node) -> (Sweep, mpsc::Receiver<Pointer>) {
+        let (writer, inbox) = self.writer(node);
         let Promoter { ownership, positions, .. } = &*node.promoter;
         let sweep = Sweep::new(
             self.store.clone(),
             Arc::clone(ownership),
             Arc::clone(&self.dispatcher),
             Arc::clone(positions),
-            Writer::new(self.store.clone(), promotion, self.metrics.clone()),
+            writer,
             self.metrics.clone(),
         );
         (sweep, inbox)
@@ -407,7 +426,7 @@ fn dispatcher(config: &Arc<Config>, store: &ColdStore, metrics: &Metrics) -> Arc
     let (promotion, _) =
         Promotion::new(store.clock().clone(), config.wheel.window.get(), None, metrics.clone());
     let writer = Writer::new(store.clone(), promotion, metrics.clone());
-    let sinks = Sinks::new(config, store.clock().clone()).expect("a client");
+    let sinks = Sinks::new(config, store.clock().clone(), 64).expect("a client");
     Dispatcher::new(config, store.clone(), writer, ownership, metrics.clone(), Arc::new(sinks)).0
 }
 
@@ -497,7 +516,7 @@ impl Node {
         all
     }
 
-    /// Claims, under the epochs that this node believes in.
+    /// Claims, under the epochs that this node believes in, and promotes what was moved.
     pub async fn claim(&self, pointers: &[Pointer], lead_ms: i64) -> Vec<TimerRow> {
         let epochs: BTreeMap<i32, Epoch> = self.promoter.ownership.claimable().into_iter().collect();
         let owned: Vec<(Pointer, Epoch)> =
@@ -505,6 +524,10 @@ impl Node {
         if owned.is_empty() {
             return Vec::new();
         }
-        self.store.claim(&owned, self.name(), lead_ms).await.expect("claims").rows
+        let claimed = self.store.claim(&owned, self.name(), lead_ms).await.expect("claims");
+        let moved: Vec<Pointer> =
+            claimed.early.iter().filter(|one| one.is_moved).map(|one| one.pointer).collect();
+        self.promote(&moved).await;
+        claimed.rows
     }
 }

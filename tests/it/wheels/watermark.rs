@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use mainspring::cold::{NewTimer, Range, ScanPosition};
+use mainspring::cold::{NewTimer, Range};
 use mainspring::hot::replay;
 use mainspring::model::id::Uid;
 use mainspring::model::pointer::Pointer;
@@ -110,13 +110,10 @@ async fn missed(
                 }
                 // Naive: what the slice holds now is all that it will ever hold.
                 (Step::Loader(0), Order::ScanThenWatermark, _) => {
-                    let slice = |(shard, _): &(i32, _)| Range {
-                        shard: *shard,
-                        after: ScanPosition::before(old.get()),
-                        until: target.get(),
-                    };
-                    let slices: Vec<Range> = owned.iter().map(slice).collect();
-                    seen = rig.store.scan(&slices, 100).await.expect("scans");
+                    let slices: Vec<Range> =
+                        owned.iter().map(|(shard, _)| Range::new(*shard, old.get(), target)).collect();
+                    let found = rig.store.scan(&slices, 100).await.expect("scans");
+                    seen = found.into_iter().map(|row| row.pointer).collect();
                 }
                 (Step::Loader(_), Order::ScanThenWatermark, _) => {
                     let shards = rig.store.raise_watermarks(&owned, target).await.expect("raises");

@@ -76,6 +76,8 @@ fn note_load(load: &LoadResult, row: &mut Row) {
     let calls = Some(Quantiles::of(load.call_us.iter().copied())).filter(|calls| calls.count > 0);
     row.figures.set(Figure::CallP50, calls.map(|calls| calls.p50_ms));
     row.figures.set(Figure::CallP99, calls.map(|calls| calls.p99_ms));
+    row.figures.set(Figure::CallP999, calls.map(|calls| calls.p999_ms));
+    row.figures.set(Figure::CallMax, calls.map(|calls| calls.max_ms));
     row.note = load.why.clone();
 }
 

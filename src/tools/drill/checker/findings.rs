@@ -85,6 +85,8 @@ findings! {
     mistaken_identity: Violation("mistaken identity");
     /// Left to the sweep in healthy times, with no fault when they were registered or changed.
     stragglers: Violation("stragglers");
+    /// Late by more than that in healthy times, with those beside them, while the machine was not busy.
+    late: Violation("late");
     /// Answers that the contract does not have.
     nonsense: Violation("nonsense");
     /// Cancels and changes answered within 50 ms of the due time.

@@ -1,8 +1,10 @@
-//! How late first attempts were, by what was wrong when they were due; which of them straggled, and which timers
-//! may have expired.
+//! How late first attempts were, by what was wrong when they were due; which of them straggled or were late together,
+//! and which timers may have expired.
+
+use std::collections::HashMap;
 
 use super::{Check, FirstAttempt, LateOrLost, story};
-use crate::tools::drill::history::{Affected, Arrival, Call, Fault, Micros};
+use crate::tools::drill::history::{Arrival, Call, Fault, Micros};
 use crate::tools::quantiles::Quantiles;
 
 /// Only the sweep is that late: what the wheel knows comes within milliseconds.
@@ -30,16 +32,15 @@ impl Check<'_> {
         }
     }
 
-    /// Lateness by what was wrong when a timer was due, and the stragglers.
+    /// Lateness by what was wrong when a timer was due, and what of it nothing excuses.
     pub(super) fn lateness(&mut self) {
         let mut firsts = std::mem::take(&mut self.firsts);
         firsts.sort_by_key(|first| first.from_us);
         self.expired(&firsts);
-        let delays = |fault: &&Fault| !matches!(fault.affected, Affected::Receivers | Affected::Slow(_));
-        let faults: Vec<&Fault> = self.history.faults.iter().filter(delays).collect();
+        let faults: Vec<&Fault> = self.history.faults.iter().filter(|fault| fault.may_delay()).collect();
         let recovery = self.limits.recovery_us;
         let mut late: [Vec<Micros>; 3] = Default::default();
-        let mut straggling = Vec::new();
+        let mut too_late = Vec::new();
         let mut recovered: Option<Micros> = None;
         for (index, first) in firsts.iter().enumerate() {
             let lateness = first.at_us - first.from_us;
@@ -57,32 +58,67 @@ impl Check<'_> {
             if let Some(fault) = since.filter(|_| lateness > 1_000_000) {
                 recovered = recovered.max(Some((first.at_us - fault.until_us).max(0)));
             }
-            if phase == 0 && lateness > STRAGGLES_US && neighbours_in_time(&firsts, index) {
-                straggling.push(*first);
+            if phase == 0 && lateness > STRAGGLES_US {
+                too_late.push((*first, neighbours_in_time(&firsts, index)));
             }
         }
-        let began = || self.history.calls.iter().map(|call| call.asked_us).min();
-        let origin = faults.iter().map(|fault| fault.from_us).min().or_else(began).unwrap_or_default();
-        for FirstAttempt { timer, due_ms, from_us, at_us } in straggling {
-            let calls: Vec<&Call> = self.history.calls.iter().filter(|call| call.timer == timer).collect();
-            if self.may_lack_pointer(&calls, &faults) || self.calls_were_slow(from_us, at_us) {
-                continue;
-            }
-            self.found.stragglers += 1;
-            let history = self.history;
-            self.describe("straggler", timer, || {
-                let arrivals: Vec<&Arrival> = history.arrivals.iter().filter(|a| a.timer == timer).collect();
-                let (late, due) = ((at_us - from_us) / 1000, (due_ms * 1000 - origin) as f64 / 1e6);
-                format!("{late} ms late, due at {due:+.1} s: {}", story(&calls, &arrivals))
-            });
-        }
+        self.unexcused(&too_late, &faults);
         let [healthy, faulted, recovering] = late.map(Quantiles::of);
         (self.found.healthy, self.found.faulted, self.found.recovering) = (healthy, faulted, recovering);
         self.found.recovered_ms = recovered.map(|us| us as f64 / 1000.0);
     }
 
+    /// Counts what was too late in healthy times, each with whether its neighbours were in time: alone it straggles,
+    /// together with them it is late.
+    fn unexcused(&mut self, too_late: &[(FirstAttempt, bool)], faults: &[&Fault]) {
+        let history = self.history;
+        let began = || history.calls.iter().map(|call| call.asked_us).min();
+        let origin = faults.iter().map(|fault| fault.from_us).min().or_else(began).unwrap_or_default();
+        let mut calls_of: HashMap<u32, Vec<&Call>> =
+            too_late.iter().map(|(first, _)| (first.timer, Vec::new())).collect();
+        for call in &history.calls {
+            if let Some(calls) = calls_of.get_mut(&call.timer) {
+                calls.push(call);
+            }
+        }
+        for (FirstAttempt { timer, due_ms, from_us, at_us }, alone) in too_late.iter().copied() {
+            let calls = calls_of.get(&timer).map(Vec::as_slice).unwrap_or_default();
+            if self.may_lack_pointer(calls, faults)
+                || self.machine_was_busy(from_us, at_us)
+                || (alone && self.calls_were_slow(from_us, at_us))
+            {
+                continue;
+            }
+            let (kind, count) = match alone {
+                true => ("straggler", &mut self.found.stragglers),
+                false => ("late", &mut self.found.late),
+            };
+            *count += 1;
+            self.describe(kind, timer, || {
+                let arrivals: Vec<&Arrival> = history.arrivals.iter().filter(|a| a.timer == timer).collect();
+                let (late, due) = ((at_us - from_us) / 1000, (due_ms * 1000 - origin) as f64 / 1e6);
+                format!("{late} ms late, due at {due:+.1} s: {}", story(calls, &arrivals))
+            });
+        }
+    }
+
+    /// Whether the machine held everything up for half of the time between two moments. How late the timers were, or
+    /// how slow the calls, has no part in it.
+    fn machine_was_busy(&self, from_us: Micros, until_us: Micros) -> bool {
+        let (mut busy_us, mut upto_us) = (0, from_us);
+        for (from, until) in &self.history.held_up {
+            let (from, until) = ((*from).max(upto_us), (*until).min(until_us));
+            if from < until {
+                busy_us += until - from;
+                upto_us = until;
+            }
+        }
+        busy_us * 2 >= until_us - from_us
+    }
+
     /// Whether half of the calls that were answered between two moments were slow: then the machine is too small for
-    /// the load, or for what else runs on it, and full lanes drop pointers, whose timers the sweep finds.
+    /// the load, or for what else runs on it, and full lanes drop pointers, whose timers the sweep finds. It excuses
+    /// no lateness of all together: a service that is slow in everything would excuse itself.
     fn calls_were_slow(&self, from_us: Micros, until_us: Micros) -> bool {
         let answered =
             self.history.calls.iter().filter(|call| (from_us..=until_us).contains(&call.answered_us));

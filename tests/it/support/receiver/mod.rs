@@ -77,7 +77,16 @@ impl Receiver {
 
     /// Starts on a given port, for a receiver that was down until now.
     pub async fn start_on(port: u16) -> Self {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await.expect("a free loopback port");
+        Self::start_at(Ipv4Addr::LOCALHOST, port).await
+    }
+
+    /// Starts on every loopback address of a free port: 127.0.0.1, 127.0.0.2 and so on are as many receivers.
+    pub async fn start_everywhere() -> Self {
+        Self::start_at(Ipv4Addr::UNSPECIFIED, super::free_port()).await
+    }
+
+    async fn start_at(ip: Ipv4Addr, port: u16) -> Self {
+        let listener = TcpListener::bind((ip, port)).await.expect("a free port");
         let address = listener.local_addr().expect("a bound listener has an address");
         let listener = listener.into_std().expect("a listener can change its runtime");
         let shared = Arc::new(Shared::default());

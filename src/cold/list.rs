@@ -1,0 +1,350 @@
+//! Lists of timers, live and ended, in due order, page by page.
+//!
+//! A page is one statement, so that a timer which ends meanwhile is neither missing nor twice there. Its parts:
+//!
+//! 1. *sources*: each reads the keys of rows in due order from one index, from the cursor on. A list by state or owner
+//!    has an index for it, and reads no more keys than the page has rows. What no index serves (labels, receivers, a
+//!    state beside an owner) is looked at row by row, at most [`SCAN`] rows a page;
+//! 2. *scan*: these keys in one order;
+//! 3. *page*: those that match, with the bytes of the rows before each;
+//! 4. the rows of the page, up to [`MOST_BYTES`].
+
+use std::fmt;
+use std::str::FromStr;
+
+use uuid::Uuid;
+
+use super::columns::{AFTER, ALL};
+use super::row::TimerRow;
+use super::sql::{Dialect, Row, Statement};
+use super::{ColdStore, Error};
+use crate::model::id::{TimerId, Uid};
+use crate::model::time::UnixMs;
+use crate::model::timer::State;
+
+/// The most rows that one page of a list looks at without an index for its filter. A filter that matches few of them
+/// gives a short page.
+const SCAN: usize = 10_000;
+
+/// Rows beyond so many bytes are left to the next page.
+const MOST_BYTES: i64 = 8 << 20;
+
+/// About how many bytes a row has beside its payload, its target and its labels.
+const ROW_BYTES: i64 = 500;
+
+/// How far ahead of its due time, in milliseconds, a timer may be claimed, and more.
+const CLAIMED_AHEAD_MS: i64 = 60_000;
+
+/// Which timers a list contains: those that match every field given.
+#[derive(Debug, Clone, Default)]
+pub struct Filter {
+    /// One of these; any if empty.
+    pub uids: Vec<Uid>,
+    /// In this state.
+    pub state: Option<State>,
+    /// To the receiver of this lane.
+    pub lanes: Option<[i64; 2]>,
+    /// Of this owner.
+    pub owner: Option<String>,
+    /// With these labels.
+    pub labels: Vec<(String, String)>,
+    /// Due at this moment or after it.
+    pub due_after: Option<UnixMs>,
+    /// Due before this moment.
+    pub due_before: Option<UnixMs>,
+}
+
+/// A cursor in a list: the next page begins strictly after this due time, uid and generation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ListCursor {
+    /// Due time of the last row examined.
+    pub due_at: i64,
+    /// Its uid.
+    pub uid: Uuid,
+    /// Its generation.
+    pub generation: i32,
+}
+
+impl fmt::Display for ListCursor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}.{}", self.due_at, self.uid.simple(), self.generation)
+    }
+}
+
+/// The text is no cursor of a list.
+#[derive(Debug, thiserror::Error)]
+#[error("no cursor of a list")]
+pub struct BadCursor;
+
+impl FromStr for ListCursor {
+    type Err = BadCursor;
+
+    fn from_str(text: &str) -> Result<Self, BadCursor> {
+        let mut fields = text.splitn(3, '.');
+        let mut next = || fields.next().ok_or(BadCursor);
+        Ok(Self {
+            due_at: next()?.parse().map_err(|_| BadCursor)?,
+            uid: Uuid::try_parse(next()?).map_err(|_| BadCursor)?,
+            generation: next()?.parse().map_err(|_| BadCursor)?,
+        })
+    }
+}
+
+/// One page of a list.
+#[derive(Debug)]
+pub struct Page {
+    /// In due order. May be empty although there is a next page.
+    pub rows: Vec<TimerRow>,
+    /// Where the next page begins; `None` after the last page.
+    pub next: Option<ListCursor>,
+}
+
+/// A table of timers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Table {
+    Live,
+    Ended,
+}
+
+impl Table {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Live => "timers",
+            Self::Ended => "history",
+        }
+    }
+
+    /// The columns that `history` has beside those of `timers`.
+    const fn ended_at(self) -> &'static str {
+        match self {
+            Self::Live => "0",
+            Self::Ended => "ended_at",
+        }
+    }
+
+    const fn ended(self) -> &'static str {
+        match self {
+            Self::Live => "CAST(NULL AS BIGINT), CAST(NULL AS TEXT)",
+            Self::Ended => "t.ended_at, t.last",
+        }
+    }
+}
+
+/// Keys of one table, in the order of one index.
+struct Source {
+    table: Table,
+    /// The condition that the index serves.
+    of: String,
+}
+
+/// One list, for one database.
+struct List<'a> {
+    store: &'a ColdStore,
+    filter: &'a Filter,
+    after: Option<ListCursor>,
+    limit: usize,
+}
+
+impl List<'_> {
+    fn has_live(&self) -> bool {
+        self.filter.state.is_none_or(|state| !state.is_end())
+    }
+
+    fn has_ended(&self) -> bool {
+        self.filter.state.is_none_or(State::is_end)
+    }
+
+    /// Where the keys are read from.
+    fn sources(&self, s: &mut Statement) -> Vec<Source> {
+        let mut conditions = Vec::new();
+        if !self.filter.uids.is_empty() {
+            let uids: Vec<String> = self.filter.uids.iter().map(|uid| s.uuid(uid.0)).collect();
+            conditions.push(format!("uid IN ({})", uids.join(", ")));
+        }
+        if let Some(owner) = &self.filter.owner {
+            // A timer without an owner is its own owner: it is found by the uid of its id. Two sources, because an
+            // `OR` would have all timers of the owner sorted for each page.
+            let own = TimerId::parse(owner).map_or(Uuid::nil(), |id| id.uid(&self.store.namespace).0);
+            let (owner, own) = (s.text(owner), s.uuid(own));
+            let both = [format!("owner = {owner}"), format!("owner IS NULL AND uid = {own}")];
+            conditions = match conditions.first() {
+                Some(uids) => both.map(|owned| format!("{uids} AND {owned}")).to_vec(),
+                None => both.to_vec(),
+            };
+        }
+        let mut sources = Vec::new();
+        let mut add = |table, of: &str| sources.push(Source { table, of: of.to_owned() });
+        if self.has_live() {
+            match (self.filter.state, conditions.as_slice()) {
+                // Both conditions: the partial index is found by the first.
+                (Some(state @ (State::Retrying | State::Paused)), []) => {
+                    add(Table::Live, &format!("state IN (2, 3) AND state = {}", state.code()));
+                }
+                (_, []) => add(Table::Live, "true"),
+                (_, some) => some.iter().for_each(|of| add(Table::Live, of)),
+            }
+        }
+        if self.has_ended() {
+            let ends = State::ALL.into_iter().filter(|state| state.is_end());
+            match conditions.as_slice() {
+                [] => ends
+                    .filter(|state| self.filter.state.is_none_or(|wanted| wanted == *state))
+                    .for_each(|state| add(Table::Ended, &format!("state = {}", state.code()))),
+                some => some.iter().for_each(|of| add(Table::Ended, of)),
+            }
+        }
+        sources
+    }
+
+    /// The conditions on due time and position, which every index of a source serves.
+    fn range(&self, s: &mut Statement) -> String {
+        let mut range = String::new();
+        if let Some(after) = self.after {
+            let (due, uid) = (s.int(after.due_at), s.uuid(after.uid));
+            let generation = s.int(i64::from(after.generation));
+            range += &format!(
+                " AND due_at >= {due} AND (due_at, uid) >= ({due}, {uid}) \
+                 AND (due_at, uid, generation) > ({due}, {uid}, {generation})"
+            );
+        }
+        if let Some(at) = self.filter.due_after {
+            range += &format!(" AND due_at >= {}", s.int(at.get()));
+        }
+        if let Some(at) = self.filter.due_before {
+            range += &format!(" AND due_at < {}", s.int(at.get()));
+        }
+        if self.filter.state == Some(State::Delivering) {
+            let now = s.now(self.store.bound_now());
+            range += &format!(" AND due_at <= {now} + {CLAIMED_AHEAD_MS}");
+        }
+        range
+    }
+
+    /// The condition that is looked at row by row; empty if the sources serve the whole filter.
+    fn looked_at(&self, s: &mut Statement) -> String {
+        let filter = self.filter;
+        let mut conditions = Vec::new();
+        if let Some(state) = filter.state {
+            let served = (state.is_end() || matches!(state, State::Retrying | State::Paused))
+                && filter.owner.is_none()
+                && filter.uids.is_empty();
+            if !served {
+                conditions.push(format!("state = {}", state.code()));
+            }
+        }
+        if let Some(lanes) = filter.lanes {
+            conditions.push(format!("lane {}", s.among(&lanes)));
+        }
+        for (name, value) in &filter.labels {
+            let value = s.text(value);
+            conditions.push(match self.store.dialect() {
+                Dialect::Postgres => format!("(labels::json ->> {}) = {value}", s.text(name)),
+                Dialect::Sqlite => {
+                    let path = s.text(&format!("$.\"{}\"", name.replace('"', "")));
+                    format!("json_extract(labels, {path}) = {value}")
+                }
+            });
+        }
+        conditions.join(" AND ")
+    }
+
+    /// The statement, and the most keys that it looks at.
+    fn statement(&self) -> (Statement, usize) {
+        let mut s = Statement::new(self.store.dialect(), "list");
+        let sources = self.sources(&mut s);
+        let range = self.range(&mut s);
+        let looked_at = self.looked_at(&mut s);
+        let (matches, scan) = match looked_at.as_str() {
+            "" => ("true".to_owned(), self.limit + 1),
+            some => (format!("COALESCE({some}, false)"), SCAN.max(self.limit + 1)),
+        };
+        // Limits are written out: PostgreSQL plans for them.
+        let order = "ORDER BY due_at, uid, generation";
+        let each = sources.iter().map(|Source { table, of }| {
+            format!(
+                "SELECT * FROM (SELECT due_at, uid, generation, {ended_at} AS ended_at, {is_live} AS is_live, \
+                 {matches} AS matches, {ROW_BYTES} + octet_length(target) + COALESCE(octet_length(data), 0) \
+                 + COALESCE(octet_length(labels), 0) AS bytes FROM {table} WHERE {of}{range} {order} LIMIT {scan}) k",
+                ended_at = table.ended_at(),
+                is_live = *table == Table::Live,
+                table = table.name(),
+            )
+        });
+        let each = each.collect::<Vec<_>>().join(" UNION ALL ");
+        let mut rows = Vec::new();
+        for (table, is_there) in [(Table::Live, self.has_live()), (Table::Ended, self.has_ended())] {
+            if !is_there {
+                continue;
+            }
+            let columns: Vec<String> = ALL.split(", ").map(|column| format!("t.{column}")).collect();
+            let (which, same_end) = match table {
+                Table::Live => ("p.is_live", ""),
+                Table::Ended => ("NOT p.is_live", " AND t.ended_at = p.ended_at"),
+            };
+            rows.push(format!(
+                "SELECT {}, {} FROM page p JOIN {} t ON t.uid = p.uid AND t.generation = p.generation{same_end} \
+                 WHERE {which} AND p.before < {MOST_BYTES}",
+                columns.join(", "),
+                table.ended(),
+                table.name()
+            ));
+        }
+        s.push(&format!(
+            "WITH scan AS MATERIALIZED (SELECT * FROM ({each}) sources {order} LIMIT {scan}), \
+             page AS MATERIALIZED (SELECT m.*, sum(bytes) OVER ({order}) - bytes AS before FROM \
+               (SELECT * FROM scan WHERE matches {order} LIMIT {limit}) m), \
+             edge AS (SELECT (SELECT count(*) FROM scan) AS scanned, (SELECT count(*) FROM page) AS matched), \
+             last AS (SELECT due_at AS last_due, uid AS last_uid, generation AS last_generation FROM scan \
+               ORDER BY due_at DESC, uid DESC, generation DESC LIMIT 1) \
+             SELECT r.*, scanned, matched, last_due, last_uid, last_generation FROM edge \
+             LEFT JOIN last ON true LEFT JOIN ({rows}) r ON true {order}",
+            limit = self.limit + 1,
+            rows = rows.join(" UNION ALL "),
+        ));
+        (s, scan)
+    }
+}
+
+/// The position of what tells where a page ends, behind the columns of a timer and of its end.
+const EDGE: usize = AFTER + 2;
+
+impl ColdStore {
+    /// One page of timers, live and ended, in due order.
+    pub async fn list(
+        &self,
+        filter: &Filter,
+        after: Option<ListCursor>,
+        limit: usize,
+    ) -> Result<Page, Error> {
+        let (statement, scan) = List { store: self, filter, after, limit }.statement();
+        let rows = self.pool.read(statement).await?;
+        let Some(edge) = rows.first() else { return Ok(Page { rows: Vec::new(), next: None }) };
+        let (scanned, matched) = (edge.get::<i64>(EDGE)?, edge.get::<i64>(EDGE + 1)?);
+        let last = last_scanned(edge)?;
+        let mut page = Vec::with_capacity(rows.len());
+        for row in &rows {
+            // There is one row without a timer if none matches.
+            if row.get::<Option<Uuid>>(0)?.is_some() {
+                page.push(TimerRow::read(row, true)?);
+            }
+        }
+        page.truncate(limit);
+        let is_cut = i64::try_from(page.len()).unwrap_or(i64::MAX) < matched;
+        let is_scan_cut = usize::try_from(scanned).unwrap_or(0) >= scan;
+        let next = match (is_cut, is_scan_cut) {
+            (true, _) => page.last().map(cursor_at),
+            (false, true) => last,
+            (false, false) => None,
+        };
+        Ok(Page { rows: page, next })
+    }
+}
+
+fn last_scanned(row: &Row) -> Result<Option<ListCursor>, Error> {
+    let Some(due_at) = row.get(EDGE + 2)? else { return Ok(None) };
+    Ok(Some(ListCursor { due_at, uid: row.get(EDGE + 3)?, generation: row.get(EDGE + 4)? }))
+}
+
+fn cursor_at(row: &TimerRow) -> ListCursor {
+    ListCursor { due_at: row.life.due_at.get(), uid: row.uid.0, generation: row.life.generation.0 }
+}
