@@ -127,8 +127,10 @@ metrics! {
         "Timers that replays read from SQL: overdue, or loaded into slots", &[("what", &["overdue", "loaded"])]);
     store_held: IntGauge = gauge("mainspring_store_held", "1 while what fell due since the cold store was restored is held, until `mainspring restore accept`");
     hot_up: IntGauge = gauge("mainspring_wheels_up", "1 if the wheels of all shards answered the last time they were asked");
-    wheel_reach: GaugeVec = float_gauges("mainspring_wheel_reach_seconds", "How far ahead a wheel reaches, as set",
+    wheel_reach: GaugeVec = float_gauges("mainspring_wheel_reach_seconds", "How far ahead a wheel reaches",
         &[("wheel", &["second", "minute"])]);
+    wheels_short: IntGauge = gauge("mainspring_wheels_short",
+        "1 while the wheels reach less far ahead than `wheel.window`, because Redis has no room for more");
     watermark_ahead: Gauge = float_gauge("mainspring_watermark_ahead_seconds",
         "How far ahead of now the lowest watermark of this node's shards is");
     cursor_lag: GaugeVec = float_gauges("mainspring_cursor_lag_seconds",

@@ -7,9 +7,13 @@
 //! A wheel *turns* from the moment at which it was inspected or built until it is lost: only then its slots are
 //! taken.
 
+mod reach;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Mutex, PoisonError};
+
+pub use reach::Reach;
 
 use crate::cold::{Range, ScanPosition};
 use crate::model::id::Epoch;
@@ -19,6 +23,9 @@ use crate::wheel::{Level, Slot, Standing, Take};
 
 /// How long, in milliseconds, a row may be overdue before the sweep fires it in place of a wheel that turns.
 pub const GRACE_MS: i64 = 1000;
+
+/// Why a wheel is lost: Redis has no memory left for its pointers.
+const NO_ROOM: &str = "Redis had no room for its pointers";
 
 /// Where a pointer is routed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,6 +81,8 @@ struct Position {
 /// The positions of all shards of this node.
 #[derive(Debug)]
 pub struct Positions {
+    /// How far ahead of now the wheels are filled.
+    pub reach: Reach,
     own: Mutex<BTreeMap<i32, Position>>,
     /// The last known watermark of every shard of the store; `tier` in answers is computed from it.
     watermarks: Vec<AtomicI64>,
@@ -83,8 +92,9 @@ pub struct Positions {
 
 impl Positions {
     /// No shard is owned yet.
-    pub fn new(shards: u16) -> Self {
+    pub fn new(shards: u16, reach: Reach) -> Self {
         Self {
+            reach,
             own: Mutex::default(),
             watermarks: (0..shards).map(|_| AtomicI64::new(0)).collect(),
             unreachable: Mutex::new((0..i32::from(shards)).collect()),
@@ -154,6 +164,33 @@ impl Positions {
                 position.ranges.clear();
             }
         });
+    }
+
+    /// Redis has no room: all wheels are to be built anew, and not to reach as far. Returns the new reach, unless they
+    /// wait for that already.
+    pub fn no_room(&self, now: UnixMs) -> Option<std::time::Duration> {
+        let lost = self.with(|own| {
+            let mut lost = false;
+            for position in own.values_mut() {
+                let waits =
+                    matches!(&position.phase, Phase::Waiting(cause) if cause.as_deref() == Some(NO_ROOM));
+                if !waits {
+                    position.phase = Phase::Waiting(Some(NO_ROOM.to_owned()));
+                    position.ranges.clear();
+                    lost = true;
+                }
+            }
+            lost
+        });
+        lost.then(|| self.reach.shorten(now))
+    }
+
+    /// The shards whose wheels found no room and were not built again yet.
+    pub fn without_room(&self) -> Vec<i32> {
+        let is_it = |(shard, _, cause): (i32, Epoch, Option<String>)| {
+            (cause.as_deref() == Some(NO_ROOM)).then_some(shard)
+        };
+        self.waiting().into_iter().filter_map(is_it).collect()
     }
 
     /// The routes of these pointers, in order, each with the epoch of its shard.

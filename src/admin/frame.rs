@@ -24,7 +24,7 @@ const PAGES: [(&str, &str); 6] = [
 ];
 
 /// What may be wrong with a node while it runs, in the words of the banner. Worse ones first.
-const DEGRADED: [(&str, &str, &str); 5] = [
+const DEGRADED: [(&str, &str, &str); 6] = [
     ("starting", "lost", "Starting: this node does not fire yet."),
     (
         "store",
@@ -37,6 +37,11 @@ const DEGRADED: [(&str, &str, &str); 5] = [
         "The cold store was restored. What fell due since is held until `mainspring restore accept`.",
     ),
     ("redis", "late", "The wheels are away: timers fire from SQL, up to a second late. None is lost."),
+    (
+        "no_room",
+        "late",
+        "Redis has too little memory for the whole window: the wheels reach less far ahead. Timers fire on time.",
+    ),
     (
         "wheels_off",
         "late",
@@ -153,6 +158,7 @@ impl Admin {
             ("store", self.node.has_recovered() && !self.node.can_write()),
             ("redis", wheels && self.node.has_recovered() && !service.positions.unreachable().is_empty()),
             ("wheels_off", !wheels),
+            ("no_room", service.positions.reach.is_short()),
             ("restored", service.store.held().is_some_and(|held| held.is_open())),
         ];
         states.into_iter().filter(|(_, holds)| *holds).map(|(key, _)| key).collect()

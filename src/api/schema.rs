@@ -73,7 +73,7 @@ schemas! {
                     nothing more will be sent." = words(["cancelled", "stopped"]);
     EventWord: "What happened; one of the four ends comes last." =
         words(["registered", "promoted", "replayed", "due", "claimed", "attempt", "delivered", "cancelled", "expired", "dead"]);
-    HealthWord: "`degraded`: it can serve, and the wheels are away." =
+    HealthWord: "`degraded`: it can serve, and `checks` says what is not as it should be." =
         words(["ok", "degraded", "starting", "stopping", "unavailable"]);
     WheelWord: "The wheel's level; `whole_minute` holds timers of `precision: minute`." =
         words(["second", "minute", "whole_minute"]);

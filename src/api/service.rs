@@ -14,7 +14,7 @@ use super::problem::Problem;
 use super::schema;
 use crate::cold::{Held, Ledger, NodeRow};
 use crate::dispatch::ReceiverLoad;
-use crate::model::time::UnixMs;
+use crate::model::time::{Span, UnixMs};
 
 /// How long the readiness check waits for the cold store.
 const CHECK_WAIT: Duration = Duration::from_secs(2);
@@ -54,7 +54,7 @@ pub async fn livez() -> Json<Health> {
 
 /// It can serve.
 #[utoipa::path(get, path = "/readyz", tag = "service",
-    responses((status = 200, body = Health, description = "It can serve; `degraded` while the wheels are away"),
+    responses((status = 200, body = Health, description = "It can serve; `degraded` while the wheels are away or short"),
         (status = 503, body = Health, description = "Without the cold store, or stopping")))]
 pub async fn readyz(State(state): State<Arc<ApiState>>) -> Response {
     let store = match state.node.service() {
@@ -70,6 +70,11 @@ pub async fn readyz(State(state): State<Arc<ApiState>>) -> Response {
         None => "not reached yet",
         Some(_) if !state.node.config.wheel.enabled => "off: timers fire from SQL, up to a second late",
         Some(service) => match service.positions.unreachable().len() {
+            0 if service.positions.reach.is_short() => &format!(
+                "reach {} ahead instead of {}: Redis has no room for more",
+                Span::from_duration(service.positions.reach.get()),
+                state.node.config.wheel.window
+            ),
             0 => "ok",
             away if away < shards => &format!(
                 "unavailable for {away} of {shards} shards: their timers fire from SQL, up to a second late"

@@ -32,7 +32,7 @@ use crate::metrics::Metrics;
 use crate::model::pointer::Pointer;
 use crate::observe::{Observer, Sources};
 use crate::ownership::Ownership;
-use crate::positions::Positions;
+use crate::positions::{Positions, Reach};
 use crate::promotion::Promotion;
 use crate::service::{Node, Service};
 use crate::sink::Sinks;
@@ -213,7 +213,8 @@ async fn start(
     let ownership = Arc::new(ownership.with(config.planted()));
     let hot = wheel::open(config, &store.wheels_name().await?).context("the wheels cannot be opened")?;
     let hot: Arc<dyn HotWheel> = Arc::new(Measured::new(hot, node.metrics.clone()));
-    let positions = Arc::new(Positions::new(config.shards));
+    let reach = Reach::new(config.wheel.window.get(), config.wheel.near.get());
+    let positions = Arc::new(Positions::new(config.shards, reach));
     let (promotion, to_promote) = Promotion::new(
         store.clock().clone(),
         config.wheel.window.get(),
@@ -341,7 +342,6 @@ fn start_wheels(
     let loader = Loader {
         promoter,
         dispatcher: Arc::clone(dispatcher),
-        window: config.wheel.window.get(),
         load_per_second: config.wheel.load_per_second,
         catch_up_per_second: config.wheel.catch_up_per_second,
     };

@@ -18,7 +18,7 @@ use crate::clock::Monotonic;
 use crate::cold::{ColdStore, FUTURE_MS, Range, ScanPosition, Scanned};
 use crate::dispatch::{Dispatcher, OVERDUE};
 use crate::model::pointer::{Pointer, Via};
-use crate::model::time::UnixMs;
+use crate::model::time::{Span, UnixMs};
 #[cfg(feature = "planted")]
 use crate::planted::Defect;
 use crate::positions::{Replay, Route};
@@ -44,8 +44,6 @@ pub struct Loader {
     pub promoter: Arc<Promoter>,
     /// Knows how many pointers are queued.
     pub dispatcher: Arc<Dispatcher>,
-    /// Reach of the minute wheel.
-    pub window: Duration,
     /// The most timers a second that it promotes.
     pub load_per_second: u32,
     /// The most overdue timers a second that it hands out.
@@ -64,11 +62,27 @@ impl Loader {
         positions.sync(&ownership.kept());
         self.lose_beyond();
         // A step that one server refuses does not keep the shards of the others from the next step.
-        let replayed = replay::run_once(&self.promoter, self.window).await;
+        let lengthened = self.lengthen().await;
+        let replayed = replay::run_once(&self.promoter).await;
         let raised = self.raise().await;
         let scanned = self.scan().await;
         let cascaded = self.cascade().await;
-        replayed.and(raised).and(cascaded).and(scanned)
+        lengthened.and(replayed).and(raised).and(cascaded).and(scanned)
+    }
+
+    /// Lets the wheels reach further again after they found no room, if there is room now.
+    async fn lengthen(&self) -> Result<(), Error> {
+        let Promoter { store, positions, hot, .. } = &*self.promoter;
+        let now = store.clock().now();
+        let is_loaded = positions.waiting().is_empty() && positions.ranges().is_empty();
+        if is_loaded && positions.reach.may_lengthen(now) {
+            let used = hot.used().await?;
+            if let Some(reach) = positions.reach.lengthen(used, now) {
+                let reach = Span::from_duration(reach);
+                tracing::info!(used, "Redis has room again: the wheels reach {reach} ahead");
+            }
+        }
+        Ok(())
     }
 
     /// A wheel that was taken further than the ticker can be is from before the store's clock was set back. It is built
@@ -86,9 +100,10 @@ impl Loader {
     pub async fn raise(&self) -> Result<(), Error> {
         let Promoter { store, positions, .. } = &*self.promoter;
         let now = store.clock().now();
-        let due = positions.below(now.plus(self.window));
+        let window = positions.reach.get();
+        let due = positions.below(now.plus(window));
         if !due.is_empty() {
-            let target = window_end(now, self.window);
+            let target = window_end(now, window);
             #[cfg(feature = "planted")]
             if store.planted().is(Defect::NaiveLoader) {
                 return self.scan_then_raise(&due, target).await;
@@ -197,7 +212,7 @@ impl Loader {
             }
             let mut taken: Vec<Take> = Vec::new();
             let mut pointers: Vec<Pointer> = Vec::new();
-            let failed = take_all(hot, positions, takes, |take, page| {
+            let failed = take_all(hot, positions, store.clock(), takes, |take, page| {
                 pointers.extend(page);
                 taken.extend(take.cloned());
             })

@@ -18,9 +18,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::clock::StoreClock;
 use crate::cold::Range;
 use crate::model::pointer::Pointer;
-use crate::model::time::UnixMs;
+use crate::model::time::{Span, UnixMs};
 use crate::positions::Positions;
 use crate::wheel::{self, HotWheel, PAGE, Take, Taken, Unreachable};
 
@@ -41,17 +42,43 @@ pub enum Error {
     Hot(#[from] wheel::Error),
 }
 
+/// If the wheels refused because Redis has no room, those of this node are to be built anew, and not to reach as far.
+pub(crate) fn refused(positions: &Positions, clock: &StoreClock, why: &wheel::Error) {
+    if why.is_no_room() {
+        no_room(positions, clock, why);
+    }
+}
+
+/// The same for one shard.
+pub(crate) fn shard_refused(positions: &Positions, clock: &StoreClock, why: &Unreachable) {
+    if why.is_no_room() {
+        no_room(positions, clock, why);
+    }
+}
+
+fn no_room(positions: &Positions, clock: &StoreClock, why: &dyn std::fmt::Display) {
+    if let Some(reach) = positions.no_room(clock.now()) {
+        let (reach, full) = (Span::from_duration(reach), Span::from_duration(positions.reach.full()));
+        tracing::warn!(
+            %why,
+            "Redis has no room for the wheels, so they reach {reach} ahead from now on, not {full}: give it more memory, \
+             or shorten `wheel.window`"
+        );
+    }
+}
+
 /// Takes slots, page by page. `on_page` gets every page, and with the last page of a slot also its take. A wheel that is
 /// not the one that was filled is lost. Returns the shards whose wheels did not answer.
 pub(crate) async fn take_all(
     hot: &Arc<dyn HotWheel>,
     positions: &Positions,
+    clock: &StoreClock,
     mut takes: Vec<Take>,
     mut on_page: impl FnMut(Option<&Take>, Vec<Pointer>),
 ) -> Result<UnreachableShards, wheel::Error> {
     let mut unreachable = UnreachableShards::new();
     while !takes.is_empty() {
-        let answers = hot.take(&takes).await?;
+        let answers = hot.take(&takes).await.inspect_err(|why| refused(positions, clock, why))?;
         let mut next = Vec::new();
         for (mut take, taken) in takes.into_iter().zip(answers) {
             match taken {
@@ -68,7 +95,10 @@ pub(crate) async fn take_all(
                 }
                 Taken::NotMine => positions.lose(&[take.shard], "another node took it over meanwhile"),
                 Taken::Lost(why) => positions.lose(&[take.shard], why),
-                Taken::Unreachable(why) => drop(unreachable.insert(take.shard, why)),
+                Taken::Unreachable(why) => {
+                    shard_refused(positions, clock, &why);
+                    unreachable.insert(take.shard, why);
+                }
             }
         }
         takes = next;

@@ -16,6 +16,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::last_mile::LastMile;
+use super::{refused, shard_refused};
 use crate::clock::Monotonic;
 use crate::cold::{ColdStore, Error, ShardRow};
 use crate::metrics::Metrics;
@@ -117,6 +118,7 @@ impl Promoter {
                         Appended::Taken => self.express(&append.pointers),
                         Appended::Unreachable(why) => {
                             tracing::debug!(%why, append.shard, "pointers not promoted");
+                            shard_refused(&self.positions, self.store.clock(), &why);
                             self.positions.lose(&[append.shard], NOT_ADDED);
                             failed.extend_from_slice(&append.pointers);
                         }
@@ -129,6 +131,7 @@ impl Promoter {
             }
             Err(why) => {
                 tracing::debug!(%why, "pointers not promoted");
+                refused(&self.positions, self.store.clock(), &why);
                 self.positions.lose(&shards, NOT_ADDED);
                 failed.extend(appends.into_iter().flat_map(|append| append.pointers));
             }

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use super::promoter::Promoter;
-use super::{AHEAD_MS, Error, everything_before, window_end};
+use super::{AHEAD_MS, Error, everything_before, refused, window_end};
 use crate::cold::{Range, ReplayNote, ShardRow};
 use crate::model::id::Epoch;
 use crate::model::time::UnixMs;
@@ -35,8 +35,12 @@ type Waiting = (i32, Epoch, Option<String>);
 
 /// Begins the replay of every waiting shard; its wheel turns from then on. A shard whose server does not answer waits
 /// on, and does not hold up the shards of other servers.
-pub async fn run_once(promoter: &Promoter, window: Duration) -> Result<(), Error> {
-    let waiting = promoter.positions.waiting();
+pub async fn run_once(promoter: &Promoter) -> Result<(), Error> {
+    let mut waiting = promoter.positions.waiting();
+    if !promoter.positions.reach.may_build(promoter.store.clock().now()) {
+        let without_room = promoter.positions.without_room();
+        waiting.retain(|(shard, ..)| !without_room.contains(shard));
+    }
     if waiting.is_empty() {
         return Ok(());
     }
@@ -49,23 +53,20 @@ pub async fn run_once(promoter: &Promoter, window: Duration) -> Result<(), Error
     }
     let mut outcome = Ok(());
     for (server, waiting) in by_server {
-        outcome = outcome.and(replay_server(promoter, window, &server, waiting).await);
+        outcome = outcome.and(replay_server(promoter, &server, waiting).await);
     }
     outcome
 }
 
 /// Begins the replay of the waiting shards of one server.
-async fn replay_server(
-    promoter: &Promoter,
-    window: Duration,
-    server: &str,
-    waiting: Vec<Waiting>,
-) -> Result<(), Error> {
+async fn replay_server(promoter: &Promoter, server: &str, waiting: Vec<Waiting>) -> Result<(), Error> {
     let Promoter { store, positions, hot, near, .. } = promoter;
     let shards: Vec<i32> = waiting.iter().map(|(shard, ..)| *shard).collect();
-    let epochs: Vec<(i32, Epoch)> = waiting.iter().map(|(shard, epoch, _)| (*shard, *epoch)).collect();
-    // From here on the last owner takes no slot more, so the marks stand still.
-    hot.adopt(&epochs).await?;
+    let full = |why: &_| refused(positions, store.clock(), why);
+    // From here on the last owner takes no slot more, so the marks stand still. A wheel that was lost is not gone on with.
+    let may_be_intact = waiting.iter().filter(|(_, _, lost)| lost.is_none());
+    let epochs: Vec<(i32, Epoch)> = may_be_intact.map(|(shard, epoch, _)| (*shard, *epoch)).collect();
+    hot.adopt(&epochs).await.inspect_err(full)?;
     let standings = hot.look(&shards).await?;
     let mut rows: HashMap<i32, ShardRow> =
         store.shard_rows(&shards).await?.into_iter().map(|row| (row.shard, row)).collect();
@@ -82,7 +83,7 @@ async fn replay_server(
         inspected.push(shard);
     }
 
-    let target = window_end(now, window);
+    let target = window_end(now, positions.reach.get());
     let lost = || inspected.iter().filter(|shard| shard.intact.is_none()).map(|shard| &shard.row);
     let build: Vec<(i32, Epoch)> = lost().map(|row| (row.shard, row.epoch)).collect();
     let incarnation = uuid::Uuid::now_v7().simple().to_string();
@@ -96,7 +97,8 @@ async fn replay_server(
     if !build.is_empty() {
         let wheels: Vec<(i32, Standing)> =
             build.iter().map(|(shard, epoch)| (*shard, fresh(*epoch))).collect();
-        hot.build(&wheels, target.get()).await?;
+        // Those before may have reached further.
+        hot.build(&wheels, window_end(now, positions.reach.full()).get()).await.inspect_err(full)?;
         store.set_wheel(&build, &wheel_name(server, &incarnation)).await?;
     }
     // Committed before any scan: a timer that is written from here on is promoted by its writer. A watermark may come

@@ -16,7 +16,7 @@ use crate::clock::StoreClock;
 use crate::metrics::Metrics;
 use crate::model::time::UnixMs;
 use crate::positions::Positions;
-use crate::wheel::{Error, HotWheel, Level, Slot};
+use crate::wheel::{Error, HotWheel, Level, Slot, Unreachable};
 
 /// How often it tries again while wheels do not answer.
 const RETRY: Duration = Duration::from_millis(250);
@@ -105,7 +105,7 @@ impl Ticker {
                     tokio::time::sleep(FULL_WAIT).await;
                 }
                 let mut done: Vec<(i32, Slot)> = Vec::new();
-                let failed = take_all(&self.hot, &self.positions, takes, |take, page| {
+                let failed = take_all(&self.hot, &self.positions, &self.clock, takes, |take, page| {
                     self.last_mile.push(&page);
                     promoted.inc_by(page.len() as u64);
                     if let Some(take) = take {
@@ -149,6 +149,9 @@ impl TickerLoop {
     async fn round(&mut self) -> Result<UnreachableShards, Error> {
         let mut unreachable = self.ticker.check_servers(&mut self.servers).await?;
         unreachable.extend(self.ticker.run_once(self.ticker.clock.now()).await?);
+        // Redis answers, but their timers fire from SQL.
+        let without_room = self.ticker.positions.without_room().into_iter();
+        unreachable.extend(without_room.map(|shard| (shard, Unreachable::no_room())));
         Ok(unreachable)
     }
 

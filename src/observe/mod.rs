@@ -188,11 +188,8 @@ impl Rates {
 impl Observer {
     /// An observer that has seen nothing yet.
     pub fn new(sources: Sources) -> Self {
-        let wheel = &sources.config.wheel;
-        let reach = [("second", wheel.near.get()), ("minute", wheel.window.get())];
-        for (wheel, reach) in reach {
-            sources.metrics.wheel_reach.with_label_values(&[wheel]).set(reach.as_secs_f64());
-        }
+        let near = sources.config.wheel.near.get();
+        sources.metrics.wheel_reach.with_label_values(&["second"]).set(near.as_secs_f64());
         let (sender, _) = broadcast::channel(BEHIND);
         Self {
             sources,
@@ -329,6 +326,9 @@ impl Observer {
         }
         let ahead = positions.lowest_watermark().map_or(0, |watermark| watermark.get() - now.get());
         metrics.watermark_ahead.set(ahead as f64 / 1000.0);
+        let reach = &positions.reach;
+        metrics.wheel_reach.with_label_values(&["minute"]).set(reach.get().as_secs_f64());
+        metrics.wheels_short.set(i64::from(reach.is_short()));
         metrics.shards_owned.set(ownership.claimable().len() as i64);
     }
 
@@ -394,6 +394,7 @@ impl Observer {
             (Degraded::Store, ownership.has_entered() && metrics.store_up.get() == 0),
             (Degraded::Redis, ownership.has_entered() && redis),
             (Degraded::Restored, store.held().is_some_and(|held| held.is_open())),
+            (Degraded::NoRoom, positions.reach.is_short()),
         ]
         .into_iter()
         .filter_map(|(what, is_so)| is_so.then_some(what))

@@ -28,6 +28,8 @@ pub enum Degraded {
     Starting,
     /// The cold store was restored, and what fell due since is held.
     Restored,
+    /// Redis has no room for the whole window.
+    NoRoom,
 }
 
 /// The answer, and the page where its cause is shown.

@@ -54,7 +54,8 @@ pub async fn explain(service: &Service, config: &Config, row: &TimerRow) -> Resu
     let replays = service.store.replays(row.shard, row.created_at, row.ended_at.unwrap_or(now)).await?;
     let tier = Tiers::now(service, config.wheel.near.get()).of(row);
     let is_held = service.store.held().is_some_and(|held| held.holds(row.life.due_at, row.created_at));
-    let facts = Facts { row, config, tier, now, is_held };
+    let reach = service.positions.reach.get();
+    let facts = Facts { row, config, tier, now, reach, is_held };
     let events = facts.events(&attempts, replays);
     let waiting_for =
         facts.waiting_for(!service.positions.unreachable().contains(&row.shard), attempts.last());
@@ -67,6 +68,8 @@ struct Facts<'a> {
     config: &'a Config,
     tier: Option<Tier>,
     now: UnixMs,
+    /// How far the wheels reach.
+    reach: Duration,
     /// It is held since the store was restored.
     is_held: bool,
 }
@@ -119,8 +122,8 @@ impl Facts<'_> {
     /// When its pointer went into the wheels, if the watermark or the claim shows that it did.
     fn promotion(&self) -> Option<LifeEvent> {
         let (row, life) = (self.row, &self.row.life);
-        let window = self.config.wheel.window;
-        let opened = UnixMs::new(life.due_at.get() - i64::try_from(window.get().as_millis()).unwrap_or(0));
+        let window = Span::from_duration(self.reach);
+        let opened = UnixMs::new(life.due_at.get() - i64::try_from(self.reach.as_millis()).unwrap_or(0));
         let by_writer = opened <= row.created_at;
         let claimed_from_wheels = matches!(row.via, Some(Via::Loader | Via::Express | Via::Replay));
         let in_wheels = matches!(self.tier, Some(Tier::Minute | Tier::Second));
@@ -159,9 +162,9 @@ impl Facts<'_> {
         let at = life.wake_at.rfc3339();
         let attempts = row.policies.max_attempts();
         let overdue = life.wake_at <= self.now;
-        let window = self.config.wheel.window;
+        let window = Span::from_duration(self.reach);
         // While the wheels do not answer, the sweep finds the timers that are in them.
-        let within = life.wake_at < self.now.plus(window.get());
+        let within = life.wake_at < self.now.plus(self.reach);
         Some(match life.state {
             state if state.is_end() => return None,
             State::Delivering => format!(

@@ -88,6 +88,10 @@ impl HotWheel for Measured {
         self.run("witness", self.wheels.witness(incarnation)).await
     }
 
+    async fn used(&self) -> Result<f64, Error> {
+        self.run("used", self.wheels.used()).await
+    }
+
     fn is_shared(&self) -> bool {
         self.wheels.is_shared()
     }

@@ -152,6 +152,18 @@ impl std::fmt::Display for Unreachable {
     }
 }
 
+impl Unreachable {
+    /// Redis answers, and has no memory left for the wheels.
+    pub fn no_room() -> Self {
+        Self("Redis has no room for them".into())
+    }
+
+    /// Whether Redis had no memory left.
+    pub fn is_no_room(&self) -> bool {
+        self.0.contains(NO_ROOM)
+    }
+}
+
 impl From<Arc<Error>> for Unreachable {
     fn from(why: Arc<Error>) -> Self {
         Self(why.to_string().into())
@@ -159,6 +171,11 @@ impl From<Arc<Error>> for Unreachable {
 }
 
 impl Error {
+    /// Whether Redis had no memory left for what was to be written.
+    pub fn is_no_room(&self) -> bool {
+        self.to_string().contains(NO_ROOM)
+    }
+
     /// Host and port of the node that serves a hash slot, according to a `MOVED` redirection.
     fn moved_to(&self) -> Option<(String, u16)> {
         match self {
@@ -172,6 +189,9 @@ impl Error {
         }
     }
 }
+
+/// What Redis says when it is full, on its own or from within a script.
+const NO_ROOM: &str = "command not allowed when used memory";
 
 /// Why a wheel is lost: the incarnation is not the one that was filled.
 const OTHER_INCARNATION: &str = "it was emptied, or built anew by another process";
@@ -315,6 +335,11 @@ pub trait HotWheel: Send + Sync {
     /// that is remembered. Wheels in process remember nothing.
     async fn witness(&self, incarnation: i64) -> Result<i64, Error> {
         Ok(incarnation)
+    }
+
+    /// The share of its memory limit that the fullest server uses; 0 without a limit, and for wheels in process.
+    async fn used(&self) -> Result<f64, Error> {
+        Ok(0.0)
     }
 
     /// Whether other nodes share these wheels.

@@ -254,6 +254,12 @@ impl HotWheel for RedisWheel {
         Ok(answers.first().copied().unwrap_or(incarnation))
     }
 
+    async fn used(&self) -> Result<f64, Error> {
+        let servers = self.servers.masters().await?;
+        let used = futures::future::try_join_all(servers.iter().map(|server| server.used())).await?;
+        Ok(used.into_iter().fold(0.0, f64::max))
+    }
+
     fn is_shared(&self) -> bool {
         true
     }

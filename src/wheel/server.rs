@@ -180,6 +180,17 @@ impl Server {
         }
     }
 
+    /// The share of its memory limit that it uses; 0 without a limit.
+    pub(super) async fn used(&self) -> Result<f64, Error> {
+        let text: String = self.ask(cmd("INFO").arg("memory")).await?;
+        let bytes = |name| field(&text, name).and_then(|value| value.parse::<f64>().ok());
+        match (bytes("used_memory"), bytes("maxmemory")) {
+            (Some(_), Some(0.0)) => Ok(0.0),
+            (Some(used), Some(limit)) => Ok(used / limit),
+            _ => Err(Error::Answer("INFO without used_memory and maxmemory".into())),
+        }
+    }
+
     /// An error of this master, with its address.
     pub(super) fn with_address(&self, why: Error) -> Error {
         match why {

@@ -303,9 +303,30 @@ async fn a_full_redis_costs_no_timer() {
         let told = log.lines().any(|line| line.contains("WARN") && line.contains("OOM"));
         assert!(told, "the log says that Redis is full: {log}");
         assert!(log.lines().all(|line| line.len() < 1000), "and says it once: {log}");
+
+        // More than half of this is in use: the wheels turn again, and reach less far.
+        let memory = scene.redis.cli(&["INFO", "memory"]).await;
+        let used = memory.lines().find_map(|line| line.strip_prefix("used_memory:")).expect("a figure");
+        let limit = used.trim().parse::<u64>().expect("bytes") * 3 / 2;
+        scene.redis.cli(&["CONFIG", "SET", "maxmemory", &limit.to_string()]).await;
+        let api = scene.nodes[0].api();
+        eventually("the wheels turn, and reach less far", LONG, async || {
+            let (_, ready) = api.get("/readyz").await;
+            let wheels = ready["checks"]["wheels"].as_str().expect("text").to_owned();
+            if wheels.starts_with("reach PT30M ahead instead of PT1H") { Ok(()) } else { Err(wheels) }
+        })
+        .await;
+        assert_eq!(api.readiness().await, "degraded");
+        assert_eq!(api.metric("mainspring_wheels_short").await, 1.0);
+        let (_, banner) = api.get("/banner").await;
+        let told = banner
+            .as_str()
+            .is_some_and(|text| text.contains(r#"data-degraded="no_room">Redis has too little"#));
+        assert!(told, "{banner}");
         scene.redis.cli(&["CONFIG", "SET", "maxmemory", "0"]).await;
     };
-    redis_is_disposable(scene, async |_| {}, fault, NOT_ADDED, false).await;
+    let causes = ["Redis had no room for its pointers"];
+    redis_is_disposable(scene, async |_| {}, fault, &causes, true).await;
 }
 
 /// Starts a node whose Redis cannot be used, and lets a few timers fire from SQL.

@@ -18,7 +18,7 @@ use mainspring::hot::ticker::Ticker;
 use mainspring::metrics::Metrics;
 use mainspring::model::time::UnixMs;
 use mainspring::ownership::{Ownership, Round};
-use mainspring::positions::Positions;
+use mainspring::positions::{Positions, Reach};
 use mainspring::promotion::Promotion;
 use mainspring::sink::Sink;
 use mainspring::sweep::Sweep;
@@ -173,7 +173,8 @@ impl Node {
             Identity { name: name.into(), incarnation: process.to_string(), address: "127.0.0.1:1".into() };
         let ownership = Ownership::new(me, config.lease.get(), config.shards, false).with(config.planted());
         let ownership = Arc::new(ownership);
-        let positions = Arc::new(Positions::new(config.shards));
+        let reach = Reach::new(config.wheel.window.get(), config.wheel.near.get());
+        let positions = Arc::new(Positions::new(config.shards, reach));
         let clock = store.clock().clone();
         let (promotion, inbox) = Promotion::new(
             clock.clone(),
@@ -232,7 +233,6 @@ impl Node {
             loader: Arc::new(Loader {
                 promoter,
                 dispatcher: Arc::clone(&dispatcher),
-                window: config.wheel.window.get(),
                 load_per_second: 1_000_000,
                 catch_up_per_second: 1_000_000,
             }),

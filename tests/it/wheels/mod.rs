@@ -7,6 +7,7 @@ mod law;
 mod moved;
 mod parts;
 mod rig;
+mod room;
 mod set_back;
 mod space;
 mod sweep;

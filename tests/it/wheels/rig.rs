@@ -20,7 +20,7 @@ use mainspring::model::id::Epoch;
 use mainspring::model::pointer::{Pointer, Via};
 use mainspring::model::time::UnixMs;
 use mainspring::ownership::Ownership;
-use mainspring::positions::Positions;
+use mainspring::positions::{Positions, Reach};
 use mainspring::promotion::Promotion;
 use mainspring::sink::Sinks;
 use mainspring::sweep::Sweep;
@@ -96,6 +96,11 @@ impl TestWheel {
 
     pub async fn redis() -> Self {
         Self::in_redis(Space::new().await)
+    }
+
+    /// In a server of the test's own.
+    pub async fn in_server(url: &str) -> Self {
+        Self::in_redis(Space::at(url).await)
     }
 
     pub async fn cluster() -> Self {
@@ -260,6 +265,10 @@ impl HotWheel for TestWheel {
         self.inner.receive_express(node).await
     }
 
+    async fn used(&self) -> Result<f64, Error> {
+        self.inner.used().await
+    }
+
     fn is_shared(&self) -> bool {
         self.inner.is_shared()
     }
@@ -355,7 +364,8 @@ impl Rig {
             !self.store.is_shared(),
         ));
         ownership.enter(&self.store).await.expect("enters");
-        let positions = Arc::new(Positions::new(self.config.shards));
+        let reach = Reach::new(self.config.wheel.window.get(), self.config.wheel.near.get());
+        let positions = Arc::new(Positions::new(self.config.shards, reach));
         let clock = self.store.clock().clone();
         let lead = self.config.wheel.lead.get();
         let last_mile =
@@ -376,7 +386,6 @@ impl Rig {
             loader: Loader {
                 promoter: Arc::clone(&promoter),
                 dispatcher: Arc::clone(&self.dispatcher),
-                window: self.config.wheel.window.get(),
                 load_per_second: 1_000_000,
                 catch_up_per_second: 1_000_000,
             },

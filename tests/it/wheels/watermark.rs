@@ -103,7 +103,7 @@ async fn missed(
                 }
                 (Step::Loader(0), Order::WatermarkThenScan, _) => owner.loader.raise().await.expect("raises"),
                 (Step::Loader(0), Order::Rebuild, _) => {
-                    replay::run_once(&owner.promoter, owner.loader.window).await.expect("builds");
+                    replay::run_once(&owner.promoter).await.expect("builds");
                 }
                 (Step::Loader(_), Order::WatermarkThenScan | Order::Rebuild, _) => {
                     owner.loader.scan().await.map(drop).expect("scans");
