@@ -17,6 +17,7 @@
 //! | mistaken identity | one firing under two delivery ids, or two under one |
 //! | straggler | late by the sweep's grain in healthy times, while its neighbours were not: the wheel had lost it |
 //! | late | the same, and its neighbours were late too, while the machine had time: the service is too slow |
+//! | unheld | fell due between a backup and its restore, and was sent before the operator accepted it |
 //! | nonsense | an answer that the contract does not have |
 //!
 //! Each of them fails the drill. A fault explains a finding only if it was a fault of what made the finding, at a
@@ -27,12 +28,14 @@ mod calls;
 mod clock;
 mod findings;
 mod lateness;
+mod restored;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use calls::{due_before, dues, in_force, story};
 use clock::StoreClock;
 pub use findings::Findings;
+use restored::Restore;
 
 use super::history::{Affected, Answer, Arrival, Ask, Call, Fault, History, Micros, Terms};
 
@@ -113,14 +116,24 @@ pub fn check(history: &History, limits: Limits) -> Findings {
         firsts: Vec::new(),
         late_or_lost: Vec::new(),
     };
+    let restores = Restore::all(history);
+    let mut touched = HashSet::new();
     let mut arrived = arrivals.chunk_by(|a, b| a.timer == b.timer).peekable();
     for calls in calls.chunk_by(|a, b| a.timer == b.timer) {
         let number = calls[0].timer;
         while arrived.next_if(|group| group[0].timer < number).is_some_and(|group| check.unasked(group)) {}
         let arrivals = arrived.next_if(|group| group[0].timer == number).unwrap_or_default();
-        check.timer(number, calls, arrivals);
+        let terms = history.terms.get(number as usize).copied().unwrap_or_default();
+        match restores.iter().find(|restore| restore.touches(calls, arrivals)) {
+            Some(restore) => {
+                touched.insert(number);
+                check.restored(*restore, calls, arrivals, terms);
+            }
+            None => check.timer(number, calls, arrivals, terms),
+        }
     }
     while arrived.next().is_some_and(|group| check.unasked(group)) {}
+    arrivals.retain(|arrival| !touched.contains(&arrival.timer));
     check.identities(&arrivals);
     check.lateness();
     check.found
@@ -145,8 +158,7 @@ impl Check<'_> {
         true
     }
 
-    fn timer(&mut self, number: u32, calls: &[&Call], arrivals: &[&Arrival]) {
-        let terms = self.history.terms.get(number as usize).copied().unwrap_or_default();
+    fn timer(&mut self, number: u32, calls: &[&Call], arrivals: &[&Arrival], terms: Terms) {
         let acked = calls
             .iter()
             .any(|call| matches!((call.ask, call.answer), (Ask::Register { .. }, Answer::Done { .. })));
@@ -214,13 +226,7 @@ impl Check<'_> {
                     )
                 });
             }
-            let clock_us = self.clock.of_claim(arrival.at_us);
-            if clock_us < arrival.due_ms * 1000 {
-                self.found.early += 1;
-                self.describe("early", number, || {
-                    format!("{} us before {}", arrival.due_ms * 1000 - clock_us, arrival.due_ms)
-                });
-            }
+            self.early(number, arrival);
             let latest = latest.entry(arrival.generation).or_default();
             stale.push(arrival.attempt < *latest);
             if arrival.attempt < *latest && self.is_explained_by_standstill(arrival) {
@@ -238,6 +244,16 @@ impl Check<'_> {
             *latest = arrival.attempt.max(*latest);
         }
         stale
+    }
+
+    fn early(&mut self, number: u32, arrival: &Arrival) {
+        let clock_us = self.clock.of_claim(arrival.at_us);
+        if clock_us < arrival.due_ms * 1000 {
+            self.found.early += 1;
+            self.describe("early", number, || {
+                format!("{} us before {}", arrival.due_ms * 1000 - clock_us, arrival.due_ms)
+            });
+        }
     }
 
     /// Whether its node had just stood still, with its first byte not yet sent after its last look at the lease.

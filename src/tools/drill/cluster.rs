@@ -26,6 +26,9 @@ const READY: Duration = Duration::from_secs(60);
 /// How long a node may take to stop.
 const STOP: Duration = Duration::from_secs(40);
 
+/// The file of an embedded store.
+const SQLITE: &str = "drill.db";
+
 /// The size of a small disk in MiB: a new PostgreSQL with its log of changes, and what a drill writes.
 const SMALL_DISK_MIB: u32 = 256;
 
@@ -172,7 +175,7 @@ impl Cluster {
             self.disk = Some(SmallDisk::mount(&cold_dir, SMALL_DISK_MIB)?);
         }
         let (cold, hot) = match environment {
-            Environment::Embedded => (format!("sqlite://{}/drill.db", cold_dir.display()), None),
+            Environment::Embedded => (format!("sqlite://{}/{SQLITE}", cold_dir.display()), None),
             Environment::Own => {
                 let redis_dir = make_dir("redis")?;
                 let clock = needs.clock.then(|| FakeClock::new(&dir)).transpose()?;
@@ -196,6 +199,11 @@ impl Cluster {
         self.hot.clone_from(&hot);
         self.cold = hot.is_some().then(|| cold.clone());
         Ok((cold, hot))
+    }
+
+    /// The file of the cold store, if that is SQLite.
+    pub fn sqlite(&self) -> PathBuf {
+        self.dir.path().join("cold").join(SQLITE)
     }
 
     async fn node(

@@ -9,8 +9,9 @@ use anyhow::{Context, bail};
 use deadpool_redis::redis;
 use tokio::net::TcpStream;
 
+use super::backup;
 use super::cluster::{Cluster, Node, OwnServers};
-use super::history::{Affected, Fault, Micros, Recorder};
+use super::history::{Affected, Fault, Micros, Recorder, Restored};
 use super::proxy::{Commits, Proxy};
 use super::receiver::Receivers;
 use crate::clock::wall_us;
@@ -19,6 +20,9 @@ use stranger::Stranger;
 
 /// Deliveries of this long before a fault show that its node was at work.
 const AT_WORK_US: Micros = 2_000_000;
+
+/// How long what is held is watched before it is accepted: the sweep looks once a second, with a second of grace.
+const HELD: Duration = Duration::from_millis(2500);
 
 /// How much longer a slow connection takes, in each direction.
 const SLOW: Duration = Duration::from_millis(20);
@@ -70,6 +74,9 @@ pub enum FaultKind {
     ClockBack,
     /// The disk of the cold store is full.
     DiskFull,
+    /// The cold store is restored from a backup that was made when the fault began. The restore itself happens when it
+    /// heals, and what is held is accepted a while later.
+    Restore,
     /// The same, and PostgreSQL has used up the room of its log of changes: it goes down, and comes back when there is
     /// room.
     LogFull,
@@ -102,6 +109,7 @@ impl FaultKind {
             Self::ClockBack => "clock set back",
             Self::DiskFull => "disk full",
             Self::LogFull => "disk full, log used up",
+            Self::Restore => "restore",
         }
     }
 
@@ -126,7 +134,7 @@ impl FaultKind {
             | Self::LogFull => Resource::Postgres,
             Self::Blackhole => Resource::Receivers,
             Self::Storm => Resource::Callers,
-            Self::Outage | Self::SlowCold => Resource::All,
+            Self::Outage | Self::SlowCold | Self::Restore => Resource::All,
         }
     }
 
@@ -159,7 +167,10 @@ impl FaultKind {
             | Self::RedisKill
             | Self::RedisRollback
             | Self::RedisStop => Affected::Hot,
-            Self::PostgresKill | Self::PostgresStop | Self::DiskFull | Self::LogFull => Affected::Cold,
+            // A restore says more of itself.
+            Self::PostgresKill | Self::PostgresStop | Self::DiskFull | Self::LogFull | Self::Restore => {
+                Affected::Cold
+            }
             Self::ClockForward | Self::ClockBack => Affected::Clock(self.jumps_s() * 1_000_000),
             Self::SlowCold => Affected::Slow(cluster.nodes.iter().map(|node| node.number).collect()),
             Self::Blackhole => Affected::Receivers,
@@ -198,6 +209,8 @@ pub struct ActiveFault {
     before: u64,
     /// The foreign session.
     stranger: Option<Stranger>,
+    /// When a backup was made.
+    backed_up_us: Micros,
     /// What fills the queue of receivers that are silent.
     filling: Vec<TcpStream>,
     /// The callers.
@@ -218,9 +231,16 @@ pub async fn inject(
     receivers: &Receivers,
     kind: FaultKind,
 ) -> anyhow::Result<ActiveFault> {
-    let (from_us, filling) = (wall_us(), Vec::new());
-    let mut active =
-        ActiveFault { kind, from_us, landed: None, before: 0, stranger: None, filling, storm: None };
+    let mut active = ActiveFault {
+        kind,
+        from_us: wall_us(),
+        landed: None,
+        before: 0,
+        stranger: None,
+        backed_up_us: 0,
+        filling: Vec::new(),
+        storm: None,
+    };
     let at_work = |node: u8| recorder.arrived_from(node, wall_us() - AT_WORK_US);
     match kind {
         FaultKind::Restart(number) | FaultKind::Kill(number) => {
@@ -304,6 +324,10 @@ pub async fn inject(
             active.from_us = wall_us();
             active.stranger = Some(stranger);
         }
+        FaultKind::Restore => {
+            backup::take(cluster).await?;
+            active.backed_up_us = wall_us();
+        }
         FaultKind::ClockForward | FaultKind::ClockBack => {
             let ahead_s = own(cluster)?.postgres.jump(kind.jumps_s()).await?;
             active.landed = Some(format!("it is {ahead_s:.1} s ahead of this machine's now"));
@@ -327,7 +351,8 @@ pub async fn heal(
     receivers: &Receivers,
     active: ActiveFault,
 ) -> anyhow::Result<Fault> {
-    let ActiveFault { kind, mut from_us, mut landed, before, stranger, filling, storm } = active;
+    let ActiveFault { kind, mut from_us, mut landed, before, stranger, backed_up_us, filling, storm } =
+        active;
     match kind {
         FaultKind::Restart(number) | FaultKind::Kill(number) => node(cluster, number)?.start()?,
         FaultKind::Outage => {
@@ -400,6 +425,7 @@ pub async fn heal(
             stranger.leave().await?;
         }
         FaultKind::ClockForward | FaultKind::ClockBack => {}
+        FaultKind::Restore => return restored(cluster, from_us, backed_up_us).await,
         FaultKind::DiskFull | FaultKind::LogFull => {
             let refused = recorder.refused() - before;
             cluster.disk.as_mut().context("this disk cannot be filled")?.make_room()?;
@@ -418,6 +444,34 @@ pub async fn heal(
     }
     let affected = kind.affected(cluster);
     Ok(Fault { kind: kind.name(), affected, from_us, until_us: wall_us(), landed })
+}
+
+/// All nodes are killed, the cold store goes back, and the nodes hold for a while what fell due since.
+async fn restored(cluster: &mut Cluster, from_us: Micros, backed_up_us: Micros) -> anyhow::Result<Fault> {
+    for node in &mut cluster.nodes {
+        node.kill().await?;
+    }
+    let ended_us = wall_us();
+    backup::bring_back(cluster).await?;
+    for node in &mut cluster.nodes {
+        node.start()?;
+    }
+    backup::found(cluster).await?;
+    let found_us = wall_us();
+    tokio::time::sleep(HELD).await;
+    let status = backup::restore(cluster, "status").await?;
+    let accepting_us = wall_us();
+    backup::restore(cluster, "accept").await?;
+    let held = status["timers"].as_u64().unwrap_or_default();
+    let back_s = (ended_us - from_us) as f64 / 1e6;
+    Ok(Fault {
+        kind: FaultKind::Restore.name(),
+        affected: Affected::Restored(Restored { backed_up_us, ended_us, found_us, accepting_us }),
+        from_us,
+        until_us: wall_us(),
+        landed: (held > 0)
+            .then(|| format!("{back_s:.1} s back, {held} timers held until they were accepted")),
+    })
 }
 
 fn node(cluster: &mut Cluster, number: u8) -> anyhow::Result<&mut Node> {

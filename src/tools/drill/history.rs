@@ -131,6 +131,22 @@ pub enum Affected {
     Ends,
     /// The cold store's clock, which jumped so far: what is under way may be lost to its node, and repeated.
     Clock(Micros),
+    /// The cold store, which was restored from a backup: what was done since may be undone, and is repeated once an
+    /// operator has accepted it.
+    Restored(Restored),
+}
+
+/// The moments of a restore. The fault begins with its backup and ends when what was held is accepted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Restored {
+    /// The backup was made: it may have more than was there when the fault began, and nothing from after this.
+    pub backed_up_us: Micros,
+    /// The nodes were ended.
+    pub ended_us: Micros,
+    /// Every node said that the store was restored.
+    pub found_us: Micros,
+    /// The operator began to accept.
+    pub accepting_us: Micros,
 }
 
 /// One fault.
@@ -162,7 +178,7 @@ impl Fault {
             Affected::Nodes(nodes) | Affected::Paused(nodes) => {
                 node.is_some_and(|node| nodes.contains(&node))
             }
-            Affected::Cold | Affected::Machine | Affected::Clock(_) => node.is_some(),
+            Affected::Cold | Affected::Machine | Affected::Clock(_) | Affected::Restored(_) => node.is_some(),
             Affected::Orderly(_)
             | Affected::Hot
             | Affected::Receivers
@@ -191,7 +207,11 @@ impl Fault {
     /// Whether a timer that is being written may be committed and not get into a wheel.
     pub fn may_lose_pointers(&self) -> bool {
         match &self.affected {
-            Affected::Nodes(_) | Affected::Paused(_) | Affected::Cold | Affected::Machine => true,
+            Affected::Nodes(_)
+            | Affected::Paused(_)
+            | Affected::Cold
+            | Affected::Machine
+            | Affected::Restored(_) => true,
             Affected::Orderly(_)
             | Affected::Hot
             | Affected::Receivers

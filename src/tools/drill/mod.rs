@@ -7,12 +7,13 @@
 //!
 //! | room | what it is for |
 //! |---|---|
-//! | [`schedule`], [`fault`] | which faults come when; how each is injected, healed and proved |
+//! | [`schedule`], [`fault`], `backup` | which faults come when; how each is injected, healed and proved |
 //! | [`plan`], `extra`, [`load`], [`receiver`] | the timers; those beside the load; the callers; the receivers |
 //! | [`history`], [`checker`], [`verdict`] | what was seen; what it proves; how it is reported |
 //! | [`machine`] | when this machine stood still by itself |
 //! | [`cluster`], [`proxy`] | nodes and stores; connections that can be cut |
 
+mod backup;
 pub mod checker;
 pub mod cluster;
 mod extra;

@@ -57,6 +57,8 @@ pub enum Drill {
     ClockJump,
     /// The disk of the cold store is full for seconds
     DiskFull,
+    /// The cold store is restored from a backup of seconds ago
+    Restore,
     /// Two random faults every ten seconds
     Compound,
 }
@@ -74,7 +76,7 @@ pub struct ScheduledFault {
 
 impl Drill {
     /// All of them, in the order in which `all` runs them.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 23] = [
         Self::Restart,
         Self::Kill,
         Self::Pause,
@@ -96,6 +98,7 @@ impl Drill {
         Self::Lock,
         Self::ClockJump,
         Self::DiskFull,
+        Self::Restore,
         Self::Compound,
     ];
 
@@ -118,6 +121,7 @@ impl Drill {
                 | Self::Fds
                 | Self::Storm
                 | Self::DiskFull
+                | Self::Restore
                 | Self::Compound
         )
     }
@@ -126,7 +130,7 @@ impl Drill {
     pub const fn is_for_given(self) -> bool {
         match self {
             Self::RedisFlush | Self::CommitCut | Self::Partition | Self::SlowStore | Self::Lock => true,
-            Self::DiskFull => false,
+            Self::DiskFull | Self::Restore => false,
             _ => self.is_embedded(),
         }
     }
@@ -239,6 +243,9 @@ impl Drill {
                 };
                 (rng.random_range(1500..4000), full)
             }),
+            Self::Restore => {
+                rounds(rng, first, last, 1, |_, rng| (rng.random_range(2500..5000), FaultKind::Restore))
+            }
             Self::Compound => compound(rng, first, last, lease_ms, nodes, breakable),
         }
     }

@@ -25,6 +25,8 @@ const START: Duration = Duration::from_secs(60);
 const STOP: Duration = Duration::from_secs(30);
 /// One question to a server that may not answer.
 const ASK: Duration = Duration::from_secs(5);
+/// Where a backup lies, beside the data.
+const BACKUP: &str = "backup";
 /// Where Debian and its kin put each version aside.
 const VERSIONS: &str = "/usr/lib/postgresql";
 
@@ -159,6 +161,30 @@ impl Postgres {
             }
         };
         tokio::time::timeout(STOP, write).await.is_ok()
+    }
+
+    /// Copies all of it while it works, as a base backup. One that was made before is replaced.
+    pub async fn back_up(&self) -> anyhow::Result<()> {
+        let copy = self.dir.join(BACKUP);
+        if copy.exists() {
+            fs::remove_dir_all(&copy).with_context(|| format!("{} cannot be removed", copy.display()))?;
+        }
+        let mut backup = program(&self.bin, "pg_basebackup", self.user, &self.dir);
+        backup.args(["--host=127.0.0.1", "--username=postgres", "--checkpoint=fast", "--no-sync"]);
+        backup.arg(format!("--port={}", self.port)).arg(format!("--pgdata={BACKUP}"));
+        let exit = spawn(&mut backup, self.user, &self.dir)?.wait(START).await;
+        let is_made = exit.is_some_and(|exit| exit.status.success());
+        ensure!(is_made, "pg_basebackup makes no backup:\n{}", self.log_tail());
+        Ok(())
+    }
+
+    /// Ends it at once, puts what [`Postgres::back_up`] has copied into its place, and starts it.
+    pub async fn go_back(&mut self) -> anyhow::Result<()> {
+        self.kill_immediate().await?;
+        let (data, copy) = (self.dir.join("data"), self.dir.join(BACKUP));
+        fs::remove_dir_all(&data).with_context(|| format!("{} cannot be removed", data.display()))?;
+        fs::rename(&copy, &data).context("the backup cannot be brought back")?;
+        self.start_again().await
     }
 
     /// Whether it runs. One that found no space to recover in has ended by itself.

@@ -72,6 +72,8 @@ mod quick {
         lock: "lock --seed 7 --rate 80 --seconds 10";
         clock_jump: "clock-jump --seed 12 --rate 80 --seconds 8";
         disk_full: "disk-full --seed 13 --rate 80 --seconds 8";
+        restore: "restore --seed 14 --rate 80 --seconds 12";
+        restore_embedded: "restore --embedded --seed 15 --rate 80 --seconds 12";
         slow_hook_embedded: "slow-hook --embedded --seed 5 --rate 80 --seconds 10";
         kill_embedded: "kill --embedded --seed 6 --rate 80 --seconds 10";
     }

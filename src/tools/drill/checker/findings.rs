@@ -67,6 +67,10 @@ findings! {
     lost: Violation("lost");
     /// Attempts before the due time.
     early: Violation("early");
+    /// Timers that a restore of the cold store may have undone something of: judged by less than the others.
+    restored: Counted;
+    /// Sent although they were held after a restore.
+    unheld: Violation("unheld");
     /// Attempts that nobody asked for.
     stray: Violation("stray");
     /// Answers to cancels that were not true.

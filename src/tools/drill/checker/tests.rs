@@ -1,6 +1,7 @@
 //! Planted anomalies: every class is found, a healthy history has none, and what is excused stays excused.
 
 mod clock;
+mod restored;
 
 use super::*;
 
