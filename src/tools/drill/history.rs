@@ -247,8 +247,10 @@ pub struct History {
     /// All faults, in order.
     pub faults: Vec<Fault>,
     /// When this machine held everything up, by a measure that no timer and no call is part of. In the order of their
-    /// beginnings; they may overlap.
+    /// beginnings.
     pub held_up: Vec<(Micros, Micros)>,
+    /// When programs of others had half of the processors. In the order of their beginnings.
+    pub crowded: Vec<(Micros, Micros)>,
     /// When watching ended.
     pub ended_us: Micros,
 }
@@ -322,7 +324,7 @@ impl Recorder {
     /// A copy of what is written down, `terms` and `faults` added.
     pub fn history(&self, terms: Vec<Terms>, faults: Vec<Fault>, ended_us: Micros) -> History {
         let (calls, arrivals) = (lock(&self.calls).clone(), lock(&self.arrivals).clone());
-        History { terms, calls, arrivals, faults, held_up: Vec::new(), ended_us }
+        History { terms, calls, arrivals, faults, ended_us, ..History::default() }
     }
 }
 

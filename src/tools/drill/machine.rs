@@ -38,6 +38,7 @@ pub struct Machine {
 struct Seen {
     standstills: Vec<Fault>,
     held_up: Vec<(Micros, Micros)>,
+    crowded: Vec<(Micros, Micros)>,
 }
 
 impl Machine {
@@ -77,7 +78,7 @@ impl Machine {
                 if wall_us() - others.at_us >= ASK_US {
                     let now = Others::now();
                     if now.took_half_since(&others) {
-                        lock(&noted).held_up.push((others.at_us, now.at_us));
+                        lock(&noted).crowded.push((others.at_us, now.at_us));
                     }
                     others = now;
                 }
@@ -92,12 +93,15 @@ impl Machine {
         lock(&self.seen).standstills.clone()
     }
 
-    /// When everything here was held up: from when the thread was to go on until it did, and while others had half of
-    /// the processors. In the order of their beginnings; they may overlap.
+    /// When everything here was held up: from when the thread was to go on until it did. In the order of their
+    /// beginnings.
     pub fn held_up(&self) -> Vec<(Micros, Micros)> {
-        let mut held_up = lock(&self.seen).held_up.clone();
-        held_up.sort_unstable();
-        held_up
+        lock(&self.seen).held_up.clone()
+    }
+
+    /// When others had half of the processors. In the order of their beginnings.
+    pub fn crowded(&self) -> Vec<(Micros, Micros)> {
+        lock(&self.seen).crowded.clone()
     }
 }
 

@@ -167,7 +167,7 @@ async fn rehearse(
     let all_faults = || [faults.clone(), machine.stood_still()].concat();
     let check_now = || {
         let seen = recorder.history(terms.clone(), all_faults(), wall_us());
-        check(&History { held_up: machine.held_up(), ..seen }, limits)
+        check(&History { held_up: machine.held_up(), crowded: machine.crowded(), ..seen }, limits)
     };
     let mut ledger = None;
     loop {

@@ -72,6 +72,8 @@ impl Check<'_> {
     /// together with them it is late.
     fn unexcused(&mut self, too_late: &[(FirstAttempt, bool)], faults: &[&Fault]) {
         let history = self.history;
+        let mut busy = [&history.held_up[..], &history.crowded[..]].concat();
+        busy.sort_unstable();
         let began = || history.calls.iter().map(|call| call.asked_us).min();
         let origin = faults.iter().map(|fault| fault.from_us).min().or_else(began).unwrap_or_default();
         let mut calls_of: HashMap<u32, Vec<&Call>> =
@@ -83,10 +85,12 @@ impl Check<'_> {
         }
         for (FirstAttempt { timer, due_ms, from_us, at_us }, alone) in too_late.iter().copied() {
             let calls = calls_of.get(&timer).map(Vec::as_slice).unwrap_or_default();
-            if self.may_lack_pointer(calls, faults)
-                || self.machine_was_busy(from_us, at_us)
-                || (alone && self.calls_were_slow(from_us, at_us))
-            {
+            // Where its neighbours are in time, the processors were not what it lacked.
+            let is_excused = match alone {
+                true => covers_half(&history.held_up, from_us, at_us) || self.calls_were_slow(from_us, at_us),
+                false => covers_half(&busy, from_us, at_us),
+            };
+            if is_excused || self.may_lack_pointer(calls, faults) {
                 continue;
             }
             let (kind, count) = match alone {
@@ -100,20 +104,6 @@ impl Check<'_> {
                 format!("{late} ms late, due at {due:+.1} s: {}", story(calls, &arrivals))
             });
         }
-    }
-
-    /// Whether the machine held everything up for half of the time between two moments. How late the timers were, or
-    /// how slow the calls, has no part in it.
-    fn machine_was_busy(&self, from_us: Micros, until_us: Micros) -> bool {
-        let (mut busy_us, mut upto_us) = (0, from_us);
-        for (from, until) in &self.history.held_up {
-            let (from, until) = ((*from).max(upto_us), (*until).min(until_us));
-            if from < until {
-                busy_us += until - from;
-                upto_us = until;
-            }
-        }
-        busy_us * 2 >= until_us - from_us
     }
 
     /// Whether half of the calls that were answered between two moments were slow: then the machine is too small for
@@ -136,6 +126,20 @@ impl Check<'_> {
             faults.iter().any(|fault| fault.may_lose_pointers() && fault.overlaps(call.asked_us, until_us))
         })
     }
+}
+
+/// Whether these spans, in the order of their beginnings, cover half of the time between two moments. How late the
+/// timers were, or how slow the calls, has no part in it.
+fn covers_half(spans: &[(Micros, Micros)], from_us: Micros, until_us: Micros) -> bool {
+    let (mut covered_us, mut upto_us) = (0, from_us);
+    for (from, until) in spans {
+        let (from, until) = ((*from).max(upto_us), (*until).min(until_us));
+        if from < until {
+            covered_us += until - from;
+            upto_us = until;
+        }
+    }
+    covered_us * 2 >= until_us - from_us
 }
 
 /// Whether others that were due at about the same time came late by more than half of a grace.
