@@ -51,6 +51,7 @@ fn nothing_excuses_what_is_early() {
 fn what_was_registered_after_the_restore_or_is_due_after_the_accept_is_judged_as_ever() {
     let new = Seen::new().call(Ask::Register { due_ms: 24_000 }, 22_500, Answer::Done { generation: 1 });
     assert_eq!(restored(new).violations(), [("lost", 1)]);
-    let twice = Seen::new().register(40_000).sent(1, 40_000).sent(2, 41_000);
+    let sent = |attempt, at| Arrival { due_ms: 40_000, ..attempt_at(attempt, at) };
+    let twice = Seen::new().register(40_000).arrival(sent(1, 40_000)).arrival(sent(2, 41_000));
     assert_eq!(restored(twice).violations(), [("unexplained duplicates", 1)]);
 }
