@@ -271,6 +271,11 @@ fn judge(
     if !ledger.as_ref().is_some_and(|ledger| balances(ledger, findings.registered)) {
         violations.push(("ledger not balanced".into(), 1));
     }
+    // All of them were due 45 s ago.
+    let pending = ledger.as_ref().and_then(|ledger| ledger["pending"].as_u64()).unwrap_or_default();
+    if pending > 0 {
+        violations.push(("unsettled".into(), pending));
+    }
     let landed = |fault: &Fault| fault.landed.is_some() && fault.affected != Affected::Machine;
     let landed = faults.iter().any(landed);
     let outcome = match (violations.is_empty(), landed) {
@@ -359,12 +364,16 @@ mod tests {
             Findings { stragglers: 1, ..nothing.clone() },
             Findings { late: 1, ..nothing.clone() },
             Findings { nonsense: 1, ..nothing.clone() },
+            Findings { unheld: 1, ..nothing.clone() },
         ] {
             assert_eq!(outcome(&wrong, killed(), balanced()), Outcome::Violated, "{wrong:?}");
         }
         let mut short = balanced();
         short["delivered"] = 8.into();
         assert_eq!(outcome(&nothing, killed(), short), Outcome::Violated, "the ledger does not balance");
+        let mut unsettled = balanced();
+        (unsettled["delivered"], unsettled["pending"]) = (8.into(), 1.into());
+        assert_eq!(outcome(&nothing, killed(), unsettled), Outcome::Violated, "one has not ended");
     }
 
     #[test]

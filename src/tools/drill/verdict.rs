@@ -84,6 +84,9 @@ impl Verdict {
                 found.lost
             ),
         );
+        if found.restored > 0 {
+            line("", format!("{} touched by a restore, of which less is promised", found.restored));
+        }
         line("never early", format!("{} early", found.early));
         line(
             "duplicates",
