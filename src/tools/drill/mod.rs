@@ -82,6 +82,14 @@ pub struct Options {
     pub keep: Option<PathBuf>,
 }
 
+impl Options {
+    /// Whether the nodes have a planted defect. It is to be found on a busy machine, too: what it does looks like the load
+    /// of others.
+    fn is_planted(&self) -> bool {
+        self.sets.iter().any(|set| set.starts_with("planted="))
+    }
+}
+
 /// Shows what is going on: a phase, and how many seconds of how many have passed.
 pub type Progress<'a> = &'a (dyn Fn(&str, u64, u64) + Sync);
 
@@ -167,7 +175,8 @@ async fn rehearse(
     let all_faults = || [faults.clone(), machine.stood_still()].concat();
     let check_now = || {
         let seen = recorder.history(terms.clone(), all_faults(), wall_us());
-        check(&History { held_up: machine.held_up(), crowded: machine.crowded(), ..seen }, limits)
+        let crowded = if options.is_planted() { Vec::new() } else { machine.crowded() };
+        check(&History { held_up: machine.held_up(), crowded, ..seen }, limits)
     };
     let mut ledger = None;
     loop {

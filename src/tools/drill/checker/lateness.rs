@@ -85,12 +85,10 @@ impl Check<'_> {
         }
         for (FirstAttempt { timer, due_ms, from_us, at_us }, alone) in too_late.iter().copied() {
             let calls = calls_of.get(&timer).map(Vec::as_slice).unwrap_or_default();
-            // Where its neighbours are in time, the processors were not what it lacked.
-            let is_excused = match alone {
-                true => covers_half(&history.held_up, from_us, at_us) || self.calls_were_slow(from_us, at_us),
-                false => covers_half(&busy, from_us, at_us),
-            };
-            if is_excused || self.may_lack_pointer(calls, faults) {
+            if self.may_lack_pointer(calls, faults)
+                || covers_half(&busy, from_us, at_us)
+                || (alone && self.calls_were_slow(from_us, at_us))
+            {
                 continue;
             }
             let (kind, count) = match alone {

@@ -68,10 +68,14 @@ impl Check<'_> {
     ) {
         let number = calls[0].timer;
         self.found.restored += 1;
+        // One that was asked for again after the restore is new.
+        let was_registered = calls.iter().any(|call| {
+            matches!((call.ask, call.answer), (Ask::Register { .. }, Answer::Done { .. }))
+                && call.answered_us <= restore.at.ended_us
+        });
         for arrival in arrivals {
             self.early(number, arrival);
-            let was_there = calls.iter().any(|call| call.asked_us <= restore.at.ended_us);
-            if was_there && restore.is_broken_by(arrival) {
+            if was_registered && restore.is_broken_by(arrival) {
                 self.found.unheld += 1;
                 let before = restore.at.accepting_us - arrival.at_us;
                 self.describe("unheld", number, || {

@@ -25,6 +25,10 @@ fn what_was_sent_between_backup_and_restore_is_sent_again_after_the_accept() {
 fn what_is_held_is_not_sent_before_the_accept() {
     let found = restored(Seen::one().sent(1, DUE).sent(1, 23_000).sent(1, 25_500));
     assert_eq!(found.violations(), [("unheld", 1)]);
+    // Asked for again after the restore: the first answer never came.
+    let again = Seen::new().call(Ask::Register { due_ms: DUE }, 9000, Answer::Unknown);
+    let again = again.call(Ask::Register { due_ms: DUE }, 22_500, Answer::Done { generation: 1 });
+    assert_eq!(restored(again.sent(1, 22_600)).violations(), []);
 }
 
 #[test]
