@@ -77,8 +77,8 @@ struct Progress {
     last_deep: Option<DeepQuery>,
     /// When a pass last saw everything: the recent rows, and the deep ones if these were due to be queried.
     complete_at: Option<Monotonic>,
-    /// The store's clock was set back by so many milliseconds, and not all is brought back yet.
-    set_back_ms: Option<i64>,
+    /// The store's clock was set back not long ago.
+    set_back: Option<SetBack>,
 }
 
 impl Progress {
@@ -98,6 +98,20 @@ enum Rows {
     /// All others.
     Deep,
 }
+
+/// The store's clock was set back, and what lies in the future is brought back.
+#[derive(Clone, Copy)]
+struct SetBack {
+    /// By so many milliseconds at most.
+    by_ms: i64,
+    /// How often it was looked for already.
+    looks: u32,
+    /// When to look again, by the store's clock.
+    next_at: UnixMs,
+}
+
+/// How often what lies in the future is looked for.
+const LOOKS_BACK: u32 = 6;
 
 /// A query for deep rows.
 struct DeepQuery {
@@ -173,18 +187,29 @@ impl Sweep {
 
     /// After the store's clock was set back: claims and retries that lie in the future count from now, in all shards of
     /// the store, because only one node finds the leases from the future. Begins again after a failure.
+    ///
+    /// It looks again after 1, 2, 4, 8 and 16 seconds: a transaction that began before the clock was set back may commit
+    /// after a look, and other nodes learn of it with their next heartbeat.
     async fn bring_back(&self) -> Result<(), Error> {
-        let found = self.ownership.take_set_back();
-        let Some(set_back_ms) = found.max(self.progress().set_back_ms) else { return Ok(()) };
-        self.progress().set_back_ms = Some(set_back_ms);
+        let now = self.store.clock().now();
+        if let Some(by_ms) = self.ownership.take_set_back() {
+            let by_ms = self.progress().set_back.as_ref().map_or(by_ms, |before| before.by_ms.max(by_ms));
+            self.progress().set_back = Some(SetBack { by_ms, looks: 0, next_at: now });
+        }
+        let Some(SetBack { by_ms, looks, .. }) = self.progress().set_back.filter(|one| one.next_at <= now)
+        else {
+            return Ok(());
+        };
         for shard in self.store.shards() {
-            self.store.bring_claims_back(shard, set_back_ms).await?;
+            self.store.bring_claims_back(shard, by_ms).await?;
         }
         let (mut brought, mut from) = (PAGE, i64::MIN);
         while brought == PAGE {
             (brought, from) = self.store.bring_retries_back(from, PAGE).await?;
         }
-        self.progress().set_back_ms = None;
+        let pause = Duration::from_secs(1 << looks);
+        let next = SetBack { by_ms, looks: looks + 1, next_at: now.plus(pause) };
+        self.progress().set_back = (next.looks < LOOKS_BACK).then_some(next);
         self.ownership.recall_again();
         Ok(())
     }

@@ -95,7 +95,31 @@ async fn a_dead_owners_claim_is_found_though_the_clock_was_set_back(parts: Parts
     assert!(row.life.wake_at <= rig.now().plus(Duration::from_secs(1)));
 }
 
+/// A registration began before the clock was set back, and was committed after the claims were looked through.
+async fn what_is_committed_after_the_look_is_found_by_a_later_one(parts: Parts) {
+    let (rig, _dir) = parts.rig(&USUAL).await;
+    let mut node = rig.start("a").await;
+    rig.at(HOUR);
+    node.crank().await;
+    renew(&rig, &node).await;
+    rig.at(0);
+    renew(&rig, &node).await;
+    let (sweep, _promoted) = rig.sweep(&node);
+    sweep.run_once().await.expect("brings back");
+    let timer = rig.commit(&[rig.timer("t", 30 * SECOND)]).await[0];
+    let by_then = format!("UPDATE timers SET wake_at = {0}, created_at = {0}", START_MS + HOUR);
+    rig.behind_its_back(&by_then).await;
+    let wakes =
+        async || rig.store.find(timer.uid).await.expect("reads").expect("is there").life.wake_at.get();
+    sweep.run_once().await.expect("looks no sooner than it has to");
+    assert_eq!(wakes().await, START_MS + HOUR);
+    rig.at(SECOND);
+    sweep.run_once().await.expect("looks again");
+    assert_eq!(wakes().await, START_MS + 30 * SECOND);
+}
+
 on_all!(
+    what_is_committed_after_the_look_is_found_by_a_later_one,
     wheels_begin_anew_where_the_clock_was_set,
     a_small_step_back_builds_no_wheel_anew,
     a_dead_owners_claim_is_found_though_the_clock_was_set_back,
