@@ -72,6 +72,8 @@ struct Position {
     epoch: Epoch,
     phase: Phase,
     watermark: UnixMs,
+    /// How far the wheel reached when it began to turn.
+    reach: std::time::Duration,
     standing: Option<Standing>,
     /// The ranges that are still to be scanned, in order.
     ranges: VecDeque<Range>,
@@ -110,6 +112,7 @@ impl Positions {
                     epoch: *epoch,
                     phase: Phase::Waiting(None),
                     watermark: UnixMs::default(),
+                    reach: self.reach.full(),
                     standing: None,
                     ranges: VecDeque::new(),
                     replay: None,
@@ -147,6 +150,7 @@ impl Positions {
                 position.standing = Some(standing);
                 position.phase = Phase::Turning;
                 position.watermark = watermark;
+                position.reach = self.reach.get();
                 position.ranges = ranges.into();
                 position.replay = replay;
             }
@@ -166,23 +170,24 @@ impl Positions {
         });
     }
 
-    /// Redis has no room: all wheels are to be built anew, and not to reach as far. Returns the new reach, unless they
-    /// wait for that already.
-    pub fn no_room(&self, now: UnixMs) -> Option<std::time::Duration> {
-        let lost = self.with(|own| {
-            let mut lost = false;
-            for position in own.values_mut() {
+    /// The server of these shards' wheels has no room for them: they are to be built anew, and not to reach as far. Returns
+    /// the new reach, unless they wait for that already, or were built when it was longer.
+    pub fn no_room(&self, shards: &[i32], now: UnixMs) -> Option<std::time::Duration> {
+        let reach = self.reach.get();
+        let too_far = self.with(|own| {
+            let mut too_far = false;
+            for position in own.iter_mut().filter(|(shard, _)| shards.contains(shard)).map(|(_, one)| one) {
                 let waits =
                     matches!(&position.phase, Phase::Waiting(cause) if cause.as_deref() == Some(NO_ROOM));
                 if !waits {
                     position.phase = Phase::Waiting(Some(NO_ROOM.to_owned()));
                     position.ranges.clear();
-                    lost = true;
+                    too_far |= position.reach <= reach;
                 }
             }
-            lost
+            too_far
         });
-        lost.then(|| self.reach.shorten(now))
+        too_far.then(|| self.reach.shorten(now))
     }
 
     /// The shards whose wheels found no room and were not built again yet.
@@ -330,8 +335,7 @@ impl Positions {
 
     /// The shards whose wheel turns and was handed over beyond this moment, in order.
     pub fn beyond(&self, moment: UnixMs) -> Vec<i32> {
-        let shards: Vec<i32> = self.with(|own| own.keys().copied().collect());
-        shards.into_iter().filter(|shard| self.cursor(*shard) > moment.get()).collect()
+        self.owned().into_iter().filter(|shard| self.cursor(*shard) > moment.get()).collect()
     }
 
     /// How far the slowest wheel is behind `now`, by its level. A wheel that was lost counts with its last cursor.
@@ -406,6 +410,11 @@ impl Positions {
         if let Some(known) = usize::try_from(shard).ok().and_then(|shard| self.watermarks.get(shard)) {
             known.store(watermark.get(), Ordering::Relaxed);
         }
+    }
+
+    /// The shards of this node, in order.
+    pub fn owned(&self) -> Vec<i32> {
+        self.with(|own| own.keys().copied().collect())
     }
 
     /// Every shard of the store, whoever owns it.

@@ -42,22 +42,29 @@ pub enum Error {
     Hot(#[from] wheel::Error),
 }
 
-/// If the wheels refused because Redis has no room, those of this node are to be built anew, and not to reach as far.
-pub(crate) fn refused(positions: &Positions, clock: &StoreClock, why: &wheel::Error) {
+/// If the server of these shards' wheels refused because it has no room, all of them are to be built anew, and not to reach
+/// as far.
+pub(crate) fn refused(positions: &Positions, clock: &StoreClock, shards: &[i32], why: &wheel::Error) {
     if why.is_no_room() {
-        no_room(positions, clock, why);
+        no_room(positions, clock, shards, why);
     }
 }
 
-/// The same for one shard.
-pub(crate) fn shard_refused(positions: &Positions, clock: &StoreClock, why: &Unreachable) {
-    if why.is_no_room() {
-        no_room(positions, clock, why);
+/// Those of some shards of a batch were refused, of which some may have a server without room.
+pub(crate) fn some_refused<'a>(
+    positions: &Positions,
+    clock: &StoreClock,
+    failed: impl Iterator<Item = (i32, &'a Unreachable)>,
+) {
+    let full: Vec<(i32, &Unreachable)> = failed.filter(|(_, why)| why.is_no_room()).collect();
+    if let Some((_, why)) = full.first() {
+        let shards: Vec<i32> = full.iter().map(|(shard, _)| *shard).collect();
+        no_room(positions, clock, &shards, why);
     }
 }
 
-fn no_room(positions: &Positions, clock: &StoreClock, why: &dyn std::fmt::Display) {
-    if let Some(reach) = positions.no_room(clock.now()) {
+fn no_room(positions: &Positions, clock: &StoreClock, shards: &[i32], why: &dyn std::fmt::Display) {
+    if let Some(reach) = positions.no_room(shards, clock.now()) {
         let (reach, full) = (Span::from_duration(reach), Span::from_duration(positions.reach.full()));
         tracing::warn!(
             %why,
@@ -78,7 +85,8 @@ pub(crate) async fn take_all(
 ) -> Result<UnreachableShards, wheel::Error> {
     let mut unreachable = UnreachableShards::new();
     while !takes.is_empty() {
-        let answers = hot.take(&takes).await.inspect_err(|why| refused(positions, clock, why))?;
+        let answers = hot.take(&takes).await;
+        let answers = answers.inspect_err(|why| refused(positions, clock, &positions.owned(), why))?;
         let mut next = Vec::new();
         for (mut take, taken) in takes.into_iter().zip(answers) {
             match taken {
@@ -95,14 +103,12 @@ pub(crate) async fn take_all(
                 }
                 Taken::NotMine => positions.lose(&[take.shard], "another node took it over meanwhile"),
                 Taken::Lost(why) => positions.lose(&[take.shard], why),
-                Taken::Unreachable(why) => {
-                    shard_refused(positions, clock, &why);
-                    unreachable.insert(take.shard, why);
-                }
+                Taken::Unreachable(why) => drop(unreachable.insert(take.shard, why)),
             }
         }
         takes = next;
     }
+    some_refused(positions, clock, unreachable.iter().map(|(shard, why)| (*shard, why)));
     Ok(unreachable)
 }
 

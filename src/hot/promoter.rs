@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::last_mile::LastMile;
-use super::{refused, shard_refused};
+use super::{refused, some_refused};
 use crate::clock::Monotonic;
 use crate::cold::{ColdStore, Error, ShardRow};
 use crate::metrics::Metrics;
@@ -101,7 +101,7 @@ impl Promoter {
             return Vec::new();
         }
         let shards: Vec<i32> = appends.iter().map(|append| append.shard).collect();
-        let (mut failed, mut ceded) = (Vec::new(), Vec::new());
+        let (mut failed, mut ceded, mut refused_shards) = (Vec::new(), Vec::new(), Vec::new());
         match self.hot.append(&appends).await {
             Ok(answers) => {
                 for (append, appended) in appends.iter().zip(answers) {
@@ -118,8 +118,7 @@ impl Promoter {
                         Appended::Taken => self.express(&append.pointers),
                         Appended::Unreachable(why) => {
                             tracing::debug!(%why, append.shard, "pointers not promoted");
-                            shard_refused(&self.positions, self.store.clock(), &why);
-                            self.positions.lose(&[append.shard], NOT_ADDED);
+                            refused_shards.push((append.shard, why));
                             failed.extend_from_slice(&append.pointers);
                         }
                         Appended::NoWheel => {
@@ -131,11 +130,18 @@ impl Promoter {
             }
             Err(why) => {
                 tracing::debug!(%why, "pointers not promoted");
-                refused(&self.positions, self.store.clock(), &why);
+                refused(&self.positions, self.store.clock(), &self.positions.owned(), &why);
                 self.positions.lose(&shards, NOT_ADDED);
                 failed.extend(appends.into_iter().flat_map(|append| append.pointers));
             }
         }
+        some_refused(
+            &self.positions,
+            self.store.clock(),
+            refused_shards.iter().map(|(shard, why)| (*shard, why)),
+        );
+        let shards: Vec<i32> = refused_shards.into_iter().map(|(shard, _)| shard).collect();
+        self.positions.lose(&shards, NOT_ADDED);
         failed.extend(self.promote_foreign(ceded).await);
         failed
     }

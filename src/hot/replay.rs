@@ -62,7 +62,7 @@ pub async fn run_once(promoter: &Promoter) -> Result<(), Error> {
 async fn replay_server(promoter: &Promoter, server: &str, waiting: Vec<Waiting>) -> Result<(), Error> {
     let Promoter { store, positions, hot, near, .. } = promoter;
     let shards: Vec<i32> = waiting.iter().map(|(shard, ..)| *shard).collect();
-    let full = |why: &_| refused(positions, store.clock(), why);
+    let full = |why: &_| refused(positions, store.clock(), &shards, why);
     // From here on the last owner takes no slot more, so the marks stand still. A wheel that was lost is not gone on with.
     let may_be_intact = waiting.iter().filter(|(_, _, lost)| lost.is_none());
     let epochs: Vec<(i32, Epoch)> = may_be_intact.map(|(shard, epoch, _)| (*shard, *epoch)).collect();

@@ -137,7 +137,7 @@ async fn healthy_nodes_on_a_redis_cluster_leave_nothing_to_the_sweep() {
 async fn each_takes_its_way(nodes: Vec<Node>) {
     const EACH: usize = 300;
     let (apis, receiver) = (apis(&nodes), Receiver::start().await);
-    let ok = receiver.url("/ok");
+    let (ok, watch) = (receiver.url("/ok"), Watch::start(&apis));
     for (n, api) in apis.iter().enumerate() {
         register(api, &due_between(&format!("late{n}-"), EACH, 4500, 6500, &ok)).await;
         register(api, &due_between(&format!("soon{n}-"), EACH, 300, 1500, &ok)).await;
@@ -146,8 +146,14 @@ async fn each_takes_its_way(nodes: Vec<Node>) {
     let received = receiver.wait_for(each * 2, LONG).await;
     Verdict::on(&received).is_clean(each * 2);
     settled(&apis[0], each * 2, 0).await;
-    assert_eq!(fired(&apis).await, [each as u64, each as u64, 0, 0], "loader, express, sweep, replay");
-    assert_eq!(swept(&apis).await, 0);
+    let ways @ [loader, express, sweep, replay] = fired(&apis).await;
+    if watch.end().await.is_empty() {
+        assert_eq!(ways, [each as u64, each as u64, 0, 0], "loader, express, sweep, replay");
+        assert_eq!(swept(&apis).await, 0);
+    }
+    // A machine that stands still makes the sweep come first, and it makes no other of these ways longer.
+    assert!(loader.max(express) <= each as u64 && replay == 0, "{ways:?}");
+    assert_eq!((loader + express + sweep) as usize, each * 2);
 }
 
 fn short(builder: NodeBuilder) -> NodeBuilder {
@@ -206,10 +212,10 @@ async fn a_restart_loses_nothing(builder: NodeBuilder, end: impl AsyncFnOnce(&No
     let mut node = builder.start_ready().await;
     let (api, receiver) = (node.api(), Receiver::start().await);
     let (ok, shared) = (receiver.url("/ok"), api.wheels().await["shared"] == true);
-    let meanwhile = due_between("meanwhile", EACH, 3500, 4000, &ok);
-    let due: i64 = wall_ms() + 4000;
+    let meanwhile = due_between("meanwhile", EACH, 6500, 7000, &ok);
+    let due: i64 = wall_ms() + 7000;
     register(&api, &meanwhile).await;
-    register(&api, &due_between("after", EACH, 8000, 9000, &ok)).await;
+    register(&api, &due_between("after", EACH, 11_000, 12_000, &ok)).await;
     register(&api, &due_between("waits", EACH, 3_000_000, 3_100_000, &ok)).await;
     eventually("they are in the wheels", LONG, async || {
         let held = crate::support::in_wheels(&api.wheels().await);

@@ -8,7 +8,9 @@ use reqwest::Method;
 use serde_json::json;
 
 use super::{LONG, all_delivered, due_in};
-use crate::support::{Api, Node, Postgres, Receiver, eventually, fresh_database, problem, psql, wall_ms};
+use crate::support::{
+    Api, Node, Postgres, Receiver, eventually, fresh_database, problem, psql, register, rfc3339, to, wall_ms,
+};
 
 /// An answer may wait for the store as long as this, and no longer: 5 s for a connection, and as long before
 /// for the writer that waits for one already.
@@ -114,22 +116,16 @@ async fn every_call_is_503(api: &Api) {
 }
 
 /// Stops the database under load, lets `meanwhile` happen, and starts it again: nothing is lost and nothing comes
-/// twice. It is to be back within `back_ms` of the registration of the first timers.
+/// twice. Some timers are due while it is away, and a few `back_ms` after the first of these, when it is back.
 async fn an_outage_loses_nothing(
     stop: impl AsyncFnOnce(&Postgres),
     meanwhile: impl AsyncFnOnce(&Api),
-    back_ms: u64,
+    back_ms: i64,
 ) {
     let mut server = Postgres::start().await;
     let node = Node::builder().cold(server.create_database().await).start_ready().await;
     let (api, receiver) = (node.api(), Receiver::start().await);
     assert_eq!(api.put("far", &due_in(3_600_000, receiver.url("/ok"))).await.0, 201);
-    for n in 0..40 {
-        // Due while the store is away, and a few after it has come back.
-        let due = if n < 30 { 2000 + n * 50 } else { back_ms };
-        assert_eq!(api.put(&format!("t{n}"), &due_in(due, receiver.url("/ok"))).await.0, 201);
-    }
-    let due_in_the_outage = wall_ms() + 3500;
     assert_eq!(api.put("slow", &due_in(0, receiver.url("/slow/4000"))).await.0, 201);
     receiver.wait_until(|all| all.iter().any(|one| one.timer == "slow"), LONG).await;
     let halt = Arc::new(AtomicBool::new(false));
@@ -138,6 +134,14 @@ async fn an_outage_loses_nothing(
 
     assert_eq!(api.metric("mainspring_store_up").await, 1.0);
     let errors = api.metric("mainspring_store_errors_total").await;
+    let first = wall_ms() + 4000;
+    let due = |n: i64| if n < 30 { first + n * 50 } else { first + back_ms };
+    let timer = |n: i64| {
+        let target = to(receiver.url("/ok"));
+        json!({"id": format!("t{n}"), "fire_at": rfc3339(due(n)), "target": target})
+    };
+    register(&api, &(0..40).map(timer).collect::<Vec<_>>()).await;
+    let due_in_the_outage = due(29);
     stop(&server).await;
     meanwhile(&api).await;
     eventually("what falls due in the outage is due", LONG, async || {
@@ -186,7 +190,7 @@ async fn an_outage_loses_nothing(
 async fn a_database_that_is_stopped_and_started_loses_nothing() {
     // Each call waits five seconds for a connection, and some wait for others.
     let stop = async |server: &Postgres| server.stop_fast().await;
-    an_outage_loses_nothing(stop, async |api: &Api| every_call_is_503(api).await, 12_000).await;
+    an_outage_loses_nothing(stop, async |api: &Api| every_call_is_503(api).await, 10_000).await;
 }
 
 #[tokio::test]
@@ -198,7 +202,7 @@ async fn a_database_that_crashes_and_recovers_loses_nothing() {
         })
         .await;
     };
-    an_outage_loses_nothing(async |server: &Postgres| server.kill_immediate().await, noticed, 7000).await;
+    an_outage_loses_nothing(async |server: &Postgres| server.kill_immediate().await, noticed, 5000).await;
 }
 
 /// What the database refuses for good (here a trigger does) takes no other result of its batch with it.
