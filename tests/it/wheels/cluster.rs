@@ -274,7 +274,9 @@ async fn a_replica_that_took_over_is_found_and_counts_as_another_server() {
     assert_eq!(changed(&before, &scene.names().await), its);
     // The setting names the dead one; who comes new finds the way all the same.
     let fresh = open(&scene.cluster.url());
-    assert_eq!(fresh.look(&all()).await.expect("looks").len(), all().len());
+    // A master that is asked first may have heard nothing of it yet.
+    let looked = eventually("every node has heard of it", LONG, async || fresh.look(&all()).await).await;
+    assert_eq!(looked.len(), all().len());
 }
 
 #[tokio::test(flavor = "multi_thread")]
