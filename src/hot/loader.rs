@@ -62,27 +62,27 @@ impl Loader {
         positions.sync(&ownership.kept());
         self.lose_beyond();
         // A step that one server refuses does not keep the shards of the others from the next step.
-        let lengthened = self.lengthen().await;
+        self.lengthen().await;
         let replayed = replay::run_once(&self.promoter).await;
         let raised = self.raise().await;
         let scanned = self.scan().await;
         let cascaded = self.cascade().await;
-        lengthened.and(replayed).and(raised).and(cascaded).and(scanned)
+        replayed.and(raised).and(cascaded).and(scanned)
     }
 
     /// Lets the wheels reach further again after they found no room, if there is room now.
-    async fn lengthen(&self) -> Result<(), Error> {
+    async fn lengthen(&self) {
         let Promoter { store, positions, hot, .. } = &*self.promoter;
         let now = store.clock().now();
         let is_loaded = positions.waiting().is_empty() && positions.ranges().is_empty();
         if is_loaded && positions.reach.may_lengthen(now) {
-            let used = hot.used().await?;
+            // One that does not say how much it uses counts as full.
+            let used = hot.used().await.unwrap_or(1.0);
             if let Some(reach) = positions.reach.lengthen(used, now) {
                 let reach = Span::from_duration(reach);
                 tracing::info!(used, "Redis has room again: the wheels reach {reach} ahead");
             }
         }
-        Ok(())
     }
 
     /// A wheel that was taken further than the ticker can be is from before the store's clock was set back. It is built

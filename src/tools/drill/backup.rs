@@ -8,8 +8,14 @@ use serde_json::Value;
 use sqlx::{AssertSqlSafe, Connection, SqliteConnection};
 
 use super::cluster::Cluster;
-use crate::clock::Monotonic;
+use super::fault::FaultKind;
+use super::history::{Affected, Fault, Micros, Restored};
+use crate::clock::{Monotonic, wall_us};
 
+/// How far the store goes back at least: some heartbeats, by which it is found.
+const BACK_US: Micros = 2_000_000;
+/// How long what is held is watched before it is accepted: the sweep looks once a second, with a second of grace.
+const HELD: Duration = Duration::from_millis(2500);
 /// How long nodes may take to find that the store was restored.
 const FOUND: Duration = Duration::from_secs(30);
 /// How often they are asked.
@@ -29,8 +35,39 @@ pub async fn take(cluster: &Cluster) -> anyhow::Result<()> {
     }
 }
 
+/// All nodes are killed, the cold store goes back, and the nodes hold for a while what fell due since.
+pub async fn restored(cluster: &mut Cluster, from_us: Micros, backed_up_us: Micros) -> anyhow::Result<Fault> {
+    // On a busy machine the backup may have taken all the time that was planned.
+    let work_on_us = backed_up_us + BACK_US - wall_us();
+    tokio::time::sleep(Duration::from_micros(work_on_us.try_into().unwrap_or_default())).await;
+    for node in &mut cluster.nodes {
+        node.kill().await?;
+    }
+    let ended_us = wall_us();
+    bring_back(cluster).await?;
+    for node in &mut cluster.nodes {
+        node.start()?;
+    }
+    found(cluster).await?;
+    let found_us = wall_us();
+    tokio::time::sleep(HELD).await;
+    let status = restore(cluster, "status").await?;
+    let accepting_us = wall_us();
+    restore(cluster, "accept").await?;
+    let held = status["timers"].as_u64().unwrap_or_default();
+    let back_s = (ended_us - from_us) as f64 / 1e6;
+    Ok(Fault {
+        kind: FaultKind::Restore.name(),
+        affected: Affected::Restored(Restored { backed_up_us, ended_us, found_us, accepting_us }),
+        from_us,
+        until_us: wall_us(),
+        landed: (held > 0)
+            .then(|| format!("{back_s:.1} s back, {held} timers held until they were accepted")),
+    })
+}
+
 /// Puts the copy into the place of the store. No node runs.
-pub async fn bring_back(cluster: &mut Cluster) -> anyhow::Result<()> {
+async fn bring_back(cluster: &mut Cluster) -> anyhow::Result<()> {
     let file = cluster.sqlite();
     match &mut cluster.own {
         Some(own) => own.postgres.go_back().await,
@@ -45,7 +82,7 @@ pub async fn bring_back(cluster: &mut Cluster) -> anyhow::Result<()> {
 }
 
 /// Waits until every node says that the store was restored.
-pub async fn found(cluster: &Cluster) -> anyhow::Result<()> {
+async fn found(cluster: &Cluster) -> anyhow::Result<()> {
     let http = reqwest::Client::builder().no_proxy().timeout(Duration::from_secs(2)).build()?;
     let began = Monotonic::now();
     for address in cluster.addresses() {
@@ -66,7 +103,7 @@ pub async fn found(cluster: &Cluster) -> anyhow::Result<()> {
 }
 
 /// `mainspring restore VERB --json`, as an operator runs it.
-pub async fn restore(cluster: &Cluster, verb: &str) -> anyhow::Result<Value> {
+async fn restore(cluster: &Cluster, verb: &str) -> anyhow::Result<Value> {
     let store = cluster.cold.clone().unwrap_or_else(|| format!("sqlite://{}", cluster.sqlite().display()));
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["restore", verb, "--json", "--set", &format!("cold.url={store}")]);

@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 
 use super::backup;
 use super::cluster::{Cluster, Node, OwnServers};
-use super::history::{Affected, Fault, Micros, Recorder, Restored};
+use super::history::{Affected, Fault, Micros, Recorder};
 use super::proxy::{Commits, Proxy};
 use super::receiver::Receivers;
 use crate::clock::wall_us;
@@ -20,12 +20,6 @@ use stranger::Stranger;
 
 /// Deliveries of this long before a fault show that its node was at work.
 const AT_WORK_US: Micros = 2_000_000;
-
-/// How far the store goes back at least: some heartbeats, by which it is found.
-const BACK_US: Micros = 2_000_000;
-
-/// How long what is held is watched before it is accepted: the sweep looks once a second, with a second of grace.
-const HELD: Duration = Duration::from_millis(2500);
 
 /// How much longer a slow connection takes, in each direction.
 const SLOW: Duration = Duration::from_millis(20);
@@ -77,12 +71,12 @@ pub enum FaultKind {
     ClockBack,
     /// The disk of the cold store is full.
     DiskFull,
-    /// The cold store is restored from a backup that was made when the fault began. The restore itself happens when it
-    /// heals, and what is held is accepted a while later.
-    Restore,
     /// The same, and PostgreSQL has used up the room of its log of changes: it goes down, and comes back when there is
     /// room.
     LogFull,
+    /// The cold store is restored from a backup that was made when the fault began. The restore itself happens when it
+    /// heals, and what is held is accepted a while later.
+    Restore,
 }
 
 impl FaultKind {
@@ -428,7 +422,7 @@ pub async fn heal(
             stranger.leave().await?;
         }
         FaultKind::ClockForward | FaultKind::ClockBack => {}
-        FaultKind::Restore => return restored(cluster, from_us, backed_up_us).await,
+        FaultKind::Restore => return backup::restored(cluster, from_us, backed_up_us).await,
         FaultKind::DiskFull | FaultKind::LogFull => {
             let refused = recorder.refused() - before;
             cluster.disk.as_mut().context("this disk cannot be filled")?.make_room()?;
@@ -447,37 +441,6 @@ pub async fn heal(
     }
     let affected = kind.affected(cluster);
     Ok(Fault { kind: kind.name(), affected, from_us, until_us: wall_us(), landed })
-}
-
-/// All nodes are killed, the cold store goes back, and the nodes hold for a while what fell due since.
-async fn restored(cluster: &mut Cluster, from_us: Micros, backed_up_us: Micros) -> anyhow::Result<Fault> {
-    // On a busy machine the backup may have taken all the time that was planned.
-    let work_on_us = backed_up_us + BACK_US - wall_us();
-    tokio::time::sleep(Duration::from_micros(work_on_us.try_into().unwrap_or_default())).await;
-    for node in &mut cluster.nodes {
-        node.kill().await?;
-    }
-    let ended_us = wall_us();
-    backup::bring_back(cluster).await?;
-    for node in &mut cluster.nodes {
-        node.start()?;
-    }
-    backup::found(cluster).await?;
-    let found_us = wall_us();
-    tokio::time::sleep(HELD).await;
-    let status = backup::restore(cluster, "status").await?;
-    let accepting_us = wall_us();
-    backup::restore(cluster, "accept").await?;
-    let held = status["timers"].as_u64().unwrap_or_default();
-    let back_s = (ended_us - from_us) as f64 / 1e6;
-    Ok(Fault {
-        kind: FaultKind::Restore.name(),
-        affected: Affected::Restored(Restored { backed_up_us, ended_us, found_us, accepting_us }),
-        from_us,
-        until_us: wall_us(),
-        landed: (held > 0)
-            .then(|| format!("{back_s:.1} s back, {held} timers held until they were accepted")),
-    })
 }
 
 fn node(cluster: &mut Cluster, number: u8) -> anyhow::Result<&mut Node> {
