@@ -27,6 +27,14 @@ const PERMIT_WAIT: Duration = Duration::from_secs(2);
 const DUE_WAIT: Duration = Duration::from_secs(2);
 
 impl Dispatcher {
+    /// An attempt begins to run, so long after its claim.
+    pub(super) fn runs(&self, pointer: &Pointer, waited: Duration) {
+        let waited_ms = i64::try_from(waited.as_millis()).unwrap_or(i64::MAX);
+        if self.with(|lanes| lanes.runs(LaneKey::of(pointer), waited_ms, Monotonic::now().as_ms())) {
+            self.work.notify_one();
+        }
+    }
+
     /// Makes one attempt for a claimed row, or gives the claim back.
     pub(super) async fn attempt(self: Arc<Self>, mut row: TimerRow, pointer: Pointer, epoch: Epoch) {
         let key = LaneKey::of(&pointer);

@@ -295,6 +295,7 @@ impl Dispatcher {
                 return Err(why);
             }
         };
+        let answered = Monotonic::now();
         let early: HashMap<Uid, Early> =
             claimed.early.iter().map(|early| (early.pointer.uid, *early)).collect();
         let mut not_yet: Vec<(Pointer, Early)> = Vec::new();
@@ -310,7 +311,10 @@ impl Dispatcher {
                         self.metrics.swept.inc();
                     }
                     let this = Arc::clone(self);
-                    self.attempts.spawn(async move { this.attempt(row, pointer, epoch).await });
+                    self.attempts.spawn(async move {
+                        this.runs(&pointer, answered.elapsed());
+                        this.attempt(row, pointer, epoch).await;
+                    });
                 }
                 None => {
                     self.with(|lanes| lanes.claim_dropped(&pointer, Monotonic::now().as_ms()));

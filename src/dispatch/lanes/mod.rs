@@ -4,8 +4,9 @@
 //! receiver that hangs fills its own lane and no other.
 //!
 //! **Trust.** A node keeps room for receivers that answer: those of which nothing is known, and those whose last attempts
-//! had no answer, have a share of it, and so has each host or domain of theirs (`receiver.rs`, `turns.rs`). A timer takes
-//! one of the node's places from its claim until its outcome is recorded.
+//! had no answer, have a share of it, and so has each host or domain of theirs (`receiver.rs`, `turns.rs`). How many
+//! attempts at unknown ones are under way follows what the processor bears (`newcomers.rs`). A timer takes one of the
+//! node's places from its claim until its outcome is recorded.
 //!
 //! **Limits.** The number of attempts that a lane may send at once (its permits, [`Lanes::acquire`]) starts small, rises
 //! with every answer and is halved when the receiver does not answer in time. While the receiver answers, a lane may
@@ -21,6 +22,7 @@
 //! pointers from the sweep only: these are older than what has just fallen due.
 
 mod lane;
+mod newcomers;
 mod pace;
 mod receiver;
 mod turns;
@@ -33,6 +35,7 @@ use crate::model::id::Uid;
 use crate::model::pointer::{Pointer, Revision, Via};
 use crate::model::time::UnixMs;
 use lane::{INITIAL_LIMIT, Lane};
+use newcomers::Newcomers;
 use receiver::{Receiver, Standing};
 use turns::{Turns, group_of};
 
@@ -209,6 +212,7 @@ pub struct Lanes {
     /// Claimed pointers by class and by standing of their receiver: the index is the number of either.
     in_flight: [usize; Class::COUNT],
     by_standing: [usize; 3],
+    newcomers: Newcomers,
     total: usize,
     per_lane: usize,
 }
@@ -233,6 +237,7 @@ impl Lanes {
             ages: BTreeMap::new(),
             in_flight: [0; Class::COUNT],
             by_standing: [0; 3],
+            newcomers: Newcomers::of(total),
             total,
             per_lane,
         }
@@ -362,6 +367,9 @@ impl Lanes {
         let (now_standing, now_in_flight) = (receiver.standing(), receiver.in_flight);
         self.by_standing[standing as usize] -= in_flight;
         self.by_standing[now_standing as usize] += now_in_flight;
+        if self.by_standing[Standing::New as usize] == 0 {
+            self.newcomers.none_left();
+        }
         let unproven = |standing, in_flight| if standing == Standing::Proven { 0 } else { in_flight };
         let (before, after) = (unproven(standing, in_flight), unproven(now_standing, now_in_flight));
         self.turns.groups.change(group_of(lane), before, after);
@@ -383,6 +391,13 @@ impl Lanes {
     pub fn set_aside(&mut self, pointer: &Pointer, now_ms: i64) {
         self.free_claim(LaneKey::of(pointer), now_ms);
         self.set_aside += 1;
+    }
+
+    /// An attempt begins to run, so many milliseconds after its claim. Returns whether there is room for others now.
+    pub fn runs(&mut self, key: LaneKey, waited_ms: i64, now_ms: i64) -> bool {
+        let is_new =
+            self.receivers.get(&key.lane).is_some_and(|receiver| receiver.standing() == Standing::New);
+        is_new && self.newcomers.runs(self.by_standing[Standing::New as usize], waited_ms, now_ms)
     }
 
     /// Asks for a permit to send a claimed pointer: `None` when it may be sent at once, else a receiver that

@@ -28,8 +28,12 @@ fn take(lanes: &mut Lanes, most: usize) -> Vec<Pointer> {
     take_at(lanes, most, 0)
 }
 
+/// Takes pointers whose attempts run at once.
 fn take_at(lanes: &mut Lanes, most: usize, now_ms: i64) -> Vec<Pointer> {
     let taken = lanes.take(most, now_ms).0;
+    for one in &taken {
+        lanes.runs(LaneKey::of(one), 0, now_ms);
+    }
     lanes.check();
     taken
 }
@@ -484,6 +488,44 @@ fn receivers_of_which_nothing_is_known_leave_room_for_proven_ones() {
 }
 
 #[test]
+fn a_crowd_of_new_receivers_is_as_large_as_the_processor_bears() {
+    let mut lanes = proven(1600, 100, [lane_of_group(7)]);
+    let crowd = |lanes: &mut Lanes| {
+        for group in 1000..4000 {
+            let id = (group as u128) << 32 | 1 << 100;
+            assert_eq!(lanes.offer(pointer(id, lane_of_group(group), 0), 0), Offer::Queued);
+        }
+    };
+    crowd(&mut lanes);
+    let mut under_way = take(&mut lanes, 1600);
+    assert_eq!(under_way.len(), 100, "a sixteenth at first");
+    under_way.extend(take(&mut lanes, 1600));
+    assert_eq!(under_way.len(), 200, "as many again, as they ran at once");
+    for _ in 0..10 {
+        under_way.extend(take(&mut lanes, 1600));
+    }
+    assert_eq!(under_way.len(), 800, "half of the node");
+    let runs =
+        |lanes: &mut Lanes, waited_ms, now_ms| lanes.runs(LaneKey::of(&under_way[0]), waited_ms, now_ms);
+    // Those that were claimed together tell the same.
+    assert!(!(0..50).any(|_| runs(&mut lanes, 300, 1000)));
+    assert!(!runs(&mut lanes, 300, 1299));
+    assert_eq!(lanes.newcomers.limit(), 400);
+    assert!(!runs(&mut lanes, 300, 1300));
+    assert_eq!(lanes.newcomers.limit(), 200);
+    assert!(!(2..9).any(|n| runs(&mut lanes, 300, 1000 * n)));
+    assert_eq!(lanes.newcomers.limit(), 100, "never none");
+    // A proven one has its turn all the same, and its attempts say nothing.
+    lanes.offer(pointer(1, lane_of_group(7), 0), 0);
+    let [of_proven] = take(&mut lanes, 1600)[..] else { panic!("one is taken") };
+    assert!(!lanes.runs(LaneKey::of(&of_proven), 0, 10_000));
+    let left = under_way.split_off(701);
+    under_way.iter().for_each(|ended| finish(&mut lanes, ended, AttemptEnd::Answered, 10_000));
+    assert_eq!(take(&mut lanes, 1600).len(), 1, "there is room for one again");
+    left.iter().for_each(|ended| finish(&mut lanes, ended, AttemptEnd::Answered, 10_000));
+}
+
+#[test]
 fn one_host_or_domain_takes_an_eighth_until_its_receivers_are_proven() {
     let mut lanes = Lanes::new(800, 100);
     for host in 0..200 {
@@ -557,7 +599,14 @@ fn a_turn_costs_the_same_with_a_hundred_thousand_receivers() {
         }
     }
     let mut under_way = VecDeque::new();
-    while let (taken, true) = lanes.take(2048, 0) {
+    loop {
+        let (taken, more) = lanes.take(2048, 0);
+        if taken.is_empty() && !more {
+            break;
+        }
+        for one in &taken {
+            lanes.runs(LaneKey::of(one), 0, 0);
+        }
         under_way.extend(taken);
     }
     let before = lanes.looks();

@@ -234,13 +234,11 @@ impl Lanes {
         let (class, standing) = (ring / Standing::ALL.len(), ring % Standing::ALL.len());
         let of_class = Class::ALL[class].max_in_flight(self.total).saturating_sub(self.in_flight[class]);
         let [_, new, doubtful] = self.by_standing;
-        let share = |part: usize| (self.total / part).max(1);
+        let of_both = self.newcomers.most().saturating_sub(new + doubtful);
         let of_standing = match Standing::ALL[standing] {
             Standing::Proven => self.total,
-            Standing::New => share(2).saturating_sub(new + doubtful),
-            Standing::Doubtful => {
-                share(4).saturating_sub(doubtful).min(share(2).saturating_sub(new + doubtful))
-            }
+            Standing::New => of_both.min(self.newcomers.limit().saturating_sub(new)),
+            Standing::Doubtful => of_both.min((self.total / 4).max(1).saturating_sub(doubtful)),
         };
         of_class.min(of_standing)
     }
