@@ -141,7 +141,7 @@ pub struct StoreClock {
 /// How far two clocks may drift apart, in microseconds a second: the most by which NTP slews a clock.
 const DRIFT_PPM: i64 = 500;
 
-/// A store truncates its time to whole milliseconds: the true time is less than so many microseconds later.
+/// In most answers the store's time is truncated to whole milliseconds: the true time is less than so many microseconds later.
 const TRUNCATED_US: i64 = 1000;
 
 /// The store's time, in microseconds, was at least this at that moment.
@@ -175,8 +175,13 @@ impl StoreClock {
 
     /// Records the store's time from an answer that has just arrived. The question was sent at `sent` or later.
     pub fn observe(&self, sent: Monotonic, store: UnixMs) {
+        self.observe_us(sent, store.get() * 1000);
+    }
+
+    /// The same, where the store told its time in microseconds.
+    pub fn observe_us(&self, sent: Monotonic, store_us: i64) {
         let Some(bound) = &self.bound else { return };
-        let fresh = Bound { store_us: store.get() * 1000, at: Monotonic::now() };
+        let fresh = Bound { store_us, at: Monotonic::now() };
         let mut bound = bound.lock().unwrap_or_else(PoisonError::into_inner);
         let keeps = |known: &Bound| {
             let was_set_back = fresh.store_us + TRUNCATED_US <= known.at(sent);

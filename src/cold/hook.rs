@@ -121,7 +121,7 @@ fn operation(name: &str) -> &'static str {
         name if name.starts_with("register") => "register",
         name if name.starts_with("apply") || name == "amend_record" => "apply",
         name if name.starts_with("end") => "finish",
-        "find_many" | "list" | "ledger" | "verify" | "verify_timeout" | "ping" | "forecast" | "reports" => {
+        "find_many" | "list" | "ledger" | "verify" | "verify_timeout" | "clock" | "forecast" | "reports" => {
             "query"
         }
         _ => "housekeeping",

@@ -6,7 +6,6 @@ use sea_orm::{EntityTrait, QueryOrder};
 
 use super::sql::{Column, Dialect, Row, Statement};
 use super::{ColdStore, Error, columns, entity, notify};
-use crate::clock::Monotonic;
 use crate::model::id::{Epoch, Generation, Uid};
 use crate::model::time::UnixMs;
 use crate::model::timer::Token;
@@ -100,12 +99,11 @@ impl ColdStore {
     /// Sends a heartbeat. A node is alive if its last heartbeat came within `within_ms`.
     pub async fn heartbeat(&self, me: &Identity, within_ms: i64) -> Result<Heartbeat, Error> {
         let mut tx = self.urgent.begin().await?;
-        let sent = Monotonic::now();
         let mut s = Statement::new(self.dialect(), "heartbeat");
         let now = s.now(self.bound_now());
         let (name, incarnation) = (s.text(&me.name), s.text(&me.incarnation));
         s.push(&format!(
-            "UPDATE nodes SET beat_at = {now} WHERE name = {name} AND incarnation = {incarnation} RETURNING {now}"
+            "UPDATE nodes SET beat_at = {now} WHERE name = {name} AND incarnation = {incarnation} RETURNING name"
         ));
         let mine = tx.fetch(s).await?;
         let mut s = Statement::new(self.dialect(), "heartbeat_alive");
@@ -127,6 +125,7 @@ impl ColdStore {
             // All nodes write this row: alone, so that a node that is paused in its transaction does not keep it locked.
             Dialect::Postgres => {
                 tx.commit().await?;
+                self.observe_clock(&self.urgent).await?;
                 self.note_beat(&self.urgent.write(self.beat()).await?)?
             }
         };
@@ -139,9 +138,6 @@ impl ColdStore {
                 next_dead_ms = Some(next_dead_ms.map_or(remaining, |least: i64| least.min(remaining)));
             }
             alive.insert(name, row.get(1)?);
-        }
-        if let Some(row) = mine.first() {
-            self.clock.observe(sent, UnixMs::new(row.get(0)?));
         }
         Ok(Heartbeat { superseded: mine.is_empty(), alive, next_dead_ms, lease_excess_ms, went_back })
     }

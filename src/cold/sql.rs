@@ -224,6 +224,19 @@ impl Statement {
         }
     }
 
+    /// The same in microseconds, as the statement gets to it.
+    pub fn now_us(&mut self, bound: Option<i64>) -> String {
+        match self.dialect {
+            Dialect::Postgres => {
+                let mark = self.add(bound);
+                format!(
+                    "COALESCE({mark}::bigint * 1000, floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint)"
+                )
+            }
+            Dialect::Sqlite => self.int(bound.unwrap_or_default() * 1000),
+        }
+    }
+
     /// Binds a batch; returns it as a common table expression, `name(column, …) AS (…)`, with its rows in the
     /// order given. A batch is bound before any other value.
     pub fn batch(&mut self, name: &str, columns: Vec<(&'static str, Column)>) -> String {
