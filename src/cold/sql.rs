@@ -224,13 +224,13 @@ impl Statement {
         }
     }
 
-    /// The same in microseconds, as the statement gets to it.
+    /// The same in microseconds.
     pub fn now_us(&mut self, bound: Option<i64>) -> String {
         match self.dialect {
             Dialect::Postgres => {
                 let mark = self.add(bound);
                 format!(
-                    "COALESCE({mark}::bigint * 1000, floor(extract(epoch FROM clock_timestamp()) * 1000000)::bigint)"
+                    "COALESCE({mark}::bigint * 1000, floor(extract(epoch FROM statement_timestamp()) * 1000000)::bigint)"
                 )
             }
             Dialect::Sqlite => self.int(bound.unwrap_or_default() * 1000),
