@@ -141,7 +141,8 @@ pub struct StoreClock {
 /// How far two clocks may drift apart, in microseconds a second: the most by which NTP slews a clock.
 const DRIFT_PPM: i64 = 500;
 
-/// In most answers the store's time is truncated to whole milliseconds: the true time is less than so many microseconds later.
+/// In most answers the store's time is truncated to whole milliseconds: the true time is less than so many
+/// microseconds later.
 const TRUNCATED_US: i64 = 1000;
 
 /// The store's time, in microseconds, was at least this at that moment.
