@@ -333,9 +333,11 @@ impl Positions {
         })
     }
 
-    /// The shards whose wheel turns and was handed over beyond this moment, in order.
-    pub fn beyond(&self, moment: UnixMs) -> Vec<i32> {
-        self.owned().into_iter().filter(|shard| self.cursor(*shard) > moment.get()).collect()
+    /// The shards whose wheel turns and was handed over up to a moment outside of `range`, in order.
+    pub fn astray(&self, range: std::ops::RangeInclusive<UnixMs>) -> Vec<i32> {
+        let cursor = |shard: &i32| UnixMs::new(self.cursor(*shard));
+        let turns = |shard: &i32| cursor(shard) > UnixMs::default();
+        self.owned().into_iter().filter(|shard| turns(shard) && !range.contains(&cursor(shard))).collect()
     }
 
     /// How far the slowest wheel is behind `now`, by its level. A wheel that was lost counts with its last cursor.

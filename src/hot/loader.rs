@@ -18,7 +18,7 @@ use crate::clock::Monotonic;
 use crate::cold::{ColdStore, FUTURE_MS, Range, ScanPosition, Scanned};
 use crate::dispatch::{Dispatcher, OVERDUE};
 use crate::model::pointer::{Pointer, Via};
-use crate::model::time::{Span, UnixMs};
+use crate::model::time::{LAST, Span, UnixMs};
 #[cfg(feature = "planted")]
 use crate::planted::Defect;
 use crate::positions::{Replay, Route};
@@ -60,7 +60,7 @@ impl Loader {
     pub async fn run_once(&self) -> Result<Duration, Error> {
         let Promoter { ownership, positions, .. } = &*self.promoter;
         positions.sync(&ownership.kept());
-        self.lose_beyond();
+        self.lose_astray();
         // A step that one server refuses does not keep the shards of the others from the next step.
         self.lengthen().await;
         let replayed = replay::run_once(&self.promoter).await;
@@ -86,13 +86,21 @@ impl Loader {
     }
 
     /// A wheel that was taken further than the ticker can be is from before the store's clock was set back. It is built
-    /// anew: all that is written for the time between would go to the last mile, which is in memory.
-    fn lose_beyond(&self) {
-        let Promoter { store, positions, .. } = &*self.promoter;
-        let furthest = store.clock().now().get() + AHEAD_MS + Level::Second.tick_ms() + FUTURE_MS;
-        let beyond = positions.beyond(UnixMs::new(furthest));
+    /// anew: all that is written for the time between would go to the last mile, which is in memory. So is one that has
+    /// stood still for long, as when the clock has jumped forward or Redis was away: to take slot after slot of an hour
+    /// takes seconds, in which everything is late. A last mile without room is no reason: there the ticker waits for it.
+    fn lose_astray(&self) {
+        let Promoter { store, positions, last_mile, near, .. } = &*self.promoter;
+        let now = store.clock().now();
+        let furthest = UnixMs::new(now.get() + AHEAD_MS + Level::Second.tick_ms() + FUTURE_MS);
+        let oldest = replay::oldest(now, *near);
+        let beyond = positions.astray(UnixMs::default()..=furthest);
         if !beyond.is_empty() {
             positions.lose(&beyond, "the store's clock was set back");
+        }
+        let behind = positions.astray(oldest..=LAST);
+        if !behind.is_empty() && last_mile.has_room() {
+            positions.lose(&behind, replay::STOOD_STILL);
         }
     }
 

@@ -6,8 +6,9 @@
 //! another process's), it is built anew: empty slots, marks at now, and every row up to the watermark is read from SQL.
 //!
 //! A cursor found in Redis never proves that the timers before it have fired; live rows in SQL do. A cursor in Redis
-//! behind the one in SQL is that of a wheel that was rolled back. A wheel that stood still for long is built anew too:
-//! the timers in its slots are overdue, and are to be handed out in order and at the set rate.
+//! behind the one in SQL is that of a wheel that was rolled back. A wheel that stood still for long is built anew too,
+//! whether its owner is new or not: the timers in its slots are overdue, and are to be handed out in order and at the set
+//! rate.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -20,6 +21,12 @@ use crate::model::time::UnixMs;
 use crate::planted::Defect;
 use crate::positions::Replay;
 use crate::wheel::{Level, Marks, Slot, Standing, Tick};
+
+/// Why a wheel is built anew that was last taken before [`oldest`].
+pub(crate) const STOOD_STILL: &str = "it stood still for long";
+
+/// The least time for which a wheel stands still for long: a busy node may be a few slots behind.
+const LEAST_STILL: Duration = Duration::from_secs(2);
 
 /// What was found out about a waiting shard.
 struct Inspected {
@@ -71,7 +78,7 @@ async fn replay_server(promoter: &Promoter, server: &str, waiting: Vec<Waiting>)
     let mut rows: HashMap<i32, ShardRow> =
         store.shard_rows(&shards).await?.into_iter().map(|row| (row.shard, row)).collect();
     let now = store.clock().now();
-    let oldest = UnixMs::new(now.get() - ms(*near));
+    let oldest = oldest(now, *near);
     let mut inspected: Vec<Inspected> = Vec::new();
     for ((shard, epoch, cause), standing) in waiting.into_iter().zip(standings) {
         // The row has another epoch: the shard is lost, and the next renewal finds that out.
@@ -151,7 +158,7 @@ fn inspect(
                 // Its owner had taken more slots, so the wheel has lost takes, and appends with them.
                 (None, "it was rolled back".to_owned())
             } else if taken < oldest {
-                (None, "it stood still for long".to_owned())
+                (None, STOOD_STILL.to_owned())
             } else {
                 (Some(standing), "taken over from another owner, with its wheel".to_owned())
             }
@@ -189,6 +196,11 @@ pub(crate) fn note(shard: i32, replay: Replay, node: &str) -> ReplayNote {
 /// The name of a wheel in SQL: its server and its incarnation.
 fn wheel_name(server: &str, incarnation: &str) -> String {
     format!("{server} {incarnation}")
+}
+
+/// A wheel that was handed over up to an earlier moment has stood still for long.
+pub(crate) fn oldest(now: UnixMs, near: Duration) -> UnixMs {
+    UnixMs::new(now.get() - ms(near.max(LEAST_STILL)))
 }
 
 fn ms(span: Duration) -> i64 {

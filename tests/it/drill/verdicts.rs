@@ -71,8 +71,7 @@ mod quick {
         fds_embedded: "fds --embedded --seed 10 --rate 80 --seconds 8";
         storm_embedded: "storm --embedded --seed 11 --rate 80 --seconds 8";
         lock: "lock --seed 7 --rate 80 --seconds 10";
-        // With the longer lease no lateness after a jump counts: beside other drills it takes the wheels long to follow.
-        clock_jump: "clock-jump --seed 12 --rate 80 --seconds 8 --lease 5s";
+        clock_jump: "clock-jump --seed 12 --rate 80 --seconds 8";
         disk_full: "disk-full --seed 13 --rate 80 --seconds 8";
         restore: "restore --seed 14 --rate 80 --seconds 12";
         restore_embedded: "restore --embedded --seed 15 --rate 80 --seconds 12";

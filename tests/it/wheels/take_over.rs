@@ -288,4 +288,49 @@ async fn a_wheel_that_was_lost_is_built_anew(parts: Parts) {
     }
 }
 
-on_all!(what_a_dead_owner_had_claimed_is_due_at_the_take_over, a_wheel_that_was_lost_is_built_anew,);
+/// The clock jumps forward, or Redis was away for long: what was due meanwhile is read in order and at the set rate, and
+/// nobody takes slot after slot.
+async fn a_wheel_that_stood_still_under_its_owner_is_built_anew(parts: Parts) {
+    const HOUR: i64 = 60 * MINUTE;
+    let (rig, _dir) = parts.rig(&["shards=1", "wheel.window=PT10M", "wheel.near=PT2M"]).await;
+    let mut node = rig.start("a").await;
+    node.crank().await;
+    let timers = [
+        rig.timer("soon", MINUTE),
+        rig.timer("second", HOUR - 70 * SECOND),
+        rig.timer("minute", HOUR - SECOND),
+        rig.timer("next", HOUR + 30 * SECOND),
+        rig.timer("far", HOUR + 5 * MINUTE),
+    ];
+    let [soon, second, minute, next, far] = node.write(&rig, &timers).await[..] else { panic!("five") };
+    let built = rig.hot.look(&[0]).await.expect("looks").remove(0).expect("a wheel").incarnation;
+
+    rig.at(119 * SECOND);
+    node.loader.run_once().await.expect("loads");
+    node.crank().await;
+    assert_eq!(rig.hot.look(&[0]).await.expect("looks").remove(0).expect("a wheel").incarnation, built);
+    assert_eq!(node.due(), [soon], "slot after slot, as long as it is not for long");
+    assert_eq!(node.claim(&[soon], 0).await.len(), 1);
+
+    rig.at(HOUR);
+    node.loader.run_once().await.expect("loads");
+    let standing = rig.hot.look(&[0]).await.expect("looks").remove(0).expect("a wheel");
+    assert_ne!(standing.incarnation, built);
+    assert!(node.positions().cursor(0) >= rig.now().get(), "it begins at the new time: {standing:?}");
+    node.crank().await;
+    assert_eq!(
+        node.due(),
+        [second, minute].map(|one| Pointer { via: Via::Replay, overdue: one == second, ..one })
+    );
+    assert_eq!((rig.lying(&next).await, rig.lying(&far).await), ([1, 0, 0], [0, 1, 0]));
+    assert_eq!(node.claim(&[second, minute], 0).await.len(), 2);
+    let told = "its wheel was built anew from SQL: 2 timers were found past due, 2 put into slots";
+    let note = ("it stood still for long".to_owned(), told.to_owned());
+    assert_eq!(replays(&rig).await.pop(), Some(note));
+}
+
+on_all!(
+    what_a_dead_owner_had_claimed_is_due_at_the_take_over,
+    a_wheel_that_was_lost_is_built_anew,
+    a_wheel_that_stood_still_under_its_owner_is_built_anew,
+);
