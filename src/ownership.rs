@@ -2,7 +2,8 @@
 //!
 //! The store's clock decides when a lease expires. The node counts a lease on its own monotonic clock, from
 //! *before* it sent the renewal, so for the node the lease expires first. [`Ownership::valid`] is checked just
-//! before every send; the claim itself compares the epoch in the store.
+//! before every send; the claim itself compares the epoch in the store. It also asks the store's clock: one that has
+//! jumped forward has ended the lease, and another node may have the shard.
 //!
 //! A node hands over what it owns beyond its fair share, and at a stop everything. The words:
 //!
@@ -28,6 +29,7 @@ use tokio::sync::Notify;
 use crate::clock::Monotonic;
 use crate::cold::Identity;
 use crate::model::id::{Epoch, Uid};
+use crate::model::time::UnixMs;
 use crate::model::timer::Token;
 use crate::planted::{Defect, Planted};
 
@@ -40,10 +42,25 @@ pub const CEDING_REACH: Duration = Duration::from_millis(500);
 /// A round that waits for a moment begins so much after it.
 const JUST_AFTER: Duration = Duration::from_millis(5);
 
+/// When a lease ends, as far as this node knows.
+#[derive(Debug, Clone, Copy)]
+struct Lease {
+    /// By this node's monotonic clock: before it does by the store's.
+    until: Monotonic,
+    /// By the store's clock, a little later than it does.
+    until_there: UnixMs,
+}
+
+impl Lease {
+    fn runs(&self) -> bool {
+        Monotonic::now() < self.until
+    }
+}
+
 #[derive(Debug, Clone, Copy)]
 struct Held {
     epoch: Epoch,
-    valid_until: Monotonic,
+    lease: Lease,
     /// Whether it is about to be ceded.
     ceding: bool,
     /// Whether the claims of crashed owners have been recalled.
@@ -56,7 +73,7 @@ struct Ceded {
     shard: i32,
     epoch: Epoch,
     /// Claims under this epoch may be sent until then.
-    valid_until: Monotonic,
+    lease: Lease,
     /// Whether the store has recorded it.
     given_up: bool,
 }
@@ -160,9 +177,8 @@ impl Ownership {
 
     /// The shards that may be swept and claimed now, in order.
     pub fn claimable(&self) -> Vec<(i32, Epoch)> {
-        let now = Monotonic::now();
         self.lock_read(|own| {
-            let valid = own.held.iter().filter(|(_, one)| now < one.valid_until);
+            let valid = own.held.iter().filter(|(_, one)| one.lease.runs());
             valid.map(|(shard, one)| (*shard, one.epoch)).collect()
         })
     }
@@ -175,7 +191,7 @@ impl Ownership {
     /// The epoch to claim under, if this shard may be claimed now.
     pub fn begin(&self, shard: i32) -> Option<Epoch> {
         self.lock_read(|own| {
-            own.held.get(&shard).filter(|one| self.is_running(one.valid_until)).map(|one| one.epoch)
+            own.held.get(&shard).filter(|one| self.is_running(&one.lease)).map(|one| one.epoch)
         })
     }
 
@@ -186,21 +202,22 @@ impl Ownership {
     }
 
     /// Whether claims under this epoch may be sent: while this node owns the shard, and after it was ceded for
-    /// as long as the lease would have run, at most five seconds.
-    pub fn valid(&self, shard: i32, epoch: Epoch) -> bool {
+    /// as long as the lease would have run, at most five seconds. `now` is the store's time.
+    pub fn valid(&self, shard: i32, epoch: Epoch, now: UnixMs) -> bool {
         if self.planted.is(Defect::ClaimWithoutEpoch) {
             return true;
         }
-        let same = |one: &&Ceded| (one.shard, one.epoch) == (shard, epoch);
-        self.owns(shard, epoch)
-            || self.lock_read(|own| {
-                own.ceded.iter().find(same).is_some_and(|one| Monotonic::now() < one.valid_until)
-            })
+        self.lock_read(|own| {
+            let held = own.held.get(&shard).filter(|one| one.epoch == epoch).map(|one| &one.lease);
+            let ceded = own.ceded.iter().find(|one| (one.shard, one.epoch) == (shard, epoch));
+            let lease = held.or(ceded.map(|one| &one.lease));
+            lease.is_some_and(|lease| lease.runs() && now < lease.until_there)
+        })
     }
 
     /// Whether a lease has not expired.
-    fn is_running(&self, valid_until: Monotonic) -> bool {
-        Monotonic::now() < valid_until || self.planted.is(Defect::ClaimWithoutEpoch)
+    fn is_running(&self, lease: &Lease) -> bool {
+        lease.runs() || self.planted.is(Defect::ClaimWithoutEpoch)
     }
 
     /// Completes when the owned shards have changed since the last call.

@@ -116,7 +116,7 @@ fn operation(name: &str) -> &'static str {
         "due" | "postpone" | "bring_claims_back" | "bring_retries_back" => "sweep",
         "scan" | "raise_watermarks" | "set_wheel" | "shard_rows" => "scan",
         "enter" | "renew" | "take_over" | "recall" | "give_up" | "leave" | "heartbeat"
-        | "heartbeat_alive" | "bring_beats_back" | "bring_leases_back" => "lease",
+        | "heartbeat_alive" | "bring_beats_back" | "bring_leases_back" | "end_old_waits" => "lease",
         "count" => "finish",
         name if name.starts_with("register") => "register",
         name if name.starts_with("apply") || name == "amend_record" => "apply",

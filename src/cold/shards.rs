@@ -169,6 +169,26 @@ impl ColdStore {
         tx.commit().await
     }
 
+    /// Ends what this store's sessions, of all nodes, wait for since before the store's clock was set back: statements that
+    /// wait for a lock are cancelled, and sessions that are idle in a transaction are ended. PostgreSQL keeps the ends of
+    /// such waits (`lock_timeout`, `deadlock_timeout`) as points in time, so two transactions that wait for each other
+    /// would do so for as long as the step. Returns how many it ended.
+    pub async fn end_old_waits(&self) -> Result<usize, Error> {
+        if !self.is_shared() {
+            return Ok(0);
+        }
+        let mut s = Statement::new(self.dialect(), "end_old_waits");
+        let (now, margin) = (s.now(self.bound_now()), s.int(FUTURE_MS));
+        s.push(&format!(
+            "SELECT CASE WHEN state = 'active' THEN pg_cancel_backend(pid) ELSE pg_terminate_backend(pid) END \
+             FROM pg_stat_activity WHERE datname = current_database() AND usename = current_user \
+               AND application_name = current_setting('application_name') AND pid <> pg_backend_pid() \
+               AND CASE WHEN state = 'active' AND wait_event_type = 'Lock' THEN extract(epoch FROM query_start) \
+                 WHEN state = 'idle in transaction' THEN extract(epoch FROM state_change) END * 1000 > {now} + {margin}"
+        ));
+        Ok(self.urgent.write(s).await?.len())
+    }
+
     /// Brings the timers of a shard back whose claims were made by a clock that was set back since: a claim expires as
     /// long from now as it would have from then, and a timer that was postponed wakes when it is due.
     /// `set_back_ms`: by how much it was set back, at most.

@@ -44,7 +44,10 @@ impl Dispatcher {
             due_at = pointer.wake_at;
         }
         let has_permit = self.wait_for(due_at).await && self.acquire(key).await;
-        if !has_permit || self.abandon.is_cancelled() || !self.ownership.valid(row.shard, epoch) {
+        if !has_permit
+            || self.abandon.is_cancelled()
+            || !self.ownership.valid(row.shard, epoch, self.store.clock().now())
+        {
             match has_permit {
                 true => self.ended(key, AttemptEnd::NotSent),
                 false => self.with(|lanes| lanes.free_claim(key, Monotonic::now().as_ms())),

@@ -339,6 +339,7 @@ impl Dispatcher {
     /// and give back what they hold.
     fn note_lack(&self, lack: Lack) {
         self.metrics.deferred.with_label_values(&[lack.word()]).inc();
+        self.with(|lanes| lanes.lacks(LACK_PAUSE.as_millis() as i64, Monotonic::now().as_ms()));
         let mut lacking = self.lacking.lock().unwrap_or_else(PoisonError::into_inner);
         lacking.until = Some(Monotonic::now().plus(LACK_PAUSE));
         if lacking.logged.is_due() {

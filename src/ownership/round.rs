@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::{Ceded, Held, Ownership, Shards};
+use super::{Ceded, Held, Lease, Ownership, Shards};
 use crate::clock::Monotonic;
 use crate::cold::{ColdStore, Error, FUTURE_MS};
 use crate::model::id::Epoch;
@@ -74,6 +74,16 @@ impl Ownership {
         }
         if beat.lease_excess_ms > FUTURE_MS {
             store.bring_leases_back(lease_ms).await?;
+            match store.end_old_waits().await {
+                Ok(0) => {}
+                Ok(ended) => tracing::warn!(
+                    ended,
+                    "sessions of the database waited by the clock before it was set back"
+                ),
+                Err(why) => {
+                    tracing::warn!(%why, "waits by the clock before it was set back may last as long as the step")
+                }
+            }
             round.set_back_ms = beat.lease_excess_ms + lease_ms;
             self.lock_write(|own| own.set_back_ms = own.set_back_ms.max(Some(round.set_back_ms)));
             self.recalling.notify_one();
@@ -82,11 +92,12 @@ impl Ownership {
         let before = self.kept();
         let kept = store.renew(&self.me, &before, cursor, lease_ms).await?;
         round.lost = before.iter().map(|(shard, _)| *shard).filter(|shard| !kept.contains(shard)).collect();
+        let lease = self.lease_from(asked_at, store);
         self.lock_write(|own| {
             own.held.retain(|shard, _| !round.lost.contains(shard));
             for shard in &kept {
                 if let Some(one) = own.held.get_mut(shard) {
-                    one.valid_until = self.valid_until(asked_at);
+                    one.lease = lease;
                 }
             }
         });
@@ -125,8 +136,10 @@ impl Ownership {
         });
     }
 
-    fn valid_until(&self, asked_at: Monotonic) -> Monotonic {
-        asked_at.plus(if self.exclusive { Duration::MAX } else { self.lease })
+    /// The lease that was asked for at that moment and has just been given.
+    fn lease_from(&self, asked_at: Monotonic, store: &ColdStore) -> Lease {
+        let length = if self.exclusive { Duration::MAX } else { self.lease };
+        Lease { until: asked_at.plus(length), until_there: store.clock().now().plus(length) }
     }
 
     /// Marks all shards but the first `keep` as ceding, and waits until the timers that fall due next in them
@@ -146,13 +159,9 @@ impl Ownership {
         self.lock_write(|own| {
             let over: Vec<i32> = own.held.keys().copied().skip(keep).collect();
             for shard in over {
-                if let Some(Held { epoch, valid_until, .. }) = own.held.remove(&shard) {
-                    own.ceded.push(Ceded {
-                        shard,
-                        epoch,
-                        valid_until: valid_until.min(last),
-                        given_up: false,
-                    });
+                if let Some(Held { epoch, lease, .. }) = own.held.remove(&shard) {
+                    let lease = Lease { until: lease.until.min(last), ..lease };
+                    own.ceded.push(Ceded { shard, epoch, lease, given_up: false });
                 }
             }
         });
@@ -163,7 +172,7 @@ impl Ownership {
     /// a lost answer leaves open whether they were given up. Returns the shards that were given up now.
     async fn give_up(&self, store: &ColdStore) -> Result<Vec<i32>, Error> {
         let open: Vec<(i32, Epoch)> = self.lock_write(|own| {
-            own.ceded.retain(|one| !one.given_up || Monotonic::now() < one.valid_until);
+            own.ceded.retain(|one| !one.given_up || one.lease.runs());
             own.ceded.iter().filter(|one| !one.given_up).map(|one| (one.shard, one.epoch)).collect()
         });
         let given_up = match self.exclusive {
@@ -190,10 +199,10 @@ impl Ownership {
         let asked_at = Monotonic::now();
         let most = if own_too { missing.max(1) } else { missing };
         let taken = store.take_over(&self.me, most, own_too, lease_ms).await?;
-        let valid_until = self.valid_until(asked_at);
+        let lease = self.lease_from(asked_at, store);
         self.lock_write(|own| {
             for (shard, epoch) in &taken {
-                own.held.insert(*shard, Held { epoch: *epoch, valid_until, ceding: false, recalled: false });
+                own.held.insert(*shard, Held { epoch: *epoch, lease, ceding: false, recalled: false });
             }
         });
         Ok(taken.into_iter().map(|(shard, _)| shard).collect())

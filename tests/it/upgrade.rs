@@ -1,14 +1,19 @@
 //! Stores of earlier releases, with what their nodes had written into them, under today's binary.
 
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use mainspring::model::id::{TimerId, shard_of};
 use mainspring_migrations::Migrator;
+use reqwest::Method;
 use sea_orm_migration::MigratorTrait;
 use serde_json::json;
 
 use crate::support::{
-    Node, NodeBuilder, Receiver, Verdict, ask_sql, fresh_database, in_state, run_sql, settled, to, wall_ms,
+    Api, Node, NodeBuilder, Receiver, Verdict, ask_sql, fresh_database, in_state, rfc3339, run_sql, settled,
+    to, wall_ms,
 };
 
 const HOUR_MS: i64 = 3_600_000;
@@ -242,6 +247,87 @@ async fn timers_of_release_1_fire_on_postgres() {
     let partitions = "SELECT count(*)::text FROM pg_inherits WHERE inhparent = 'history'::regclass";
     let bound = "SELECT count(*)::text FROM pg_inherits WHERE inhparent = 'history_by_due'::regclass";
     assert_eq!(ask_sql(&store, partitions).await, ask_sql(&store, bound).await);
+}
+
+/// The program of release 1: the commit before its schema was changed, built from this repository's history.
+fn program_of_release_1() -> PathBuf {
+    const COMMIT: &str = "24e363c";
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let place = repository.join("target/release_1");
+    let source = place.join("source");
+    fs::create_dir_all(&source).expect("a folder");
+    let step = |command: &mut Command, what: &str| {
+        assert!(command.status().is_ok_and(|exit| exit.success()), "{what} of {COMMIT} failed");
+    };
+    let tar = place.join("source.tar");
+    let archive = ["archive", "--format=tar", COMMIT, "--output"];
+    step(Command::new("git").current_dir(repository).args(archive).arg(&tar), "git archive");
+    step(Command::new("tar").arg("-xf").arg(&tar).arg("-C").arg(&source), "unpacking");
+    let mut cargo = Command::new(option_env!("CARGO").unwrap_or("cargo"));
+    cargo
+        .current_dir(&source)
+        .args(["build", "--locked", "--quiet", "--bin", "mainspring", "--target-dir"])
+        .arg(&place);
+    step(&mut cargo, "building");
+    place.join("debug/mainspring")
+}
+
+/// Registers `timers` through these nodes in turn, each until it is acknowledged: a node that stops refuses, says when to
+/// come back, or is not there.
+async fn register_patiently(apis: &[Api], url: &str, caller: usize, timers: usize) {
+    for n in 0..timers {
+        let (id, fire_at) = (format!("/v1/timers/c{caller}-{n}"), rfc3339(wall_ms() + 1500));
+        let body = json!({ "fire_at": fire_at, "target": to(url) });
+        let mut ways = apis.iter().cycle().skip(caller + n).take(200);
+        loop {
+            let api = ways.next().expect("it is taken within ten seconds");
+            match api.try_send(Method::PUT, &id, &[], Some(&body)).await {
+                Ok(answer) if matches!(answer.status, 200 | 201) => break,
+                Ok(answer) => {
+                    assert_eq!(answer.status, 503, "{:?}", answer.body);
+                    assert!(answer.header("retry-after").is_some(), "{:?}", answer.body);
+                }
+                Err(why) => assert!(why.is_request(), "{why:?}"),
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// Two nodes of release 1, and callers who go on while one after the other is replaced by today's
+/// (`scripts/test --long`).
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_of_release_1_are_replaced_one_after_the_other() {
+    if std::env::var_os("MAINSPRING_TEST_LONG").is_none() {
+        return;
+    }
+    let old = tokio::task::spawn_blocking(program_of_release_1).await.expect("builds");
+    let (store, receiver) = (fresh_database().await, Receiver::start().await);
+    let start = || Node::builder().program(&old).cold(&store).start_ready();
+    let mut nodes = [start().await, start().await];
+    let (callers, timers) = (10, 150);
+    let apis: Vec<Api> = nodes.iter().map(Node::api).collect();
+    let url = receiver.url("/ok");
+    let calling = (0..callers).map(|caller| {
+        let (apis, url) = (apis.clone(), url.clone());
+        tokio::spawn(async move { register_patiently(&apis, &url, caller, timers).await })
+    });
+    let calling: Vec<_> = calling.collect();
+    let wanted = callers * timers;
+    for (node, of) in nodes.iter_mut().zip([4, 2]) {
+        receiver.wait_until(|all| all.len() > wanted / of, Duration::from_secs(60)).await;
+        node.upgrade().await;
+        node.wait_ready(Duration::from_secs(60)).await;
+    }
+    for caller in calling {
+        caller.await.expect("every registration is taken in the end");
+    }
+    let ledger = settled(&nodes[0].api(), wanted, 0).await;
+    assert_eq!(ledger.registered, wanted as u64);
+    Verdict::on(&receiver.received()).is_clean(wanted);
+    let releases = ask_sql(&store, "SELECT DISTINCT release::text FROM nodes").await;
+    assert_eq!(releases, mainspring_migrations::RELEASE.to_string());
 }
 
 /// The rows above stand under keys of today's making, so these have to be those of the first version.

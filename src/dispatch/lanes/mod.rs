@@ -400,6 +400,11 @@ impl Lanes {
         is_new && self.newcomers.runs(self.by_standing[Standing::New as usize], waited_ms, now_ms)
     }
 
+    /// This node lacks something that attempts need: fewer at new receivers need less of it. So it is for this long.
+    pub fn lacks(&mut self, pause_ms: i64, now_ms: i64) {
+        self.newcomers.fall(pause_ms, now_ms);
+    }
+
     /// Asks for a permit to send a claimed pointer: `None` when it may be sent at once, else a receiver that
     /// completes when there is a permit.
     pub fn acquire(&mut self, key: LaneKey) -> Option<oneshot::Receiver<()>> {

@@ -46,15 +46,54 @@ impl Newcomers {
             self.limit += usize::from(is_more);
             return is_more;
         }
+        self.fall(waited_ms, now_ms);
+        false
+    }
+
+    /// Fewer from now on. Nothing that is heard for so long tells of the new number.
+    pub fn fall(&mut self, deaf_ms: i64, now_ms: i64) {
         if now_ms >= self.deaf_until_ms {
             self.limit = (self.limit / 2).max(self.least);
-            self.deaf_until_ms = now_ms + waited_ms;
+            self.deaf_until_ms = now_ms + deaf_ms;
         }
-        false
     }
 
     /// None is under way any more: the next crowd begins small again.
     pub fn none_left(&mut self) {
         self.limit = self.least;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limit_rises_while_attempts_run_at_once_and_halves_when_one_does_not() {
+        let mut newcomers = Newcomers::of(1600);
+        assert_eq!((newcomers.limit(), newcomers.most()), (100, 800));
+        assert!(!newcomers.runs(49, AT_ONCE_MS, 0), "half of them are not under way");
+        assert!((0..2000).filter(|_| newcomers.runs(800, AT_ONCE_MS, 0)).count() == 700);
+        assert!(!newcomers.runs(800, AT_ONCE_MS + 1, 1000));
+        assert_eq!(newcomers.limit(), 400);
+        assert!(!newcomers.runs(800, 500, 1000 + AT_ONCE_MS), "one that was claimed before the limit fell");
+        assert_eq!(newcomers.limit(), 400);
+        newcomers.fall(250, 2000);
+        newcomers.fall(250, 2249);
+        assert_eq!(newcomers.limit(), 200);
+        (3..9).for_each(|n| newcomers.fall(250, n * 1000));
+        assert_eq!(newcomers.limit(), 100, "never none");
+        assert!((0..9).any(|_| newcomers.runs(100, 0, 9000)));
+        newcomers.none_left();
+        assert_eq!(newcomers.limit(), 100);
+    }
+
+    #[test]
+    fn a_small_node_has_room_for_two_of_them() {
+        for total in [1, 2, 16, 64] {
+            let newcomers = Newcomers::of(total);
+            let wanted = (2 * INITIAL_LIMIT).min((total / 2).max(1));
+            assert_eq!((newcomers.limit(), newcomers.most()), (wanted, (total / 2).max(1)), "{total}");
+        }
     }
 }

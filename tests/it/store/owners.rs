@@ -1,5 +1,6 @@
 //! Who owns a shard, and what becomes of the claims of one who does no longer.
 
+use std::str::FromStr;
 use std::time::Duration;
 
 use mainspring::cold::{Change, ChangeEvent, Error, TimerRow};
@@ -8,7 +9,11 @@ use mainspring::model::pointer::Pointer;
 use mainspring::model::time::UnixMs;
 use mainspring::model::timer::{Answer, AttemptResult, Next, State, Token};
 
+use sea_orm::sqlx::postgres::PgConnectOptions;
+use sea_orm::sqlx::{Connection, PgConnection, query};
+
 use super::fixture::{Fixture, held_open, identity, on_both_stores, record, token};
+use crate::support::{ask_sql, eventually, wall_ms};
 
 async fn what_a_dead_owner_had_claimed_is_due_again_at_once(f: Fixture) {
     let owned = f.own_all().await;
@@ -38,7 +43,7 @@ async fn rows_that_a_stranger_has_locked_are_passed_by() {
     let f = Fixture::postgres().await;
     let lock = async |uid: Uid| {
         let mut stranger = held_open(&f.config.cold.url).await;
-        let sql = sea_orm::sqlx::query("SELECT 1 FROM timers WHERE uid = $1 FOR UPDATE").bind(uid.0);
+        let sql = query("SELECT 1 FROM timers WHERE uid = $1 FOR UPDATE").bind(uid.0);
         sql.execute(&mut *stranger).await.expect("locks");
         stranger
     };
@@ -289,10 +294,7 @@ async fn a_take_over_does_not_pass_a_running_claim() {
     let f = Fixture::postgres().await;
     f.own_all().await;
     let mut claiming = held_open(&f.config.cold.url).await;
-    sea_orm::sqlx::query("SELECT 1 FROM shards WHERE shard = 3 FOR KEY SHARE")
-        .execute(&mut *claiming)
-        .await
-        .expect("locks");
+    query("SELECT 1 FROM shards WHERE shard = 3 FOR KEY SHARE").execute(&mut *claiming).await.expect("locks");
     f.clock.advance(Duration::from_millis(3001));
     let other = identity("b");
     let taken = f.store.take_over(&other, 100, false, 3000).await.expect("takes");
@@ -306,10 +308,46 @@ async fn a_renewal_passes_a_running_claim() {
     let f = Fixture::postgres().await;
     let owned = f.own_all().await;
     let mut claiming = held_open(&f.config.cold.url).await;
-    sea_orm::sqlx::query("SELECT 1 FROM shards FOR KEY SHARE").execute(&mut *claiming).await.expect("locks");
+    query("SELECT 1 FROM shards FOR KEY SHARE").execute(&mut *claiming).await.expect("locks");
     let renewed =
         tokio::time::timeout(Duration::from_secs(5), f.store.renew(&f.me, &owned, |_| 0, 3000)).await;
     assert_eq!(renewed.expect("does not wait").expect("renews").len(), 8);
+}
+
+/// PostgreSQL keeps the end of a wait as a point in time: after a set-back it lasts for as long as the step.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_waits_since_before_a_set_back_is_ended() {
+    let f = Fixture::postgres().await;
+    let session = async |name: &str| {
+        let options = PgConnectOptions::from_str(&f.config.cold.url).expect("a URL").application_name(name);
+        PgConnection::connect_with(&options).await.expect("connects")
+    };
+    let ask = async |mut session: PgConnection| query("SELECT 1 FROM attempts").execute(&mut session).await;
+    let mut holder = session("a stranger").await;
+    query("BEGIN").execute(&mut holder).await.expect("begins");
+    query("LOCK TABLE attempts").execute(&mut holder).await.expect("locks");
+    let mut idle = session("mainspring").await;
+    query("BEGIN").execute(&mut idle).await.expect("begins");
+    let (ours, theirs) = (session("mainspring").await, session("a backup").await);
+    let (ours, theirs) = (tokio::spawn(ask(ours)), tokio::spawn(ask(theirs)));
+    eventually("both wait", Duration::from_secs(20), async || {
+        let waiting = "SELECT count(*)::text FROM pg_locks WHERE NOT granted AND database = \
+                       (SELECT oid FROM pg_database WHERE datname = current_database())";
+        let waiting = ask_sql(&f.config.cold.url, waiting).await;
+        if waiting == "2" { Ok(()) } else { Err(waiting) }
+    })
+    .await;
+
+    f.clock.set(UnixMs::new(wall_ms()));
+    assert_eq!(f.store.end_old_waits().await.expect("looks"), 0, "the clock was not set back");
+    set_back(&f);
+    assert_eq!(f.store.end_old_waits().await.expect("ends"), 2);
+    let why = ours.await.expect("runs").expect_err("is cancelled");
+    assert_eq!(why.as_database_error().and_then(|why| why.code()).as_deref(), Some("57014"), "{why}");
+    assert!(query("SELECT 1").execute(&mut idle).await.is_err(), "its session was ended");
+    assert!(!theirs.is_finished(), "sessions of others are theirs");
+    query("ROLLBACK").execute(&mut holder).await.expect("leaves");
+    theirs.await.expect("runs").expect("reads");
 }
 
 on_both_stores!(

@@ -1,6 +1,7 @@
 //! The real binary as a child process, to be killed, paused and started again.
 
 use std::fs::{self, File};
+use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -26,6 +27,7 @@ pub struct NodeBuilder {
     env: Vec<(String, String)>,
     bears_limits: bool,
     open_files: Option<(u64, u64)>,
+    program: Option<PathBuf>,
 }
 
 impl NodeBuilder {
@@ -69,6 +71,12 @@ impl NodeBuilder {
         self
     }
 
+    /// Another program than the one under test: that of an earlier release.
+    pub fn program(mut self, program: impl Into<PathBuf>) -> Self {
+        self.program = Some(program.into());
+        self
+    }
+
     /// Starts the process and does not wait for it.
     pub fn start(self) -> Node {
         let dir = tempfile::Builder::new().prefix("node").tempdir().expect("a temporary directory");
@@ -83,8 +91,9 @@ impl NodeBuilder {
             env.push(("MAINSPRING__HOT__URL".to_owned(), Redis::shared().url().to_owned()));
         }
         env.extend(self.env);
-        let before = Before { bears_limits: self.bears_limits, open_files: self.open_files };
-        Node { process: launch(&dir, &env, before), dir, port, env, before }
+        let program = self.program.unwrap_or_else(|| env!("CARGO_BIN_EXE_mainspring").into());
+        let how = How { program, bears_limits: self.bears_limits, open_files: self.open_files };
+        Node { process: launch(&dir, &env, &how), dir, port, env, how }
     }
 
     /// Starts it and returns when it is ready to serve.
@@ -102,12 +111,12 @@ pub struct Node {
     dir: TempDir,
     port: u16,
     env: Vec<(String, String)>,
-    before: Before,
+    how: How,
 }
 
-/// What a shell sets before it becomes the node.
-#[derive(Clone, Copy)]
-struct Before {
+/// The program, and what a shell sets before it becomes it.
+struct How {
+    program: PathBuf,
     bears_limits: bool,
     open_files: Option<(u64, u64)>,
 }
@@ -182,7 +191,15 @@ impl Node {
     /// until it is ready.
     pub async fn restart(&mut self) {
         self.kill9().await;
-        self.process = launch(&self.dir, &self.env, self.before);
+        self.process = launch(&self.dir, &self.env, &self.how);
+    }
+
+    /// Replaces the program by the one under test: SIGTERM to the one that runs, then a start. Does not wait until it is
+    /// ready.
+    pub async fn upgrade(&mut self) {
+        assert!(self.sigterm().await.0.success(), "the older release stops in order");
+        self.how.program = env!("CARGO_BIN_EXE_mainspring").into();
+        self.process = launch(&self.dir, &self.env, &self.how);
     }
 
     /// As [`Node::restart`], with one setting changed for good.
@@ -208,14 +225,14 @@ impl Drop for Node {
 }
 
 /// It runs in its own directory and sees none of this process's settings.
-fn launch(dir: &TempDir, env: &[(String, String)], before: Before) -> Process {
+fn launch(dir: &TempDir, env: &[(String, String)], how: &How) -> Process {
     let log = File::options().create(true).append(true).open(dir.path().join("log")).expect("a log file");
-    let binary = env!("CARGO_BIN_EXE_mainspring");
+    let binary = &how.program;
     let mut script = String::new();
-    if before.bears_limits {
+    if how.bears_limits {
         script.push_str("trap '' XFSZ; ");
     }
-    if let Some((soft, hard)) = before.open_files {
+    if let Some((soft, hard)) = how.open_files {
         script.push_str(&format!("ulimit -Sn {soft}; ulimit -Hn {hard}; "));
     }
     let mut command = if script.is_empty() {
@@ -223,7 +240,7 @@ fn launch(dir: &TempDir, env: &[(String, String)], before: Before) -> Process {
     } else {
         // What is ignored, and limits, stay over an exec, which also keeps the pid.
         let mut shell = Command::new("bash");
-        shell.args(["-c", &format!("{script} exec \"$0\" \"$@\""), binary]);
+        shell.args(["-c", &format!("{script} exec \"$0\" \"$@\"")]).arg(binary);
         shell
     };
     for (name, _) in std::env::vars_os() {

@@ -1,4 +1,4 @@
-//! A store whose clock is set back by an hour under a node with wheels.
+//! A store whose clock is set by an hour under a node with wheels.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use mainspring::model::timer::State;
 use mainspring::wheel::HotWheel;
 
 use super::parts::{MINUTE, Parts, SECOND, USUAL, on_all, walk};
-use super::rig::{Node, Rig};
+use super::rig::{At, Node, Rig};
 use super::space::START_MS;
 
 const HOUR: i64 = 60 * MINUTE;
@@ -68,6 +68,23 @@ async fn a_small_step_back_builds_no_wheel_anew(parts: Parts) {
     assert_eq!(rig.hot.look(&[0]).await.expect("looks").remove(0).expect("a wheel").incarnation, built);
     rig.at(HOUR - 3 * SECOND);
     assert_eq!(node.due().iter().map(|one| one.uid).collect::<Vec<_>>(), [soon.uid]);
+}
+
+/// By its own clock the node has its lease still, and by the store's another node may have the shard.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_that_a_jump_forward_has_ended_sends_nothing() {
+    let (rig, _dir) = Parts::new(true, At::Memory).await.rig(&USUAL).await;
+    let node = rig.start("a").await;
+    let ownership = &node.promoter.ownership;
+    let epoch = ownership.begin(0).expect("is its own");
+    let may_send = || ownership.valid(0, epoch, rig.now());
+    assert!(may_send());
+    rig.at(HOUR);
+    assert!(!may_send() && ownership.owns(0, epoch));
+    renew(&rig, &node).await;
+    assert!(may_send(), "nobody had taken it");
+    rig.at(0);
+    assert!(may_send(), "after a set-back its own clock tells");
 }
 
 /// An owner dies with a claim, the clock is set back, and the next owner ends the claim within moments.
