@@ -3,6 +3,7 @@
 //! `config.toml` < environment (`MAINSPRING__SECTION__KEY`, or `…_FILE` to read it from a file) < flags.
 //! An unknown key is an error, in each of the three.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -55,6 +56,10 @@ pub enum Error {
         detail: String,
     },
 }
+
+/// The keys that a running node takes over when it reads its settings again: its capacity.
+pub const CAPACITY: [&str; 4] =
+    ["dispatch.concurrency", "webhook.concurrency", "wheel.load_per_second", "wheel.catch_up_per_second"];
 
 /// All settings.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -306,6 +311,34 @@ impl Config {
         }
         let config: Self = figment.extract().map_err(|why| Error::Read(Box::new(why)))?;
         config.checked()
+    }
+
+    /// The keys whose values differ in `other`, each with its values here and there. The values of secrets are told by
+    /// nobody, so of `server.api_keys` only the number counts.
+    pub fn differing(&self, other: &Self) -> Vec<(String, String, String)> {
+        let (here, there) = (self.leaves(), other.leaves());
+        let value = |of: &BTreeMap<String, serde_json::Value>, key: &String| {
+            of.get(key).map_or_else(|| "none".to_owned(), ToString::to_string)
+        };
+        let keys: BTreeSet<&String> = here.keys().chain(there.keys()).collect();
+        let differs = keys.into_iter().filter(|key| here.get(*key) != there.get(*key));
+        differs.map(|key| (key.clone(), value(&here, key), value(&there, key))).collect()
+    }
+
+    /// Every key with its value.
+    fn leaves(&self) -> BTreeMap<String, serde_json::Value> {
+        fn add(key: String, value: serde_json::Value, to: &mut BTreeMap<String, serde_json::Value>) {
+            match value {
+                serde_json::Value::Object(fields) => {
+                    let within = |name: String| if key.is_empty() { name } else { format!("{key}.{name}") };
+                    fields.into_iter().for_each(|(name, value)| add(within(name), value, to));
+                }
+                leaf => drop(to.insert(key, leaf)),
+            }
+        }
+        let mut leaves = BTreeMap::new();
+        add(String::new(), serde_json::to_value(self).unwrap_or_default(), &mut leaves);
+        leaves
     }
 
     /// Checks each value, and those that depend on each other; fills in the node's name.

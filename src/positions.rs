@@ -293,14 +293,14 @@ impl Positions {
     }
 
     /// Notes that a range was scanned up to `next`, or to its end. After the last range of the shard it returns
-    /// up to where the shard is loaded, and the replay that has ended with it.
+    /// up to where the shard is loaded, under which epoch, and the replay that has ended with it.
     pub fn scanned(
         &self,
         range: &Range,
         next: Option<ScanPosition>,
         overdue: u64,
         loaded: u64,
-    ) -> Option<(UnixMs, Option<Replay>)> {
+    ) -> Option<(UnixMs, Epoch, Option<Replay>)> {
         self.with(|own| {
             let position = own.get_mut(&range.shard)?;
             let front = position.ranges.front_mut().filter(|front| **front == *range)?;
@@ -316,7 +316,7 @@ impl Positions {
                 None => {
                     position.ranges.pop_front();
                     let done = position.ranges.is_empty();
-                    done.then(|| (position.watermark, position.replay.take()))
+                    done.then(|| (position.watermark, position.epoch, position.replay.take()))
                 }
             }
         })

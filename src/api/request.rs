@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use raw::Object;
 pub use raw::{LateIn, LateThen, Precision, Priority, PriorityIn, RawTimer, RetryIn};
-use target::target;
+pub use target::{TargetIn, target};
 
 use super::problem::FieldError;
 use crate::cold::NewTimer;

@@ -4,6 +4,7 @@
 //! sweep → ready. Every task belongs to one of the phases (`phases.rs`); `stop` ends these in order.
 
 mod phases;
+mod reload;
 mod shares;
 mod supervisor;
 
@@ -23,7 +24,7 @@ use crate::cold::{ColdStore, Identity};
 use crate::config::{ColdKind, Config, shown_url};
 use crate::dispatch::Dispatcher;
 use crate::hot::last_mile::LastMile;
-use crate::hot::loader::Loader;
+use crate::hot::loader::{Loader, Rates};
 use crate::hot::promoter::{Promoter, receive_express};
 use crate::hot::ticker::Ticker;
 use crate::housekeeping::Housekeeping;
@@ -35,12 +36,13 @@ use crate::ownership::Ownership;
 use crate::positions::{Positions, Reach};
 use crate::promotion::Promotion;
 use crate::service::{Node, Service};
-use crate::sink::Sinks;
+use crate::sink::{Sink, Sinks};
 use crate::sweep::Sweep;
 use crate::traces::Export;
 use crate::wheel::{self, HotWheel, Measured};
 use crate::writer::{Intake, Writer};
 use phases::{DRAIN, Phases};
+use reload::{Capacity, Reload};
 use shares::Shares;
 
 /// The longest that attempts under way may go on after a stop was asked for, whatever their timeout:
@@ -53,14 +55,17 @@ const HAND_OVER: Duration = Duration::from_secs(2);
 /// The longest that the first sweep waits for the first replay: Redis may be away.
 const REPLAY_FIRST: Duration = Duration::from_secs(3);
 
-/// Runs the service until SIGTERM or SIGINT, or until it cannot go on.
-pub async fn serve(config: Config) -> anyhow::Result<()> {
+pub use reload::Read;
+
+/// Runs the service until SIGTERM or SIGINT, or until it cannot go on. At SIGHUP it reads the settings again.
+pub async fn serve(config: Config, read: Read) -> anyhow::Result<()> {
     crate::telemetry::init(&config.log)?;
     // Before anything is opened.
     limits::raise();
     let traces = Export::start(&config.node.name)?;
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
+    let reload = Reload::new(config.clone(), read).context("cannot listen for SIGHUP")?;
     let stop = CancellationToken::new();
     let asked = stop.clone();
     tokio::spawn(async move {
@@ -71,13 +76,18 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
         tracing::info!("stopping");
         asked.cancel();
     });
-    let ended = run(config, Arc::new(SystemClock), stop).await;
+    let ended = run(config, Arc::new(SystemClock), reload, stop).await;
     traces.end().await;
     ended
 }
 
 /// Runs the service until `stop`.
-pub async fn run(mut config: Config, clock: Arc<dyn Clock>, stop: CancellationToken) -> anyhow::Result<()> {
+async fn run(
+    mut config: Config,
+    clock: Arc<dyn Clock>,
+    reload: Reload,
+    stop: CancellationToken,
+) -> anyhow::Result<()> {
     let files = FileLimits::of(&config, limits::in_force());
     config.dispatch.concurrency = files.attempts(&config);
     let config = Arc::new(config);
@@ -115,7 +125,7 @@ pub async fn run(mut config: Config, clock: Arc<dyn Clock>, stop: CancellationTo
 
     let ended = tokio::select! {
         prepared = prepare(&config, &store) => match prepared {
-            Ok(()) => work(&node, &store, address.to_string(), &phases, failure).await,
+            Ok(()) => work(&node, &store, address.to_string(), reload, &phases, failure).await,
             Err(why) => Err(why),
         },
         () = stop.cancelled() => Ok(()),
@@ -163,10 +173,20 @@ async fn work(
     node: &Arc<Node>,
     store: &ColdStore,
     address: String,
+    reload: Reload,
     phases: &Phases,
     mut failure: mpsc::Receiver<anyhow::Error>,
 ) -> anyhow::Result<()> {
-    let dispatcher = start(node, store, address, phases).await?;
+    let capacity = start(node, store, address, phases).await?;
+    let dispatcher = Arc::clone(&capacity.dispatcher);
+    let reloading = reload.run(capacity);
+    let stop_reloading = phases.loops.stop.clone();
+    phases.loops.spawn("reload", async move {
+        tokio::select! {
+            () = reloading => {}
+            () = stop_reloading.cancelled() => {}
+        }
+    });
     let ended = tokio::select! {
         () = node.stop_asked() => Ok(()),
         why = failure.recv() => Err(why.unwrap_or_else(|| anyhow::anyhow!("every loop ended"))),
@@ -196,13 +216,13 @@ async fn stop(phases: &Phases, dispatcher: Arc<Dispatcher>, shared: bool, grace:
     phases.owning.end().await;
 }
 
-/// Starts every loop; returns the dispatcher, which a stop drains.
+/// Starts every loop; returns what a stop drains and a change of the capacity concerns.
 async fn start(
     node: &Arc<Node>,
     store: &ColdStore,
     address: String,
     phases: &Phases,
-) -> anyhow::Result<Arc<Dispatcher>> {
+) -> anyhow::Result<Capacity> {
     let config = &node.config;
     let me = Identity {
         name: config.node.name.clone(),
@@ -230,13 +250,15 @@ async fn start(
         FileLimits::of(config, limits::in_force()).kept_open(config),
     )
     .context("the HTTP client cannot be made")?;
+    let sinks = Arc::new(sinks);
+    let rates = Arc::new(Rates::new(config.wheel.load_per_second, config.wheel.catch_up_per_second));
     let (dispatcher, recording) = Dispatcher::new(
         config,
         urgent.clone(),
         writer.clone(),
         Arc::clone(&ownership),
         node.metrics.clone(),
-        Arc::new(sinks),
+        Arc::clone(&sinks) as Arc<dyn Sink>,
     );
     phases.recording.spawn("record", recording);
     let callers = Writer::new(store.clone(), promotion, node.metrics.clone());
@@ -285,7 +307,7 @@ async fn start(
             last_mile,
             metrics: node.metrics.clone(),
         });
-        start_wheels(config, promoter, &dispatcher, to_promote, phases);
+        start_wheels(promoter, &dispatcher, Arc::clone(&rates), to_promote, phases);
     } else {
         tracing::warn!("`wheel.enabled` is false: timers fire from SQL, up to a second late");
     }
@@ -306,14 +328,14 @@ async fn start(
     let house =
         Housekeeping::new(store.clone(), ownership, node.metrics.clone(), config.history.retention.get());
     phases.loops.spawn_fallible("housekeeping", house.run(stop.clone()));
-    Ok(dispatcher)
+    Ok(Capacity { dispatcher, sinks, rates })
 }
 
 /// Starts the loops of the wheels.
 fn start_wheels(
-    config: &Config,
     promoter: Arc<Promoter>,
     dispatcher: &Arc<Dispatcher>,
+    rates: Arc<Rates>,
     to_promote: mpsc::Receiver<Pointer>,
     phases: &Phases,
 ) {
@@ -339,12 +361,7 @@ fn start_wheels(
         );
         loops.spawn("express", express);
     }
-    let loader = Loader {
-        promoter,
-        dispatcher: Arc::clone(dispatcher),
-        load_per_second: config.wheel.load_per_second,
-        catch_up_per_second: config.wheel.catch_up_per_second,
-    };
+    let loader = Loader { promoter, dispatcher: Arc::clone(dispatcher), rates };
     loops.spawn("loader", pulses.watch("loader", loader.run(stop.clone())));
 }
 

@@ -137,9 +137,10 @@ pub async fn run() -> ExitCode {
 async fn dispatch(cli: &Cli) -> anyhow::Result<Exit> {
     match &cli.verb {
         Verb::Serve(serve) => {
-            let config = serve.settings(cli).load()?;
+            let settings = serve.settings(cli);
+            let config = settings.load()?;
             let format = config.log.format;
-            match crate::app::serve(config).await {
+            match crate::app::serve(config, Box::new(move || settings.load())).await {
                 // The last line of a log of JSON is JSON too. Before the log is set up there is only stderr.
                 Err(why) if format == LogFormat::Json && tracing::enabled!(tracing::Level::ERROR) => {
                     tracing::error!("{}", report::message(&why));

@@ -7,13 +7,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::columns::{self, AFTER, ALL, EDITED, LIFE, TimerColumn};
+use super::columns::{self, AFTER, ALL, EDITED, LIFE, TARGET, TimerColumn};
 use super::decide::{Writes, decide};
 use super::end::Rows;
 use super::row::{AttemptRecord, TimerRow};
 use super::sql::{Column, Dialect, Statement, Tx};
 use super::{ColdStore, Error};
 use crate::model::id::{Epoch, Generation, Uid, Version};
+use crate::model::target::Target;
 use crate::model::time::UnixMs;
 use crate::model::timer::{Answer, Next, Token};
 
@@ -59,6 +60,8 @@ pub struct Edit {
     pub data: Option<Option<Vec<u8>>>,
     /// The new labels, all of them; the inner `None` is none.
     pub labels: Option<Option<String>>,
+    /// The new target, in place of the former one as a whole.
+    pub target: Option<Target>,
     /// Applied only if the timer has this version.
     pub if_version: Option<Version>,
 }
@@ -251,7 +254,7 @@ impl ColdStore {
     }
 
     async fn write(&self, tx: &mut Tx, writes: Writes) -> Result<(), Error> {
-        let Writes { moved, edited, ends, records, late } = writes;
+        let Writes { moved, edited, retargeted, ends, records, late } = writes;
         let mut counts: BTreeMap<&'static str, i64> = BTreeMap::new();
         for end in &ends {
             *counts.entry(end.state.word()).or_default() += 1;
@@ -260,9 +263,12 @@ impl ColdStore {
             let rows: Vec<&TimerRow> = moved.values().collect();
             tx.execute(self.update_statement("apply_update", LIFE, &rows)).await?;
         }
-        if !edited.is_empty() {
-            let rows: Vec<&TimerRow> = edited.iter().filter_map(|uid| moved.get(uid)).collect();
-            tx.execute(self.update_statement("apply_edit", EDITED, &rows)).await?;
+        for (name, uids, columns) in [("apply_edit", &edited, EDITED), ("apply_target", &retargeted, TARGET)]
+        {
+            let rows: Vec<&TimerRow> = uids.iter().filter_map(|uid| moved.get(uid)).collect();
+            if !rows.is_empty() {
+                tx.execute(self.update_statement(name, columns, &rows)).await?;
+            }
         }
         if !records.is_empty() {
             tx.execute(self.records_statement(&records)).await?;
@@ -287,7 +293,7 @@ impl ColdStore {
         let mut s = Statement::new(self.dialect(), name);
         let keyed = [&[TimerColumn::Uid], written].concat();
         let batch = s.batch("b", columns::batch(&keyed, rows));
-        let set = columns::assignments(written);
+        let set = columns::assignments(written, self.dialect());
         s.push(&format!("WITH {batch} UPDATE timers SET {set} FROM b WHERE uid = b_uid"));
         s
     }

@@ -5,7 +5,7 @@
 //! column needs a migration, a line in the list below, and what the compiler then asks for.
 
 use super::row::TimerRow;
-use super::sql::Column;
+use super::sql::{Column, Dialect};
 use crate::model::policy::Policies;
 use crate::model::target::Kind;
 use crate::model::time::UnixMs;
@@ -101,6 +101,9 @@ pub(super) const LIFE: &[TimerColumn] = &[
 /// The columns that a caller's edit changes beside [`LIFE`].
 pub(super) const EDITED: &[TimerColumn] = &[TimerColumn::Data, TimerColumn::Labels];
 
+/// The columns of a timer's target, and what follows from it.
+pub(super) const TARGET: &[TimerColumn] = &[TimerColumn::Target, TimerColumn::Kind, TimerColumn::Lane];
+
 /// A select list of some columns.
 pub(super) fn list(columns: &[TimerColumn]) -> String {
     columns.iter().map(|column| column.name()).collect::<Vec<_>>().join(", ")
@@ -126,8 +129,8 @@ pub(super) fn is_known_kind() -> String {
 }
 
 /// The `SET` clauses that write some columns from their batch.
-pub(super) fn assignments(columns: &[TimerColumn]) -> String {
-    let set = |column: &TimerColumn| format!("{} = {}", column.name(), column.batch_name());
+pub(super) fn assignments(columns: &[TimerColumn], dialect: Dialect) -> String {
+    let set = |column: &TimerColumn| format!("{} = {}", column.name(), column.batched(dialect));
     columns.iter().map(set).collect::<Vec<_>>().join(", ")
 }
 
@@ -137,6 +140,15 @@ pub(super) fn batch(columns: &[TimerColumn], rows: &[&TimerRow]) -> Vec<(&'stati
 }
 
 impl TimerColumn {
+    /// The expression that writes this column from its batch.
+    pub fn batched(self, dialect: Dialect) -> String {
+        match self {
+            // On SQLite the column cannot be NULL.
+            Self::Kind if dialect == Dialect::Sqlite => format!("COALESCE({}, {WEBHOOK})", self.batch_name()),
+            other => other.batch_name().to_owned(),
+        }
+    }
+
     /// The values to write for this column, in the order of the rows.
     fn values(self, rows: &[&TimerRow]) -> Column {
         let int = |of: fn(&TimerRow) -> i64| Column::Int(rows.iter().map(|row| of(row)).collect());

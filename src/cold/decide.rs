@@ -21,6 +21,8 @@ pub(super) struct Writes {
     pub moved: BTreeMap<Uid, TimerRow>,
     /// Those of them whose payload or labels changed.
     pub edited: BTreeSet<Uid>,
+    /// Those whose target changed.
+    pub retargeted: BTreeSet<Uid>,
     /// Timers that end.
     pub ends: Vec<End>,
     /// Attempts that did not end their timer: its uid, when it was registered, the record.
@@ -66,7 +68,10 @@ pub(super) fn decide(
         return Applied::Live(Box::new(row.clone()), Answer::Stale);
     }
     if step.life != before {
-        row.pointed_at = pointer_ahead(row.pointed_at, before, step.life, now, watermark);
+        // A pointer for another receiver would wait for that one's turn.
+        let keeps_receiver = prepared.edit.as_ref().is_none_or(|edit| edit.target.is_none());
+        let known = keeps_receiver.then(|| pointer_ahead(row.pointed_at, before, step.life, now, watermark));
+        row.pointed_at = known.flatten();
     }
     note_writes(row, before, step, prepared, now, writes);
     Applied::Live(Box::new(row.clone()), step.answer)
@@ -156,12 +161,13 @@ fn difference(row: &TimerRow, wanted: &Edit) -> (Edit, Option<Event>) {
     let due_at = due_at.filter(|due_at| *due_at != row.life.due_at);
     let data = wanted.data.clone().filter(|data| *data != row.data);
     let labels = wanted.labels.clone().filter(|labels| *labels != row.labels);
-    let event = match (due_at, &data, &labels) {
-        (None, None, None) => None,
-        (None, None, Some(_)) => Some(Event::Relabel),
+    let target = wanted.target.clone().filter(|target| *target != row.target);
+    let event = match (due_at, &data, &target, &labels) {
+        (None, None, None, None) => None,
+        (None, None, None, Some(_)) => Some(Event::Relabel),
         _ => Some(Event::Reschedule { due_at: due_at.unwrap_or(row.life.due_at) }),
     };
-    (Edit { due_at, data, labels, if_version: None }, event)
+    (Edit { due_at, data, labels, target, if_version: None }, event)
 }
 
 /// The moment of a pointer that lies in the wheel of a timer that waits, and comes up no later than the timer is to wake
@@ -212,6 +218,10 @@ fn note_writes(
         }
         if let Some(labels) = edit.labels {
             row.labels = labels;
+        }
+        if let Some(target) = edit.target {
+            writes.retargeted.insert(row.uid);
+            (row.lane, row.target) = (target.lane(), target);
         }
     }
     if step.life.state.is_end() {

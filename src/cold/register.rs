@@ -6,9 +6,9 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::columns::{self, ALL, TimerColumn, WEBHOOK};
+use super::columns::{self, ALL, TimerColumn};
 use super::row::TimerRow;
-use super::sql::{Column, Dialect, Statement};
+use super::sql::{Column, Statement};
 use super::{ColdStore, Error};
 use crate::model::id::{Epoch, Generation, TimerId, Uid, shard_of};
 use crate::model::policy::Policies;
@@ -243,9 +243,7 @@ impl ColdStore {
             // Not before the store's clock: a row written after a sweep never lies below the sweep's floor. Not by this
             // node's knowledge of it: a moment after it was set back that may be far ahead.
             TimerColumn::WakeAt => format!("CASE WHEN b_due_at > {now} THEN b_due_at ELSE {now} END"),
-            // On SQLite the column cannot be NULL.
-            TimerColumn::Kind if self.dialect() == Dialect::Sqlite => format!("COALESCE(b_kind, {WEBHOOK})"),
-            other => initial(*other).unwrap_or(other.batch_name()).to_owned(),
+            other => initial(*other).map_or_else(|| other.batched(self.dialect()), str::to_owned),
         };
         let values = TimerColumn::EACH.iter().map(value).collect::<Vec<_>>().join(", ");
         s.push(&format!(

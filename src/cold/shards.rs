@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 
 use sea_orm::{EntityTrait, QueryOrder};
 
+use super::claim::{POINTER, pointer_of};
 use super::sql::{Column, Dialect, Row, Statement};
 use super::{ColdStore, Error, columns, entity, notify};
 use crate::model::id::{Epoch, Generation, Uid};
+use crate::model::pointer::{Pointer, Via};
 use crate::model::time::UnixMs;
-use crate::model::timer::Token;
+use crate::model::timer::{State, Token};
 
 /// What lies so much further ahead of the store's clock, in milliseconds, than it can be is from the future: the clock
 /// was set back since. Longer than any statement takes from its time to its snapshot.
@@ -190,9 +192,10 @@ impl ColdStore {
     }
 
     /// Brings the timers of a shard back whose claims were made by a clock that was set back since: a claim expires as
-    /// long from now as it would have from then, and a timer that was postponed wakes when it is due.
-    /// `set_back_ms`: by how much it was set back, at most.
-    pub async fn bring_claims_back(&self, shard: i32, set_back_ms: i64) -> Result<u64, Error> {
+    /// long from now as it would have from then, and a timer that was postponed or released wakes when it is due.
+    /// `set_back_ms`: by how much it was set back, at most. Returns the pointers of those that wait for their due time: the
+    /// wheels do not know them.
+    pub async fn bring_claims_back(&self, shard: i32, set_back_ms: i64) -> Result<Vec<Pointer>, Error> {
         let mut s = Statement::new(self.dialect(), "bring_claims_back");
         let now = s.now(self.bound_now());
         // The bound keeps the scan of the index short.
@@ -205,18 +208,23 @@ impl ColdStore {
                  WHEN due_at > {now} THEN due_at ELSE {now} END \
              WHERE uid IN (SELECT uid FROM timers WHERE shard = {shard} AND wake_at > {now} \
                AND wake_at <= {now} + {reach} \
-               AND ((state = 1 AND claimed_at > {now} + {margin}) OR (state = 0 AND wake_at > due_at)) {lock})"
+               AND ((state = 1 AND claimed_at > {now} + {margin}) OR (state = 0 AND wake_at > due_at)) {lock}) \
+             RETURNING {}, state",
+            columns::list(POINTER)
         ));
-        let mut tx = self.urgent.begin().await?;
-        let brought = tx.execute(s).await?;
-        tx.commit().await?;
-        Ok(brought)
+        let mut waiting = Vec::new();
+        for row in self.urgent.write(s).await? {
+            if row.get::<i16>(POINTER.len())? == State::Scheduled.code() {
+                waiting.push(pointer_of(&row, Via::Express)?);
+            }
+        }
+        Ok(waiting)
     }
 
     /// Brings retries back, of all shards, that were decided on by a clock that was set back since: each comes as long
     /// from now as it would have after its last claim. At most `most`, earliest due time first, from the due time
-    /// `from` on. Returns how many, and the last due time: where to go on.
-    pub async fn bring_retries_back(&self, from: i64, most: usize) -> Result<(usize, i64), Error> {
+    /// `from` on. Returns their pointers, and the last due time: where to go on.
+    pub async fn bring_retries_back(&self, from: i64, most: usize) -> Result<(Vec<Pointer>, i64), Error> {
         let mut s = Statement::new(self.dialect(), "bring_retries_back");
         let now = s.now(self.bound_now());
         let (from, margin, limit) = (s.int(from), s.int(FUTURE_MS), s.int(most as i64));
@@ -226,11 +234,15 @@ impl ColdStore {
             "UPDATE timers SET wake_at = CASE WHEN wake_at > claimed_at THEN {now} + wake_at - claimed_at ELSE {now} END, \
                claimed_at = {now} \
              WHERE uid IN (SELECT uid FROM timers WHERE state IN (2, 3) AND state = 2 AND due_at >= {from} \
-               AND claimed_at > {now} + {margin} ORDER BY due_at LIMIT {limit} {lock}) RETURNING due_at"
+               AND claimed_at > {now} + {margin} ORDER BY due_at LIMIT {limit} {lock}) RETURNING {}, due_at",
+            columns::list(POINTER)
         ));
-        let rows = self.urgent.write(s).await?;
-        let due: Vec<i64> = rows.iter().map(|row| row.get(0)).collect::<Result<_, _>>()?;
-        Ok((due.len(), due.iter().copied().max().unwrap_or(i64::MAX)))
+        let (mut pointers, mut last) = (Vec::new(), None);
+        for row in self.urgent.write(s).await? {
+            last = last.max(Some(row.get::<i64>(POINTER.len())?));
+            pointers.push(pointer_of(&row, Via::Express)?);
+        }
+        Ok((pointers, last.unwrap_or(i64::MAX)))
     }
 
     /// Renews the leases of these shards and stores their cursors (`cursor_at`, which only rises, but comes back when

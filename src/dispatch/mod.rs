@@ -198,6 +198,12 @@ impl Dispatcher {
         self.with(|lanes| lanes.backlogs_cleared())
     }
 
+    /// From now on `total` timers are sent at once, `per_receiver` of them to one receiver.
+    pub fn set_limits(&self, total: usize, per_receiver: usize) {
+        self.with(|lanes| lanes.set_limits(total, per_receiver));
+        self.work.notify_one();
+    }
+
     /// Completes when a lane has ceased to have a backlog.
     pub async fn backlog_cleared(&self) {
         self.backlog_cleared.notified().await;

@@ -8,6 +8,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
@@ -44,10 +45,36 @@ pub struct Loader {
     pub promoter: Arc<Promoter>,
     /// Knows how many pointers are queued.
     pub dispatcher: Arc<Dispatcher>,
-    /// The most timers a second that it promotes.
-    pub load_per_second: u32,
-    /// The most overdue timers a second that it hands out.
-    pub catch_up_per_second: u32,
+    /// How fast it works.
+    pub rates: Arc<Rates>,
+}
+
+/// How fast the loader works, in timers a second; both may change while it does.
+#[derive(Debug)]
+pub struct Rates {
+    load: AtomicU32,
+    catch_up: AtomicU32,
+}
+
+impl Rates {
+    /// At most so many timers a second are promoted, and so many overdue ones handed out.
+    pub const fn new(load: u32, catch_up: u32) -> Self {
+        Self { load: AtomicU32::new(load), catch_up: AtomicU32::new(catch_up) }
+    }
+
+    /// Changes both, from the next page on.
+    pub fn set(&self, load: u32, catch_up: u32) {
+        self.load.store(load, Ordering::Relaxed);
+        self.catch_up.store(catch_up, Ordering::Relaxed);
+    }
+
+    fn load(&self) -> u32 {
+        self.load.load(Ordering::Relaxed)
+    }
+
+    fn catch_up(&self) -> u32 {
+        self.catch_up.load(Ordering::Relaxed)
+    }
 }
 
 impl Loader {
@@ -164,7 +191,7 @@ impl Loader {
         let began = Monotonic::now();
         // Overdue pointers are handed out as they are found, so their pages are as small as their rate asks for.
         let is_past = ranges.iter().any(|range| range.after.wake_at < store.clock().now().get());
-        let page_size = if is_past { PAGE.min(self.catch_up_per_second as usize / 4) } else { PAGE };
+        let page_size = if is_past { PAGE.min(self.rates.catch_up() as usize / 4) } else { PAGE };
         let per_range = (page_size / ranges.len()).max(1);
         let mut found: HashMap<i32, Vec<Scanned>> = HashMap::new();
         for row in store.scan(&ranges, per_range).await? {
@@ -190,8 +217,8 @@ impl Loader {
         // A page counts as scanned only now. The shard of a pointer that could not be inserted has lost its wheel.
         let (mut loaded_until, mut done) = (Vec::new(), Vec::new());
         for Page { range, next, overdue, loaded } in &pages {
-            if let Some((until, replay)) = positions.scanned(range, *next, *overdue, *loaded) {
-                loaded_until.push((range.shard, until.get()));
+            if let Some((until, epoch, replay)) = positions.scanned(range, *next, *overdue, *loaded) {
+                loaded_until.push((range.shard, epoch, until.get()));
                 done.extend(replay.map(|replay| (range.shard, replay)));
             }
         }
@@ -201,8 +228,7 @@ impl Loader {
         let overdue: u64 = pages.iter().map(|page| page.overdue).sum();
         let loaded: u64 = pages.iter().map(|page| page.loaded).sum();
         let least = Duration::from_secs_f64(
-            overdue as f64 / f64::from(self.catch_up_per_second)
-                + loaded as f64 / f64::from(self.load_per_second),
+            overdue as f64 / f64::from(self.rates.catch_up()) + loaded as f64 / f64::from(self.rates.load()),
         );
         Ok(least.saturating_sub(began.elapsed()))
     }

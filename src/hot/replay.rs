@@ -91,8 +91,6 @@ async fn replay_server(promoter: &Promoter, server: &str, waiting: Vec<Waiting>)
     }
 
     let target = window_end(now, positions.reach.get());
-    let lost = || inspected.iter().filter(|shard| shard.intact.is_none()).map(|shard| &shard.row);
-    let build: Vec<(i32, Epoch)> = lost().map(|row| (row.shard, row.epoch)).collect();
     let incarnation = uuid::Uuid::now_v7().simple().to_string();
     let fresh = |epoch| Standing {
         incarnation: incarnation.clone(),
@@ -101,11 +99,19 @@ async fn replay_server(promoter: &Promoter, server: &str, waiting: Vec<Waiting>)
         marks: Marks::starting(now, AHEAD_MS, ms(*near)),
         loaded: 0,
     };
-    if !build.is_empty() {
-        let wheels: Vec<(i32, Standing)> =
-            build.iter().map(|(shard, epoch)| (*shard, fresh(*epoch))).collect();
+    let is_lost = |shard: &&Inspected| shard.intact.is_none();
+    let wheels = inspected.iter().filter(is_lost).map(|shard| (shard.row.shard, fresh(shard.row.epoch)));
+    let wheels: Vec<(i32, Standing)> = wheels.collect();
+    if !wheels.is_empty() {
         // Those before may have reached further.
-        hot.build(&wheels, window_end(now, positions.reach.full()).get()).await.inspect_err(full)?;
+        let until = window_end(now, positions.reach.full()).get();
+        let mut built = hot.build(&wheels, until).await.inspect_err(full)?.into_iter();
+        // A later owner has those that were not built.
+        inspected.retain(|shard| !is_lost(&shard) || built.next() == Some(true));
+    }
+    let build = inspected.iter().filter(is_lost).map(|shard| (shard.row.shard, shard.row.epoch));
+    let build: Vec<(i32, Epoch)> = build.collect();
+    if !build.is_empty() {
         store.set_wheel(&build, &wheel_name(server, &incarnation)).await?;
     }
     // Committed before any scan: a timer that is written from here on is promoted by its writer. A watermark may come

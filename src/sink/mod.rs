@@ -105,6 +105,11 @@ impl Sinks {
     pub fn new(config: &Arc<Config>, clock: StoreClock, idle_connections: usize) -> anyhow::Result<Self> {
         Ok(Self { webhook: webhook::Webhooks::new(config, clock, idle_connections)? })
     }
+
+    /// From now on so many idle connections to one receiver are kept, and to all together.
+    pub fn keep_idle(&self, per_receiver: usize, in_all: usize) {
+        self.webhook.keep_idle(per_receiver, in_all);
+    }
 }
 
 impl Sink for Sinks {

@@ -56,6 +56,11 @@ impl Webhooks {
         Ok(Self { clients, guard, clock, timeout: config.webhook.timeout.get(), source })
     }
 
+    /// From now on so many idle connections to one receiver are kept, and to all together.
+    pub fn keep_idle(&self, per_receiver: usize, in_all: usize) {
+        self.clients.keep_idle(per_receiver, in_all);
+    }
+
     /// Makes one attempt.
     pub async fn send(&self, delivery: &Delivery, hook: &Webhook) -> Result<Outcome, Lack> {
         if let Err(refused) = self.guard.check_url(&hook.url) {
@@ -149,19 +154,22 @@ struct Clients {
     current: Mutex<Client>,
     /// Connections that the current client has made.
     made: Arc<AtomicUsize>,
-    most: usize,
+    most: AtomicUsize,
+    per_receiver: AtomicUsize,
 }
 
 impl Clients {
     fn new(config: Arc<Config>, names: Names, most: usize) -> anyhow::Result<Self> {
         let made = Arc::default();
         let tls = rustls::ClientConfig::with_platform_verifier()?;
-        let current = Mutex::new(client(&config, tls.clone(), names.clone(), &made)?);
-        Ok(Self { config, tls, names, current, made, most: most.max(1) })
+        let per_receiver = config.webhook.concurrency;
+        let current = Mutex::new(client(&config, per_receiver, tls.clone(), names.clone(), &made)?);
+        let (most, per_receiver) = (AtomicUsize::new(most.max(1)), AtomicUsize::new(per_receiver));
+        Ok(Self { config, tls, names, current, made, most, per_receiver })
     }
 
     fn current(&self) -> Client {
-        if self.made.load(Ordering::Relaxed) >= self.most {
+        if self.made.load(Ordering::Relaxed) >= self.most.load(Ordering::Relaxed) {
             self.close_idle();
         }
         self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -169,9 +177,21 @@ impl Clients {
 
     /// Closes all idle connections, if the current client has made any.
     fn close_idle(&self) {
-        if self.made.swap(0, Ordering::Relaxed) > 0
-            // It was made from the same settings before.
-            && let Ok(new) = client(&self.config, self.tls.clone(), self.names.clone(), &self.made)
+        if self.made.swap(0, Ordering::Relaxed) > 0 {
+            self.replace();
+        }
+    }
+
+    fn keep_idle(&self, per_receiver: usize, in_all: usize) {
+        self.most.store(in_all.max(1), Ordering::Relaxed);
+        self.per_receiver.store(per_receiver, Ordering::Relaxed);
+        self.replace();
+    }
+
+    fn replace(&self) {
+        let per_receiver = self.per_receiver.load(Ordering::Relaxed);
+        // It was made from the same settings before.
+        if let Ok(new) = client(&self.config, per_receiver, self.tls.clone(), self.names.clone(), &self.made)
         {
             *self.current.lock().unwrap_or_else(PoisonError::into_inner) = new;
         }
@@ -181,6 +201,7 @@ impl Clients {
 /// A client that counts the connections it makes in `made`.
 fn client(
     config: &Config,
+    per_receiver: usize,
     tls: rustls::ClientConfig,
     names: Names,
     made: &Arc<AtomicUsize>,
@@ -200,7 +221,7 @@ fn client(
         // A little shorter than the attempt's timeout, so that an attempt without a connection counts as not sent.
         .connect_timeout(CONNECT_WAIT.min(timeout.mul_f64(0.95)))
         .timeout(timeout)
-        .pool_max_idle_per_host(config.webhook.concurrency)
+        .pool_max_idle_per_host(per_receiver)
         .pool_idle_timeout(Duration::from_secs(30))
         .tcp_nodelay(true)
         .local_address(config.webhook.source_address)

@@ -201,11 +201,13 @@ impl Sweep {
             return Ok(());
         };
         for shard in self.store.shards() {
-            self.store.bring_claims_back(shard, by_ms).await?;
+            self.writer.promote(self.store.bring_claims_back(shard, by_ms).await?);
         }
         let (mut brought, mut from) = (PAGE, i64::MIN);
         while brought == PAGE {
-            (brought, from) = self.store.bring_retries_back(from, PAGE).await?;
+            let (retries, last) = self.store.bring_retries_back(from, PAGE).await?;
+            (brought, from) = (retries.len(), last);
+            self.writer.promote(retries);
         }
         let pause = Duration::from_secs(1 << looks);
         let next = SetBack { by_ms, looks: looks + 1, next_at: now.plus(pause) };

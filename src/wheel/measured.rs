@@ -43,7 +43,7 @@ impl HotWheel for Measured {
         self.run("look", self.wheels.look(shards)).await
     }
 
-    async fn build(&self, wheels: &[(i32, Standing)], until: i64) -> Result<(), Error> {
+    async fn build(&self, wheels: &[(i32, Standing)], until: i64) -> Result<Vec<bool>, Error> {
         self.run("build", self.wheels.build(wheels, until)).await
     }
 
@@ -51,7 +51,7 @@ impl HotWheel for Measured {
         self.run("adopt", self.wheels.adopt(shards)).await
     }
 
-    async fn set_loaded(&self, shards: &[(i32, i64)]) -> Result<(), Error> {
+    async fn set_loaded(&self, shards: &[(i32, Epoch, i64)]) -> Result<(), Error> {
         self.run("loaded", self.wheels.set_loaded(shards)).await
     }
 

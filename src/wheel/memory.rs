@@ -77,14 +77,19 @@ impl HotWheel for MemoryWheel {
         }))
     }
 
-    async fn build(&self, wheels: &[(i32, Standing)], _until: i64) -> Result<(), Error> {
-        self.with(|state| {
-            for (shard, standing) in wheels {
-                let wheel = Wheel { standing: standing.clone(), slots: BTreeMap::new() };
-                state.shards.insert(*shard, wheel);
-            }
-        });
-        Ok(())
+    async fn build(&self, wheels: &[(i32, Standing)], _until: i64) -> Result<Vec<bool>, Error> {
+        Ok(self.with(|state| {
+            let mut build = |(shard, standing): &(i32, Standing)| {
+                let is_free =
+                    state.shards.get(shard).is_none_or(|wheel| wheel.standing.epoch <= standing.epoch);
+                if is_free {
+                    let wheel = Wheel { standing: standing.clone(), slots: BTreeMap::new() };
+                    state.shards.insert(*shard, wheel);
+                }
+                is_free
+            };
+            wheels.iter().map(&mut build).collect()
+        }))
     }
 
     async fn adopt(&self, shards: &[(i32, Epoch)]) -> Result<(), Error> {
@@ -98,10 +103,11 @@ impl HotWheel for MemoryWheel {
         Ok(())
     }
 
-    async fn set_loaded(&self, shards: &[(i32, i64)]) -> Result<(), Error> {
+    async fn set_loaded(&self, shards: &[(i32, Epoch, i64)]) -> Result<(), Error> {
         self.with(|state| {
-            for (shard, loaded) in shards {
-                if let Some(wheel) = state.shards.get_mut(shard) {
+            for (shard, epoch, loaded) in shards {
+                let wheel = state.shards.get_mut(shard).filter(|wheel| wheel.standing.epoch == *epoch);
+                if let Some(wheel) = wheel {
                     wheel.standing.loaded = *loaded;
                 }
             }

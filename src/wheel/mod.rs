@@ -300,17 +300,18 @@ pub trait HotWheel: Send + Sync {
     /// The states of the wheels of these shards, in order; `None` for a shard without a wheel.
     async fn look(&self, shards: &[i32]) -> Result<Vec<Option<Standing>>, Error>;
 
-    /// Builds wheels with these states. Their minute slots from the marks up to `until` (ms) are emptied, and
-    /// so are the second slots of minutes that count as cascaded. Later second slots may keep pointers of an
-    /// earlier building; they come twice, and claims drop the second ones.
-    async fn build(&self, wheels: &[(i32, Standing)], until: i64) -> Result<(), Error>;
+    /// Builds wheels with these states; whether each was built, in order. One is not where the wheel has a higher epoch:
+    /// a later owner has it. Their minute slots from the marks up to `until` (ms) are emptied, and so are the second
+    /// slots of minutes that count as cascaded. Later second slots may keep pointers of an earlier building; they come
+    /// twice, and claims drop the second ones.
+    async fn build(&self, wheels: &[(i32, Standing)], until: i64) -> Result<Vec<bool>, Error>;
 
     /// Raises the epoch of these shards' wheels, so that only the owner of this epoch can take from them. A
     /// higher epoch stays: a node that has lost a shard without knowing it does not lock out the new owner.
     async fn adopt(&self, shards: &[(i32, Epoch)]) -> Result<(), Error>;
 
-    /// Stores up to where each shard was loaded (ms).
-    async fn set_loaded(&self, shards: &[(i32, i64)]) -> Result<(), Error>;
+    /// Stores up to where each shard was loaded (ms) by its owner under this epoch.
+    async fn set_loaded(&self, shards: &[(i32, Epoch, i64)]) -> Result<(), Error>;
 
     /// Appends pointers to slots; answers in order.
     async fn append(&self, appends: &[Append]) -> Result<Vec<Appended>, Error>;

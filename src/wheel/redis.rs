@@ -42,6 +42,8 @@ pub struct RedisWheel {
     keys: Keys,
     append: redis::Script,
     take: redis::Script,
+    build: redis::Script,
+    loaded: redis::Script,
     adopt: redis::Script,
     express: redis::Script,
     witness: redis::Script,
@@ -57,6 +59,8 @@ impl RedisWheel {
             keys: Keys::new(name),
             append: redis::Script::new(scripts::APPEND),
             take: redis::Script::new(scripts::TAKE),
+            build: redis::Script::new(scripts::BUILD),
+            loaded: redis::Script::new(scripts::LOADED),
             adopt: redis::Script::new(scripts::ADOPT),
             express: redis::Script::new(scripts::EXPRESS),
             witness: redis::Script::new(scripts::WITNESS),
@@ -113,35 +117,29 @@ impl HotWheel for RedisWheel {
         Ok(found.into_iter().map(standing).collect())
     }
 
-    async fn build(&self, wheels: &[(i32, Standing)], until: i64) -> Result<(), Error> {
-        for (shard, standing) in wheels {
+    async fn build(&self, wheels: &[(i32, Standing)], until: i64) -> Result<Vec<bool>, Error> {
+        let one = |(shard, standing): &(i32, Standing)| {
             let marks = standing.marks;
-            let mut call = self.on("HSET", &self.keys.standing(*shard));
-            let start: &mut Cmd = &mut call.command;
-            start.arg("i").arg(&standing.incarnation).arg("e").arg(standing.epoch.0);
-            start.arg("b").arg(standing.beat).arg("l").arg(standing.loaded);
-            start.arg("s").arg(marks.second.0).arg("m").arg(marks.minute.0).arg("w").arg(marks.whole.0);
-            // The new incarnation comes first: from then on no take of the old incarnation succeeds.
-            let slot = call.slot;
-            let mut calls = vec![call];
-            for level in Level::ALL {
-                // Second slots exist up to the last cascaded minute; one more minute for safety.
+            let emptied = Level::ALL.into_iter().flat_map(|level| {
                 let last = match level {
+                    // Second slots exist up to the last cascaded minute; one more minute for safety.
                     Level::Second => (marks.minute.0 + 2) * 60,
                     Level::Minute | Level::WholeMinute => until / level.tick_ms() + 1,
                 };
-                let slots: Vec<String> = (marks.of(level).0 - 2..=last)
-                    .map(|tick| self.keys.slot(*shard, Slot { level, tick: Tick(tick) }))
-                    .collect();
-                for chunk in slots.chunks(500) {
-                    let mut unlink = cmd("UNLINK");
-                    unlink.arg(chunk);
-                    calls.push(Call { slot, command: unlink });
-                }
-            }
-            self.run::<i64>(calls).await?;
-        }
-        Ok(())
+                (marks.of(level).0 - 2..=last).map(move |tick| Slot { level, tick: Tick(tick) })
+            });
+            let slots = emptied.map(|slot| self.keys.slot(*shard, slot));
+            let keys: Vec<String> = std::iter::once(self.keys.standing(*shard)).chain(slots).collect();
+            let mut call = self.call(&self.build, &keys);
+            let start: &mut Cmd = &mut call.command;
+            start.arg(standing.epoch.0);
+            start.arg("i").arg(&standing.incarnation).arg("e").arg(standing.epoch.0);
+            start.arg("b").arg(standing.beat).arg("l").arg(standing.loaded);
+            start.arg("s").arg(marks.second.0).arg("m").arg(marks.minute.0).arg("w").arg(marks.whole.0);
+            call
+        };
+        let built = self.run::<i64>(wheels.iter().map(one).collect()).await?;
+        Ok(built.into_iter().map(|built| built == 1).collect())
     }
 
     async fn adopt(&self, shards: &[(i32, Epoch)]) -> Result<(), Error> {
@@ -153,10 +151,10 @@ impl HotWheel for RedisWheel {
         self.run::<i64>(shards.iter().map(one).collect()).await.map(drop)
     }
 
-    async fn set_loaded(&self, shards: &[(i32, i64)]) -> Result<(), Error> {
-        let one = |(shard, loaded): &(i32, i64)| {
-            let mut call = self.on("HSET", &self.keys.standing(*shard));
-            call.command.arg("l").arg(*loaded);
+    async fn set_loaded(&self, shards: &[(i32, Epoch, i64)]) -> Result<(), Error> {
+        let one = |(shard, epoch, loaded): &(i32, Epoch, i64)| {
+            let mut call = self.call(&self.loaded, &[self.keys.standing(*shard)]);
+            call.command.arg(epoch.0).arg(*loaded);
             call
         };
         self.run::<i64>(shards.iter().map(one).collect()).await.map(drop)

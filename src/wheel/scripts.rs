@@ -1,7 +1,7 @@
 //! The scripts that Redis runs. Each is atomic and uses keys of one shard (or one node) only.
 
 /// All scripts, for servers that do not have them loaded.
-pub(super) const ALL: [&str; 5] = [APPEND, TAKE, ADOPT, EXPRESS, WITNESS];
+pub(super) const ALL: [&str; 7] = [APPEND, TAKE, BUILD, LOADED, ADOPT, EXPRESS, WITNESS];
 
 /// Appends pointers to a slot, unless the slot was taken.
 ///
@@ -33,6 +33,29 @@ local beat = tonumber(s[3]) + 1
 redis.call('HSET', KEYS[1], 'b', beat)
 if tonumber(ARGV[5]) > tonumber(s[4]) then redis.call('HSET', KEYS[1], ARGV[4], ARGV[5]) end
 return {1, beat, redis.call('LRANGE', KEYS[2], ARGV[6], ARGV[7])}";
+
+/// Builds a shard's wheel.
+///
+/// KEYS: standing, slots to empty… ARGV: the epoch, then the fields of the standing and their values. Returns 1, or 0 if
+/// the wheel has a higher epoch: a later owner has it. Atomic, so that a node that has lost the shard without knowing it
+/// does not empty slots that the later owner has filled. A server without room empties the slots all the same, which
+/// makes room, and has no wheel then.
+pub(super) const BUILD: &str = "
+local e = redis.call('HGET', KEYS[1], 'e')
+if e and tonumber(e) > tonumber(ARGV[1]) then return 0 end
+local set = redis.pcall('HSET', KEYS[1], unpack(ARGV, 2))
+local failed = type(set) == 'table' and set.err
+for n = failed and 1 or 2, #KEYS do redis.call('UNLINK', KEYS[n]) end
+if failed then return set end
+return 1";
+
+/// Notes up to where a shard's wheel is loaded, unless it has another epoch.
+///
+/// KEYS: standing. ARGV: epoch, the moment. Returns 1, or 0 if it has. Atomic, so that nobody speaks for the next owner.
+pub(super) const LOADED: &str = "
+if redis.call('HGET', KEYS[1], 'e') ~= ARGV[1] then return 0 end
+redis.call('HSET', KEYS[1], 'l', ARGV[2])
+return 1";
 
 /// Raises the epoch of a shard's wheel.
 ///

@@ -20,6 +20,7 @@ mod logs;
 mod page;
 mod paths;
 mod races;
+mod reload;
 mod rest;
 mod retention;
 mod series;

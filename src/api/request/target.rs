@@ -46,7 +46,7 @@ pub struct WebhookIn {
 }
 
 /// Reads and checks a target; pushes what is wrong with it.
-pub(super) fn target(raw: Option<&RawValue>, guard: &Guard, errors: &mut Vec<FieldError>) -> Option<Target> {
+pub fn target(raw: Option<&RawValue>, guard: &Guard, errors: &mut Vec<FieldError>) -> Option<Target> {
     let Some(raw) = raw else {
         errors.push(FieldError::new(
             "/target",

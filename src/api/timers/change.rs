@@ -12,7 +12,7 @@ use serde_json::value::RawValue;
 use super::{ApiResult, MAX_BODY, TimerPath, parse_id, timer_answer};
 use crate::api::ApiState;
 use crate::api::problem::{FieldError, Problem};
-use crate::api::request::{self, Priority, PriorityIn};
+use crate::api::request::{self, Priority, PriorityIn, TargetIn};
 use crate::api::schema;
 use crate::api::state::caller;
 use crate::api::view::TimerView;
@@ -49,6 +49,9 @@ pub struct Patch {
     /// The new priority.
     #[schema(value_type = Option<Priority>)]
     priority: Option<PriorityIn>,
+    /// The new target, in place of the former one as a whole: its secret and headers too.
+    #[schema(value_type = Option<TargetIn>)]
+    target: Option<Box<RawValue>>,
 }
 
 /// The headers of a PATCH.
@@ -66,11 +69,11 @@ fn present<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<B
     Box::<RawValue>::deserialize(deserializer).map(Some)
 }
 
-/// Change due time, payload, labels or priority.
+/// Change due time, payload, labels, target or priority.
 #[utoipa::path(patch, path = "/v1/timers/{id}", tag = "timers",
     params(TimerPath, PatchHeaders),
     request_body = Patch,
-    responses((status = 200, body = TimerView, description = "A new generation if due time or payload changed"),
+    responses((status = 200, body = TimerView, description = "A new generation if due time, payload or target changed"),
         (status = 404, body = Problem), (status = 409, body = Problem, description = "in_flight, already_fired, already_cancelled"),
         (status = 412, body = Problem, description = "version_changed")))]
 pub async fn patch(
@@ -95,15 +98,19 @@ pub async fn patch(
     };
     request::check_data(raw.data.as_deref(), &mut errors);
     let labels = raw.labels.as_ref().map(|labels| request::labels(Some(labels), &mut errors));
-    if !times && raw.data.is_none() && labels.is_none() && raw.priority.is_none() {
-        let detail = "give at least one of fire_at, delay, local with zone, data, labels, priority";
+    let is_empty =
+        raw.data.is_none() && raw.target.is_none() && raw.labels.is_none() && raw.priority.is_none();
+    let target =
+        raw.target.as_deref().and_then(|target| request::target(Some(target), &state.guard, &mut errors));
+    if !times && is_empty {
+        let detail = "give at least one of fire_at, delay, local with zone, data, labels, target, priority";
         errors.push(FieldError::new("", "empty", detail));
     }
     if !errors.is_empty() {
         return Err(Problem::invalid(errors));
     }
     let data = raw.data.map(|data| (data.get() != "null").then(|| data.get().as_bytes().to_vec()));
-    let edit = Edit { due_at, data, labels, if_version };
+    let edit = Edit { due_at, data, labels, target, if_version };
     match change(service, &timer_id, ChangeEvent::Edit(edit)).await? {
         (row, Answer::Done) => Ok(timer_answer(StatusCode::OK, &row, state.tiers(service))),
         (row, answer) => Err(refused(&row, answer)),

@@ -243,6 +243,13 @@ impl Lanes {
         }
     }
 
+    /// From now on a node sends `total` at once, `per_lane` of them to one receiver. What is under way beyond that ends
+    /// first.
+    pub fn set_limits(&mut self, total: usize, per_lane: usize) {
+        (self.total, self.per_lane, self.newcomers) = (total, per_lane, Newcomers::of(total));
+        self.lanes.values_mut().for_each(|lane| lane.limit = lane.limit.min(per_lane));
+    }
+
     /// Offers the pointer of a due timer.
     pub fn offer(&mut self, pointer: Pointer, now_ms: i64) -> Offer {
         let revision = pointer.revision();

@@ -123,6 +123,30 @@ fn no_more_permits_are_given_than_may_be_sent_at_once() {
 }
 
 #[test]
+fn limits_change_while_attempts_are_under_way() {
+    let mut lanes = proven(200, 20, [1, 2]);
+    for n in 0..300 {
+        lanes.offer(pointer(n, 1 + (n % 2) as i64, 0), 0);
+    }
+    let under_way = take(&mut lanes, 200);
+    assert!(under_way.len() > 60, "three times what is sent at once: {}", under_way.len());
+    lanes.set_limits(60, 2);
+    assert_eq!(take(&mut lanes, 200).len(), 0, "more are under way than may be");
+    under_way.iter().for_each(|one| finish(&mut lanes, one, AttemptEnd::Answered, 0));
+    let fewer = take(&mut lanes, 200);
+    assert_eq!(fewer.len(), 2 * 3 * 2, "two lanes, each three times what it sends at once");
+    lanes.set_limits(400, 50);
+    fewer.iter().for_each(|one| finish(&mut lanes, one, AttemptEnd::Answered, 0));
+    let mut most = 0;
+    for _ in 0..20 {
+        let more = take(&mut lanes, 400);
+        most = most.max(more.len());
+        more.iter().for_each(|one| finish(&mut lanes, one, AttemptEnd::Answered, 0));
+    }
+    assert!(most > 12, "the limit of a lane rises again: {most}");
+}
+
+#[test]
 fn retries_never_take_more_than_a_quarter() {
     let mut lanes = proven(8, 8, [1]);
     for n in 0..20 {

@@ -85,6 +85,53 @@ async fn a_change_fires_at_its_new_time_only(builder: NodeBuilder) {
     assert_eq!(receiver.received().len(), 1);
 }
 
+async fn a_new_target_takes_the_place_of_the_former_one(builder: NodeBuilder) {
+    let node = builder.start_ready().await;
+    let (api, before, after) = (node.api(), Receiver::start().await, Receiver::start().await);
+    let signed =
+        |receiver: &Receiver| json!({"webhook": {"url": receiver.url("/ok"), "secret": "whsec_c2VjcmV0"}});
+    assert_eq!(api.put("t", &json!({"delay": "PT1H", "target": signed(&before)})).await.0, 201);
+    changed(&api, json!({"target": signed(&before)}), 1, 1).await;
+    let unsigned = changed(&api, json!({"target": to(before.url("/ok"))}), 2, 2).await;
+    let elsewhere = changed(&api, json!({"target": to(after.url("/ok"))}), 3, 3).await;
+    let hook = &elsewhere["target"]["webhook"];
+    assert_eq!((&elsewhere["due_at"], &hook["url"]), (&unsigned["due_at"], &json!(after.url("/ok"))));
+    assert_eq!((&hook["signed"], &unsigned["target"]["webhook"]["signed"]), (&json!(false), &json!(false)));
+    let listed = async |receiver: &Receiver| {
+        let (_, page) = api.get(&format!("/v1/timers?receiver={}", receiver.url(""))).await;
+        page["items"].as_array().map(Vec::len)
+    };
+    assert_eq!((listed(&before).await, listed(&after).await), (Some(0), Some(1)));
+    let refused = json!({"target": {"webhook": {"url": "http://169.254.169.254/latest"}}});
+    let refused = api.send(Method::PATCH, "/v1/timers/t", &[], Some(&refused)).await;
+    problem(&refused, 422, "invalid");
+    assert_eq!(refused.body["errors"][0]["pointer"], "/target/webhook/url", "{}", refused.body);
+    changed(&api, json!({"target": null, "delay": "PT0.2S"}), 4, 4).await;
+    let all = after.wait_for(1, LONG).await;
+    assert_eq!((all[0].generation, all[0].headers.get("webhook-signature")), (4, None), "without its secret");
+    in_state(&api, "t", "delivered").await;
+    assert_eq!(before.received().len(), 0);
+}
+
+/// A target that hangs holds its lane up. What was for it goes out at once to another.
+#[tokio::test]
+async fn what_waits_for_a_receiver_that_hangs_goes_to_another_at_once() {
+    let node = Node::builder().start_ready().await;
+    let (api, hangs, other) = (node.api(), Receiver::start().await, Receiver::start().await);
+    for n in 0..100 {
+        assert_eq!(api.put(&format!("h{n}"), &now(hangs.url("/hang"))).await.0, 201);
+    }
+    crate::support::eventually("the lane is full", LONG, async || {
+        let (_, timer) = api.timer("h99").await;
+        let waits = hangs.received().len() >= 20 && timer["state"] == "scheduled";
+        if waits { Ok(()) } else { Err(timer) }
+    })
+    .await;
+    assert_eq!(api.patch("h99", &json!({"target": to(other.url("/ok"))})).await.0, 200);
+    let all = other.wait_for(1, LONG).await;
+    assert_eq!((all[0].timer.as_str(), all[0].generation), ("h99", 2));
+}
+
 #[tokio::test]
 async fn a_new_due_time_starts_the_attempts_anew() {
     let node = Node::builder().start_ready().await;
@@ -181,5 +228,6 @@ on_both!(
     due_time_and_data_make_a_generation_and_labels_do_not,
     if_match_guards_a_change,
     a_change_fires_at_its_new_time_only,
+    a_new_target_takes_the_place_of_the_former_one,
     fire_is_now_and_once,
 );

@@ -12,7 +12,7 @@ use mainspring::config::Config;
 use mainspring::dispatch::Dispatcher;
 use mainspring::hot::AHEAD_MS;
 use mainspring::hot::last_mile::LastMile;
-use mainspring::hot::loader::Loader;
+use mainspring::hot::loader::{Loader, Rates};
 use mainspring::hot::promoter::Promoter;
 use mainspring::hot::ticker::Ticker;
 use mainspring::metrics::Metrics;
@@ -233,8 +233,7 @@ impl Node {
             loader: Arc::new(Loader {
                 promoter,
                 dispatcher: Arc::clone(&dispatcher),
-                load_per_second: 1_000_000,
-                catch_up_per_second: 1_000_000,
+                rates: Arc::new(Rates::new(1_000_000, 1_000_000)),
             }),
             ticker: Arc::new(Ticker::new(hot, Arc::clone(&positions), last_mile, clock, metrics.clone())),
             sweep: Arc::new(Sweep::new(

@@ -94,7 +94,7 @@ impl HotWheel for Reached {
         self.call("wheel look", || self.server.wheel.look(shards)).await
     }
 
-    async fn build(&self, wheels: &[(i32, Standing)], until: i64) -> Result<(), Error> {
+    async fn build(&self, wheels: &[(i32, Standing)], until: i64) -> Result<Vec<bool>, Error> {
         self.call("wheel build", || self.server.wheel.build(wheels, until)).await
     }
 
@@ -102,7 +102,7 @@ impl HotWheel for Reached {
         self.call("wheel adopt", || self.server.wheel.adopt(shards)).await
     }
 
-    async fn set_loaded(&self, shards: &[(i32, i64)]) -> Result<(), Error> {
+    async fn set_loaded(&self, shards: &[(i32, Epoch, i64)]) -> Result<(), Error> {
         self.call("wheel set_loaded", || self.server.wheel.set_loaded(shards)).await
     }
 

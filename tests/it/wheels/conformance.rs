@@ -228,7 +228,7 @@ async fn a_build_starts_empty_and_touches_no_other_shard(f: Fixture) {
     for _ in 0..3 {
         f.page(0, after(Level::Second, 1)).await;
     }
-    f.wheel.set_loaded(&[(0, 5), (1, 6)]).await.expect("keeps");
+    f.wheel.set_loaded(&[(0, Epoch(1), 5), (1, Epoch(1), 6)]).await.expect("keeps");
     let (standings, counts) = f.state().await;
     assert_eq!(counts.iter().sum::<usize>(), 2 * 3 * 3 * 4);
 
@@ -377,7 +377,7 @@ async fn a_wheel_that_is_not_there_keeps_nothing_and_stays_away(f: Fixture) {
     assert_eq!(f.append(0, first, &pointers(0, 1)).await, Appended::NoWheel);
     assert!(matches!(f.take(&take(0, first, 0)).await, Taken::Lost(_)));
     f.wheel.adopt(&[(0, Epoch(1))]).await.expect("answers");
-    f.wheel.set_loaded(&[(0, 1)]).await.expect("answers");
+    f.wheel.set_loaded(&[(0, Epoch(1), 1)]).await.expect("answers");
     f.wheel.hand_over(&[(0, first)]).await.expect("answers");
     assert_eq!(f.append(0, first, &pointers(0, 1)).await, Appended::NoWheel);
     assert!(matches!(f.take(&take(0, first, 0)).await, Taken::Lost(_)));
@@ -386,12 +386,32 @@ async fn a_wheel_that_is_not_there_keeps_nothing_and_stays_away(f: Fixture) {
 
 async fn up_to_where_a_shard_was_loaded_is_kept(f: Fixture) {
     f.built().await;
-    f.wheel.set_loaded(&[(0, START_MS), (2, START_MS + 1)]).await.expect("keeps");
+    f.wheel.set_loaded(&[(0, Epoch(1), START_MS), (2, Epoch(1), START_MS + 1)]).await.expect("keeps");
     let loaded: Vec<i64> = f.state().await.0.into_iter().flatten().map(|one| one.loaded).collect();
     assert_eq!(loaded, [START_MS, 0, START_MS + 1]);
     f.page(0, after(Level::Second, 1)).await;
     f.wheel.adopt(&[(0, Epoch(2))]).await.expect("adopts");
     assert_eq!(f.look(0).await.expect("a wheel").loaded, START_MS);
+    f.wheel.set_loaded(&[(0, Epoch(1), START_MS + 2)]).await.expect("answers");
+    assert_eq!(f.look(0).await.expect("a wheel").loaded, START_MS, "nobody speaks for the next owner");
+}
+
+/// A node that has lost a shard without knowing it builds its wheel anew, after the next owner has filled it.
+async fn a_wheel_of_a_later_owner_is_not_built_over(f: Fixture) {
+    f.built().await;
+    f.wheel.adopt(&[(0, Epoch(3))]).await.expect("adopts");
+    let first = after(Level::Second, 1);
+    assert_eq!(f.append(0, first, &pointers(0, 2)).await, Appended::Kept);
+    let before = f.state().await;
+    let build = async |shard, epoch| {
+        f.wheel.build(&[(shard, standing("stale", epoch))], START_MS + 600_000).await.expect("answers")
+    };
+    assert_eq!(build(0, 2).await, [false]);
+    assert_eq!(f.state().await, before);
+    assert_eq!((build(0, 3).await, build(1, 2).await), (vec![true], vec![true]));
+    let (standings, counts) = f.state().await;
+    assert_eq!(standings[0], Some(standing("stale", 3)));
+    assert_eq!(counts[..15], [0; 15], "the owner itself empties it");
 }
 
 async fn each_of_a_batch_of_takes_has_its_own_answer(f: Fixture) {
@@ -495,6 +515,7 @@ on_all!(
     who_waits_for_express_pointers_gets_them_or_nothing,
     a_wheel_that_is_not_there_keeps_nothing_and_stays_away,
     up_to_where_a_shard_was_loaded_is_kept,
+    a_wheel_of_a_later_owner_is_not_built_over,
     each_of_a_batch_of_takes_has_its_own_answer,
     an_empty_batch_asks_nothing,
     of_an_append_and_a_take_that_meet_the_pointer_is_with_one_of_them,

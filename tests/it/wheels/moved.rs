@@ -1,7 +1,10 @@
 //! Timers that are moved again and again: few pointers stay behind, and the last moment is kept by the wheels.
 
+use std::collections::BTreeMap;
+
 use mainspring::cold::{Change, ChangeEvent, Edit};
 use mainspring::model::pointer::Pointer;
+use mainspring::model::target::{Target, Webhook};
 use mainspring::model::time::UnixMs;
 use mainspring::writer::Writer;
 use tokio::sync::mpsc;
@@ -80,6 +83,19 @@ async fn a_timer_pushed_back_at_once_keeps_one_pointer(parts: Parts) {
     timer.fires_at(MINUTE + 100 * SECOND).await;
 }
 
+/// The pointer that it had would wait for the turn of the former receiver.
+async fn a_timer_for_another_receiver_gets_a_pointer_of_its_own(parts: Parts) {
+    let mut timer = Mover::new(parts, MINUTE, false).await;
+    let other = Webhook::new("http://127.0.0.1:81/other", None, BTreeMap::new()).expect("a webhook");
+    let lane = other.lane();
+    timer.edit(Edit { target: Some(Target::Webhook(other)), ..Edit::default() }).await;
+    assert_eq!(timer.pointers().await, 2);
+    walk(&timer.rig, &mut timer.node, MINUTE).await;
+    let due = timer.node.due();
+    assert_eq!(due.iter().filter(|one| one.lane == lane).count(), 1, "{due:?}");
+    assert_eq!(timer.node.claim(&due, 0).await.len(), 1);
+}
+
 async fn a_heartbeat_leaves_two_pointers_at_most(parts: Parts) {
     let mut timer = Mover::new(parts, 3 * MINUTE, false).await;
     for beat in 1..=100 {
@@ -154,6 +170,7 @@ async fn a_lost_pointer_is_made_up_for(parts: Parts) {
 
 on_all!(
     a_timer_pushed_back_at_once_keeps_one_pointer,
+    a_timer_for_another_receiver_gets_a_pointer_of_its_own,
     a_heartbeat_leaves_two_pointers_at_most,
     a_timer_of_minute_precision_leaves_two_pointers_at_most,
     a_timer_moved_to_and_fro_leaves_two_pointers_at_most,

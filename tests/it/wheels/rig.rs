@@ -12,7 +12,7 @@ use mainspring::config::Config;
 use mainspring::dispatch::Dispatcher;
 use mainspring::hot::AHEAD_MS;
 use mainspring::hot::last_mile::LastMile;
-use mainspring::hot::loader::Loader;
+use mainspring::hot::loader::{Loader, Rates};
 use mainspring::hot::promoter::Promoter;
 use mainspring::hot::ticker::Ticker;
 use mainspring::metrics::Metrics;
@@ -229,7 +229,7 @@ impl HotWheel for TestWheel {
         self.inner.look(shards).await
     }
 
-    async fn build(&self, wheels: &[(i32, Standing)], until: i64) -> Result<(), Error> {
+    async fn build(&self, wheels: &[(i32, Standing)], until: i64) -> Result<Vec<bool>, Error> {
         self.inner.build(wheels, until).await
     }
 
@@ -237,7 +237,7 @@ impl HotWheel for TestWheel {
         self.inner.adopt(shards).await
     }
 
-    async fn set_loaded(&self, shards: &[(i32, i64)]) -> Result<(), Error> {
+    async fn set_loaded(&self, shards: &[(i32, Epoch, i64)]) -> Result<(), Error> {
         self.run(Call::SetLoaded, self.inner.set_loaded(shards)).await
     }
 
@@ -386,8 +386,7 @@ impl Rig {
             loader: Loader {
                 promoter: Arc::clone(&promoter),
                 dispatcher: Arc::clone(&self.dispatcher),
-                load_per_second: 1_000_000,
-                catch_up_per_second: 1_000_000,
+                rates: Arc::new(Rates::new(1_000_000, 1_000_000)),
             },
             ticker: Ticker::new(hot, positions, last_mile, clock, self.metrics.clone()),
             promoter,

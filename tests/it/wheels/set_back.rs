@@ -121,7 +121,7 @@ async fn what_is_committed_after_the_look_is_found_by_a_later_one(parts: Parts) 
     renew(&rig, &node).await;
     rig.at(0);
     renew(&rig, &node).await;
-    let (sweep, _promoted) = rig.sweep(&node);
+    let (sweep, mut promoted) = rig.sweep(&node);
     sweep.run_once().await.expect("brings back");
     let timer = rig.commit(&[rig.timer("t", 30 * SECOND)]).await[0];
     let by_then = format!("UPDATE timers SET wake_at = {0}, created_at = {0}", START_MS + HOUR);
@@ -133,6 +133,8 @@ async fn what_is_committed_after_the_look_is_found_by_a_later_one(parts: Parts) 
     rig.at(SECOND);
     sweep.run_once().await.expect("looks again");
     assert_eq!(wakes().await, START_MS + 30 * SECOND);
+    let pointer = promoted.try_recv().expect("no wheel knows it");
+    assert_eq!((pointer.uid, pointer.wake_at.get()), (timer.uid, START_MS + 30 * SECOND));
 }
 
 on_all!(
