@@ -63,8 +63,11 @@ impl Reload {
         }
         let files = FileLimits::of(&read, limits::in_force());
         let (total, per_receiver) = (files.attempts(&read), read.webhook.concurrency);
-        capacity.dispatcher.set_limits(total, per_receiver);
-        capacity.sinks.keep_idle(per_receiver, files.kept_open(&read));
+        // These begin anew with what is known of receivers, and with connections.
+        if taken.iter().any(|(key, ..)| key.ends_with(".concurrency")) {
+            capacity.dispatcher.set_limits(total, per_receiver);
+            capacity.sinks.keep_idle(per_receiver, files.kept_open(&read));
+        }
         capacity.rates.set(read.wheel.load_per_second, read.wheel.catch_up_per_second);
         for (key, before, now) in taken {
             tracing::info!(key, before, now, "changed while it runs");

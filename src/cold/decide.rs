@@ -69,7 +69,8 @@ pub(super) fn decide(
     }
     if step.life != before {
         // A pointer for another receiver would wait for that one's turn.
-        let keeps_receiver = prepared.edit.as_ref().is_none_or(|edit| edit.target.is_none());
+        let target = prepared.edit.as_ref().and_then(|edit| edit.target.as_ref());
+        let keeps_receiver = target.is_none_or(|target| target.lane() == row.lane);
         let known = keeps_receiver.then(|| pointer_ahead(row.pointed_at, before, step.life, now, watermark));
         row.pointed_at = known.flatten();
     }

@@ -193,8 +193,8 @@ impl ColdStore {
 
     /// Brings the timers of a shard back whose claims were made by a clock that was set back since: a claim expires as
     /// long from now as it would have from then, and a timer that was postponed or released wakes when it is due.
-    /// `set_back_ms`: by how much it was set back, at most. Returns the pointers of those that wait for their due time: the
-    /// wheels do not know them.
+    /// `set_back_ms`: by how much it was set back, at most. Returns the pointers of those whose due time lies ahead: the
+    /// wheels do not know them. What is due, the sweep finds.
     pub async fn bring_claims_back(&self, shard: i32, set_back_ms: i64) -> Result<Vec<Pointer>, Error> {
         let mut s = Statement::new(self.dialect(), "bring_claims_back");
         let now = s.now(self.bound_now());
@@ -213,9 +213,12 @@ impl ColdStore {
             columns::list(POINTER)
         ));
         let mut waiting = Vec::new();
-        for row in self.urgent.write(s).await? {
-            if row.get::<i16>(POINTER.len())? == State::Scheduled.code() {
-                waiting.push(pointer_of(&row, Via::Express)?);
+        let rows = self.urgent.write(s).await?;
+        let now = self.clock.now();
+        for row in rows {
+            let pointer = pointer_of(&row, Via::Express)?;
+            if row.get::<i16>(POINTER.len())? == State::Scheduled.code() && pointer.wake_at > now {
+                waiting.push(pointer);
             }
         }
         Ok(waiting)

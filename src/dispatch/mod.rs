@@ -251,8 +251,11 @@ impl Dispatcher {
             self.work.notify_one();
         }
         let mut owned: Vec<(Pointer, Epoch)> = Vec::with_capacity(count);
+        let now = self.store.clock().now();
         for pointer in taken {
-            match self.ownership.begin(pointer.shard) {
+            // What may not be sent is not claimed: it would be given back, and come again at once.
+            let may_send = |epoch: &Epoch| self.ownership.valid(pointer.shard, *epoch, now);
+            match self.ownership.begin(pointer.shard).filter(may_send) {
                 Some(epoch) => owned.push((pointer, epoch)),
                 None => self.with(|lanes| lanes.claim_dropped(&pointer, Monotonic::now().as_ms())),
             }

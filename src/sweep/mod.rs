@@ -209,6 +209,8 @@ impl Sweep {
             (brought, from) = (retries.len(), last);
             self.writer.promote(retries);
         }
+        // The round that found the set-back has tried this once.
+        self.store.end_old_waits().await?;
         let pause = Duration::from_secs(1 << looks);
         let next = SetBack { by_ms, looks: looks + 1, next_at: now.plus(pause) };
         self.progress().set_back = (next.looks < LOOKS_BACK).then_some(next);

@@ -138,8 +138,13 @@ impl HotWheel for RedisWheel {
             start.arg("s").arg(marks.second.0).arg("m").arg(marks.minute.0).arg("w").arg(marks.whole.0);
             call
         };
-        let built = self.run::<i64>(wheels.iter().map(one).collect()).await?;
-        Ok(built.into_iter().map(|built| built == 1).collect())
+        let mut built = Vec::with_capacity(wheels.len());
+        // One with a long window empties thousands of slots.
+        for few in wheels.chunks(8) {
+            let answers = self.run::<i64>(few.iter().map(one).collect()).await?;
+            built.extend(answers.into_iter().map(|built| built == 1));
+        }
+        Ok(built)
     }
 
     async fn adopt(&self, shards: &[(i32, Epoch)]) -> Result<(), Error> {
