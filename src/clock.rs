@@ -109,7 +109,12 @@ impl Monotonic {
         Self(self.0.saturating_add(i64::try_from(by.as_micros()).unwrap_or(i64::MAX)))
     }
 
-    /// Whole milliseconds; comparable only within one boot of one machine.
+    /// Microseconds; comparable only within one boot of one machine.
+    pub const fn as_us(self) -> i64 {
+        self.0
+    }
+
+    /// Whole milliseconds, likewise.
     pub fn as_ms(self) -> i64 {
         self.0.div_euclid(1000)
     }

@@ -8,6 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use base64::Engine;
 use figment::Figment;
 use figment::providers::{Format, Serialized, Toml};
 use figment::value::{Dict, Value};
@@ -24,6 +25,9 @@ use crate::planted::Planted;
 
 /// The prefix of environment variables that set a key.
 const ENV_PREFIX: &str = "MAINSPRING__";
+
+/// How many bytes a key of `server.secrets_key` has.
+pub const SECRETS_KEY_LEN: usize = 32;
 
 /// The longest attempt that may be configured.
 pub const MAX_WEBHOOK_TIMEOUT: Duration = Duration::from_secs(60);
@@ -105,6 +109,10 @@ pub struct Server {
     /// only.
     #[serde(deserialize_with = "list", serialize_with = "hidden")]
     pub api_keys: Vec<SecretString>,
+    /// Encrypts the secrets of destinations at rest: base64 of 32 bytes. The first one encrypts; the others decrypt what was
+    /// encrypted before they were replaced.
+    #[serde(deserialize_with = "list", serialize_with = "hidden")]
+    pub secrets_key: Vec<SecretString>,
     /// Timers a second that each key may register or change; 0 is no limit.
     pub rate_per_second: u32,
     /// The number of open connections; a further one takes the place of the one that is idle for longest.
@@ -222,6 +230,7 @@ impl Default for Config {
             server: Server {
                 listen: SocketAddr::from(([127, 0, 0, 1], 7600)),
                 api_keys: Vec::new(),
+                secrets_key: Vec::new(),
                 rate_per_second: 0,
                 max_connections: 4096,
                 behind_proxy: false,
@@ -359,6 +368,16 @@ impl Config {
             return wrong(
                 "server.api_keys",
                 "a key has fewer than 16 characters; make one with `openssl rand -hex 24`",
+            );
+        }
+        let is_key = |key: &SecretString| {
+            let bytes = base64::engine::general_purpose::STANDARD.decode(key.expose_secret().trim());
+            bytes.is_ok_and(|bytes| bytes.len() == SECRETS_KEY_LEN)
+        };
+        if !self.server.secrets_key.iter().all(is_key) {
+            return wrong(
+                "server.secrets_key",
+                "a key is not base64 of 32 bytes; make one with `openssl rand -base64 32`",
             );
         }
         if self.server.api_keys.is_empty() && !self.server.listen.ip().is_loopback() {

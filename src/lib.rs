@@ -122,6 +122,7 @@ pub mod cli;
 pub mod clock;
 pub mod cold;
 pub mod config;
+pub mod destinations;
 pub mod dispatch;
 pub mod hot;
 pub mod housekeeping;

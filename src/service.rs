@@ -14,10 +14,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::cold::ColdStore;
 use crate::config::Config;
+use crate::destinations::Destinations;
 use crate::metrics::Metrics;
 use crate::observe::Observer;
 use crate::ownership::Ownership;
 use crate::positions::Positions;
+use crate::sink::Sink;
 use crate::wheel::HotWheel;
 use crate::writer::Intake;
 use keys::Keys;
@@ -36,6 +38,10 @@ pub struct Service {
     pub positions: Arc<Positions>,
     /// What people look at.
     pub observer: Arc<Observer>,
+    /// The destinations.
+    pub destinations: Arc<Destinations>,
+    /// Makes attempts: the test of a destination.
+    pub sink: Arc<dyn Sink>,
 }
 
 /// This node: settings, metrics and health. It exists from the start of the process.

@@ -12,6 +12,7 @@ mod m20261122_000006_observe;
 mod m20261122_000007_dead;
 mod m20261123_000008_release;
 mod m20261123_000009_lists;
+mod m20261124_000010_destinations;
 mod online;
 
 /// The release of the schema that these steps make. It rises when a release of Mainspring adds steps.
@@ -48,6 +49,7 @@ impl MigratorTrait for Migrator {
             Box::new(m20261122_000007_dead::Migration),
             Box::new(m20261123_000008_release::Migration),
             Box::new(m20261123_000009_lists::Migration),
+            Box::new(m20261124_000010_destinations::Migration),
         ]
     }
 }

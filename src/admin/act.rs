@@ -338,7 +338,8 @@ fn told(action: Action, changed: Result<Changed, crate::writer::ChangeError>) ->
             "Somebody has changed it since the page before was shown; nothing was done. Look at it again.",
         ),
         Ok(Changed::NoTimer) => answered(3, "not_found", "There is no such timer, live or within history."),
-        Ok(Changed::Unreadable) => {
+        // The page changes no targets.
+        Ok(Changed::Unreadable | Changed::NoDestination(_)) => {
             answered(4, "unreadable", "This version of the service cannot read it; nothing was changed.")
         }
         Err(why) => {

@@ -4,6 +4,7 @@ mod arrival;
 mod auth;
 mod bodies;
 mod connections;
+mod destinations;
 mod document;
 mod forecast;
 mod listen;
@@ -57,7 +58,8 @@ const CALL_WAIT: Duration = Duration::from_secs(60);
         description = "A durable alarm-clock service: register a wake-up, be called back at the right second. \
                        Errors are application/problem+json with a stable `code`."
     ),
-    tags((name = "timers", description = "One future firing each"), (name = "service", description = "Health, ledger, nodes"))
+    tags((name = "timers", description = "One future firing each"),
+        (name = "destinations", description = "Named places that deliveries go to"), (name = "service", description = "Health, ledger, nodes"))
 )]
 struct Doc;
 
@@ -75,6 +77,11 @@ fn documented() -> OpenApiRouter<Arc<ApiState>> {
         .routes(routes!(timers::change::fire))
         .routes(routes!(timers::read::attempts))
         .routes(routes!(timers::explain::explain))
+        .routes(routes!(destinations::list))
+        .routes(routes!(destinations::put, destinations::get, destinations::patch, destinations::remove))
+        .routes(routes!(destinations::test))
+        .routes(routes!(destinations::pause))
+        .routes(routes!(destinations::resume))
         .routes(routes!(service::ledger))
         .routes(routes!(service::nodes))
         .routes(routes!(service::receivers))

@@ -122,6 +122,15 @@ impl Problem {
         )
     }
 
+    /// 412: it is of another version than the caller expects.
+    pub fn other_version(what: &str, version: i32) -> Self {
+        let detail = match version {
+            0 => format!("there is no such {what}; leave `If-Match` out to make it"),
+            _ => format!("the {what}'s version is \"{version}\"; read it again and decide anew"),
+        };
+        Self::new(StatusCode::PRECONDITION_FAILED, "version_changed", detail)
+    }
+
     /// 503: the cold store has not answered since the start.
     pub fn starting() -> Self {
         Self::new(

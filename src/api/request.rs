@@ -4,6 +4,7 @@
 //! those that the OpenAPI document states (`super::schema`).
 
 mod canonical;
+mod destination;
 mod raw;
 mod target;
 
@@ -14,9 +15,10 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
+pub use destination::{DestinationIn, destination};
 use raw::Object;
 pub use raw::{LateIn, LateThen, Precision, Priority, PriorityIn, RawTimer, RetryIn};
-pub use target::{TargetIn, target};
+pub use target::{TargetIn, no_destination, target};
 
 use super::problem::FieldError;
 use crate::cold::NewTimer;
@@ -44,7 +46,8 @@ const MIN_RETRY_FIRST: Span = Span::from_duration(Duration::from_millis(10));
 const MAX_RETRY_CAP: Span = Span::from_duration(Duration::from_secs(7 * 86_400));
 
 /// Fields of the contract that this version refuses as `not_supported`. A list of known fields leaves them out.
-const NOT_SUPPORTED: [&str; 5] = ["spread", "merge", "dispatch", "destination", "queue"];
+const NOT_SUPPORTED: [&str; 9] =
+    ["spread", "merge", "dispatch", "queue", "amqp", "nats", "mqtt", "kafka", "redis_stream"];
 
 /// Which id a timer of a request gets, and with it its primary key.
 #[derive(Debug, Clone)]

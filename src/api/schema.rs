@@ -4,13 +4,14 @@
 //! `value_type`. Limits are the constants that the checks in [`super::request`] and [`crate::model`] use.
 //! Lengths in the document count characters, those of the checks bytes: outside ASCII the check is the tighter one.
 
-use utoipa::openapi::schema::{AdditionalProperties, ObjectBuilder, Type};
+use utoipa::openapi::schema::{AdditionalProperties, ObjectBuilder, SchemaType, Type};
 use utoipa::openapi::{KnownFormat, SchemaFormat};
 
 use super::request::{
     MAX_LABEL_NAME, MAX_LABEL_VALUE, MAX_LABELS, MAX_OWNER, MAX_RETRY_ATTEMPTS, MIN_RETRY_ATTEMPTS,
 };
 use super::timers::read::{DEFAULT_LIST, MAX_LIST};
+use crate::model::destination::{MAX_CONCURRENCY, MAX_NAME, MAX_RATE};
 use crate::model::id::MAX_ID_LEN;
 use crate::model::target::{MAX_HEADER_BYTES, MAX_HEADERS, MAX_SECRET_BYTES, MAX_URL};
 
@@ -63,6 +64,19 @@ schemas! {
               service's own. Name and value together have a limit, too." =
         map(name("A-Za-z0-9!#$%&'*+.^_`|~-", MAX_HEADER_BYTES), text().max_length(Some(MAX_HEADER_BYTES - 1)).pattern(Some("^[ -~]*$")))
             .max_properties(Some(MAX_HEADERS)).examples([serde_json::json!({"x-tenant": "shop"})]);
+    DestinationName: "A destination's name." =
+        text().pattern(Some(format!("^[A-Za-z0-9._-]{{1,{MAX_NAME}}}$"))).examples(["shop-orders"]);
+    ShownHeaders: "Headers by name; `null` where the value is not shown." =
+        map(text(), text().schema_type(SchemaType::from_iter([Type::String, Type::Null])));
+    DestinationState: "`failing`: its last attempts failed, and it is tried one at a time. `paused`: what falls due is kept." =
+        words(["ok", "failing", "paused"]);
+    DestinationPatch: "Parts of a destination, merged over what there is (RFC 7396): `null` removes." =
+        ObjectBuilder::new().schema_type(Type::Object).examples([serde_json::json!({"rate_per_second": 500})]);
+    RemovedWord: "It is gone." = words(["removed"]);
+    Concurrency: "Attempts at once." =
+        ObjectBuilder::new().schema_type(Type::Integer).minimum(Some(1)).maximum(Some(MAX_CONCURRENCY));
+    Rate: "Attempts a second." =
+        ObjectBuilder::new().schema_type(Type::Integer).minimum(Some(1)).maximum(Some(MAX_RATE));
     RetryAttempts: "Attempts in all, the first included." =
         ObjectBuilder::new().schema_type(Type::Integer).minimum(Some(MIN_RETRY_ATTEMPTS)).maximum(Some(MAX_RETRY_ATTEMPTS));
     TimerState: "Where a timer stands. The last four are its ends." =

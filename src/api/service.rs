@@ -219,6 +219,7 @@ pub async fn receivers(State(state): State<Arc<ApiState>>) -> Result<Response, P
             last_error_at,
         }
     };
-    let items = state.service()?.observer.receivers().await?.into_iter().map(view).collect();
+    let receivers = state.service()?.observer.receivers().await?.into_iter();
+    let items = receivers.filter(|one| !one.is_destination).map(view).collect();
     Ok(Json(ReceiversAnswer { items }).into_response())
 }

@@ -83,6 +83,9 @@ pub struct TimerView {
 pub enum TargetView {
     /// An HTTP receiver.
     Webhook(WebhookView),
+    /// A destination, by its name.
+    #[schema(value_type = schema::DestinationName)]
+    Destination(String),
     /// A kind that only newer nodes know.
     Unknown { kind: i16 },
 }
@@ -95,6 +98,7 @@ impl TargetView {
                 headers: hook.headers.clone(),
                 signed: hook.secret.is_some(),
             }),
+            Target::Destination(name) => Self::Destination(name.clone()),
             Target::Unknown { kind } => Self::Unknown { kind: *kind },
         }
     }
@@ -158,7 +162,7 @@ impl TimerView {
             priority: Priority::Normal,
             precision: if row.minute { Precision::Minute } else { Precision::Second },
             late: row.policies.late.unwrap_or(LATE_DEFAULT),
-            retry: row.policies.retry.unwrap_or_default(),
+            retry: tiers.retry(row),
             generation: life.generation.0,
             version: life.version.0,
             created_at: row.created_at,

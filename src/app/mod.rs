@@ -22,6 +22,8 @@ use crate::api;
 use crate::clock::{Clock, Monotonic, SystemClock};
 use crate::cold::{ColdStore, Identity};
 use crate::config::{ColdKind, Config, shown_url};
+use crate::destinations::Destinations;
+use crate::destinations::vault::Vault;
 use crate::dispatch::Dispatcher;
 use crate::hot::last_mile::LastMile;
 use crate::hot::loader::{Loader, Rates};
@@ -180,13 +182,7 @@ async fn work(
     let capacity = start(node, store, address, phases).await?;
     let dispatcher = Arc::clone(&capacity.dispatcher);
     let reloading = reload.run(capacity);
-    let stop_reloading = phases.loops.stop.clone();
-    phases.loops.spawn("reload", async move {
-        tokio::select! {
-            () = reloading => {}
-            () = stop_reloading.cancelled() => {}
-        }
-    });
+    phases.loops.spawn("reload", until(&phases.loops.stop, reloading));
     let ended = tokio::select! {
         () = node.stop_asked() => Ok(()),
         why = failure.recv() => Err(why.unwrap_or_else(|| anyhow::anyhow!("every loop ended"))),
@@ -214,6 +210,26 @@ async fn stop(phases: &Phases, dispatcher: Arc<Dispatcher>, shared: bool, grace:
     phases.recording.end().await;
     phases.promoting.end().await;
     phases.owning.end().await;
+}
+
+/// The vault with the keys of the settings.
+fn vault(config: &Config) -> anyhow::Result<Vault> {
+    Vault::new(&config.server.secrets_key)
+        .map_err(|why| anyhow::anyhow!("settings: `server.secrets_key`: {why}"))
+}
+
+/// Runs a loop that has no end of its own.
+fn until(
+    stop: &CancellationToken,
+    work: impl Future<Output = ()> + Send + 'static,
+) -> impl Future<Output = ()> + Send + 'static {
+    let stop = stop.clone();
+    async move {
+        tokio::select! {
+            () = work => {}
+            () = stop.cancelled() => {}
+        }
+    }
 }
 
 /// Starts every loop; returns what a stop drains and a change of the capacity concerns.
@@ -251,6 +267,8 @@ async fn start(
     )
     .context("the HTTP client cannot be made")?;
     let sinks = Arc::new(sinks);
+    let destinations = Arc::new(Destinations::new(urgent.clone(), vault(config)?));
+    destinations.open().await?;
     let rates = Arc::new(Rates::new(config.wheel.load_per_second, config.wheel.catch_up_per_second));
     let (dispatcher, recording) = Dispatcher::new(
         config,
@@ -259,7 +277,14 @@ async fn start(
         Arc::clone(&ownership),
         node.metrics.clone(),
         Arc::clone(&sinks) as Arc<dyn Sink>,
+        Arc::clone(&destinations),
     );
+    // Before anything is offered.
+    dispatcher.take_terms();
+    let stop = &phases.loops.stop;
+    phases.loops.spawn("destinations", until(stop, Arc::clone(&destinations).run()));
+    phases.loops.spawn("terms", until(stop, Arc::clone(&dispatcher).follow_destinations()));
+    phases.loops.spawn("slots", until(stop, Arc::clone(&dispatcher).reserve_slots()));
     phases.recording.spawn("record", recording);
     let callers = Writer::new(store.clone(), promotion, node.metrics.clone());
     let (intake, workers) = Intake::new(callers, store.writers());
@@ -281,6 +306,8 @@ async fn start(
         hot: Arc::clone(&hot),
         positions: Arc::clone(&positions),
         observer,
+        destinations,
+        sink: Arc::clone(&sinks) as Arc<dyn Sink>,
     });
     let shares = Shares::new(
         Arc::clone(node),

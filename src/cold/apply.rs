@@ -51,6 +51,16 @@ pub enum ChangeEvent {
     Discarded(Generation),
 }
 
+impl ChangeEvent {
+    /// The target that it gives the timer.
+    const fn target(&self) -> Option<&Target> {
+        match self {
+            Self::Edit(edit) => edit.target.as_ref(),
+            _ => None,
+        }
+    }
+}
+
 /// What a `PATCH` changes; `None` is no change.
 #[derive(Debug, Clone, Default)]
 pub struct Edit {
@@ -79,6 +89,8 @@ pub enum Applied {
     NotLive,
     /// The row cannot be read by this version; nothing was changed.
     Unreadable,
+    /// There is no destination of this name, which the change gives; nothing was changed.
+    NoDestination(String),
 }
 
 impl Applied {
@@ -204,15 +216,23 @@ impl ColdStore {
         }
         let missing: Vec<Uid> =
             uids.iter().filter(|uid| !rows.contains_key(uid) && !unreadable.contains(uid)).copied().collect();
+        let wanted = changes.iter().filter_map(|change| change.event.target());
+        let no_destinations = self.missing_destinations(&mut tx, wanted).await?;
+        let nowhere = |event: &ChangeEvent| {
+            let name = event.target().and_then(Target::destination)?;
+            no_destinations.get(name).cloned()
+        };
+        self.lend_retry(&mut tx, changes, &mut rows).await?;
         let skipped = if skip_locked { self.live_among(&mut tx, &missing).await? } else { BTreeSet::new() };
         let mut writes = Writes::default();
         let mut answers = Vec::with_capacity(changes.len());
         for change in changes {
             answers.push(match rows.get_mut(&change.uid) {
                 _ if skipped.contains(&change.uid) => Applied::NotLive,
-                Some((row, watermark)) => {
-                    decide(row, &change.event, store_now, *watermark, self.planted, &mut writes)
-                }
+                Some((row, watermark)) => match nowhere(&change.event) {
+                    Some(name) => Applied::NoDestination(name),
+                    None => decide(row, &change.event, store_now, *watermark, self.planted, &mut writes),
+                },
                 None if unreadable.contains(&change.uid) => Applied::Unreadable,
                 None => self.amend_ended(&mut tx, change).await?,
             });
@@ -220,6 +240,35 @@ impl ColdStore {
         self.write(&mut tx, writes).await?;
         tx.commit().await.map_err(Error::at_commit)?;
         Ok((answers, skipped))
+    }
+
+    /// Gives timers whose claim expired, and that have no `retry` of their own, that of their destination: it decides
+    /// whether another attempt follows. It is not written.
+    async fn lend_retry(
+        &self,
+        tx: &mut Tx,
+        changes: &[Change],
+        rows: &mut BTreeMap<Uid, (TimerRow, UnixMs)>,
+    ) -> Result<(), Error> {
+        let expired = changes.iter().filter(|change| matches!(change.event, ChangeEvent::ClaimExpired(_)));
+        let mut of: BTreeMap<Uid, String> = BTreeMap::new();
+        for change in expired {
+            let Some((row, _)) = rows.get(&change.uid) else { continue };
+            if let (None, Some(name)) = (row.policies.retry, row.target.destination()) {
+                of.insert(row.uid, name.to_owned());
+            }
+        }
+        if of.is_empty() {
+            return Ok(());
+        }
+        let names: BTreeSet<String> = of.values().cloned().collect();
+        let retries = self.destination_retries(tx, names.into_iter().collect()).await?;
+        for (uid, name) in of {
+            if let (Some((row, _)), Some(retry)) = (rows.get_mut(&uid), retries.get(&name)) {
+                row.policies.retry = Some(*retry);
+            }
+        }
+        Ok(())
     }
 
     /// Of timers that could not be locked, those that are live: another transaction has locked them.

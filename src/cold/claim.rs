@@ -108,12 +108,14 @@ pub struct Backlogged {
     pub first: Vec<i64>,
     /// Lanes with a backlog of further attempts.
     pub retry: Vec<i64>,
+    /// Lanes of destinations that are paused. Their rows are not found too late, either: that is judged at the resume.
+    pub held: Vec<i64>,
 }
 
 impl Backlogged {
     /// Whether no lane has a backlog.
     pub fn is_empty(&self) -> bool {
-        self.first.is_empty() && self.retry.is_empty()
+        self.first.is_empty() && self.retry.is_empty() && self.held.is_empty()
     }
 }
 
@@ -150,6 +152,11 @@ impl ColdStore {
         let now = s.now(self.bound_now());
         let (limit, per_shard) = (s.int(limit as i64), s.int(per_shard as i64));
         let (first, retry) = (s.among(&backlogged.first), s.among(&backlogged.retry));
+        // The condition is there only where a destination is held.
+        let held = match backlogged.held.as_slice() {
+            [] => String::new(),
+            held => format!("AND (t.state = 1 OR NOT t.lane {})", s.among(held)),
+        };
         let (pointer, known) = (columns::list(POINTER), columns::is_known_kind());
         let columns = format!(
             "{pointer}, state, CASE WHEN expire_at < {now} AND attempt = 0 THEN true ELSE false END, {known}, \
@@ -158,7 +165,7 @@ impl ColdStore {
         let probe = format!(
             "FROM timers t WHERE t.shard = b_shard AND t.wake_at >= b_floor AND t.wake_at <= {now} - b_grace \
              AND t.state <> 3 AND (t.state = 1 OR {MAY_FIRE} OR {IS_ACCEPTED}) AND (t.state <> 1 OR {known}) AND (t.state = 1 OR (t.attempt = 0 AND t.expire_at < {now}) \
-             OR NOT CASE WHEN t.attempt = 0 THEN t.lane {first} ELSE t.lane {retry} END) ORDER BY t.wake_at LIMIT {per_shard}"
+             OR NOT CASE WHEN t.attempt = 0 THEN t.lane {first} ELSE t.lane {retry} END) {held} ORDER BY t.wake_at LIMIT {per_shard}"
         );
         match self.dialect() {
             Dialect::Postgres => s.push(&format!(

@@ -2,7 +2,7 @@
 //!
 //! A page is one statement, so that a timer which ends meanwhile is neither missing nor twice there. Its parts:
 //!
-//! 1. *sources*: each reads the keys of rows in due order from one index, from the cursor on. A list by state or owner
+//! 1. *sources*: each reads the keys of rows in due order from one index, from the cursor on. A list by state, owner or destination
 //!    has an index for it, and reads no more keys than the page has rows. What no index serves (labels, receivers, a
 //!    state beside an owner) is looked at row by row, at most [`SCAN`] rows a page;
 //! 2. *scan*: these keys in one order;
@@ -15,9 +15,11 @@ use std::str::FromStr;
 use uuid::Uuid;
 
 use super::columns::{AFTER, ALL};
+use super::destinations::is_for_destination;
 use super::row::TimerRow;
 use super::sql::{Dialect, Row, Statement};
 use super::{ColdStore, Error};
+use crate::model::destination::lane;
 use crate::model::id::{TimerId, Uid};
 use crate::model::time::UnixMs;
 use crate::model::timer::State;
@@ -44,6 +46,8 @@ pub struct Filter {
     pub state: Option<State>,
     /// To the receiver of this lane.
     pub lanes: Option<[i64; 2]>,
+    /// To this destination.
+    pub destination: Option<String>,
     /// Of this owner.
     pub owner: Option<String>,
     /// With these labels.
@@ -154,9 +158,21 @@ impl List<'_> {
         self.filter.state.is_none_or(State::is_end)
     }
 
+    /// Whether the keys are read by owner or id, which leave fewer.
+    fn is_picked_otherwise(&self) -> bool {
+        self.filter.owner.is_some() || !self.filter.uids.is_empty()
+    }
+
+    fn of_destination(&self, name: &str, s: &mut Statement) -> String {
+        format!("{} AND lane = {}", is_for_destination(self.store.dialect()), s.int(lane(name)))
+    }
+
     /// Where the keys are read from.
     fn sources(&self, s: &mut Statement) -> Vec<Source> {
         let mut conditions = Vec::new();
+        if let Some(name) = self.filter.destination.as_deref().filter(|_| !self.is_picked_otherwise()) {
+            conditions.push(self.of_destination(name, s));
+        }
         if !self.filter.uids.is_empty() {
             let uids: Vec<String> = self.filter.uids.iter().map(|uid| s.uuid(uid.0)).collect();
             conditions.push(format!("uid IN ({})", uids.join(", ")));
@@ -226,11 +242,14 @@ impl List<'_> {
         let mut conditions = Vec::new();
         if let Some(state) = filter.state {
             let served = (state.is_end() || matches!(state, State::Retrying | State::Paused))
-                && filter.owner.is_none()
-                && filter.uids.is_empty();
+                && filter.destination.is_none()
+                && !self.is_picked_otherwise();
             if !served {
                 conditions.push(format!("state = {}", state.code()));
             }
+        }
+        if let Some(name) = filter.destination.as_deref().filter(|_| self.is_picked_otherwise()) {
+            conditions.push(self.of_destination(name, s));
         }
         if let Some(lanes) = filter.lanes {
             conditions.push(format!("lane {}", s.among(&lanes)));

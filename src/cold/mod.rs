@@ -11,6 +11,7 @@ mod apply;
 mod claim;
 mod columns;
 mod decide;
+mod destinations;
 mod end;
 mod entity;
 mod error;
@@ -41,6 +42,7 @@ use sea_orm::sqlx::PgPool;
 
 pub use apply::{Applied, Change, ChangeEvent, Edit, MAX_BATCH as MAX_APPLY_BATCH};
 pub use claim::{Backlogged, Claimed, DueRow, DueRows, Early, MAX_BATCH as MAX_CLAIM_BATCH, Probe};
+pub use destinations::{DestinationEdit, DestinationRow, MAX_DESTINATIONS, Removed, Reserved, Written};
 pub use error::Error;
 pub use forecast::{SCALES, Summary};
 pub use history::Step as RetentionStep;
@@ -105,6 +107,8 @@ pub struct ColdStore {
     seen: Arc<AtomicI64>,
     /// What is held since the store was restored.
     held: Arc<Mutex<Option<Held>>>,
+    /// Another node has changed destinations.
+    destinations_changed: Arc<tokio::sync::Notify>,
     /// The lock beside the SQLite file, held until the last clone is dropped.
     lock: Option<Arc<std::fs::File>>,
 }

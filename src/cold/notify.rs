@@ -1,9 +1,10 @@
-//! Notifications between nodes (`LISTEN`, `NOTIFY`): shards were given up, or a node has started.
+//! Notifications between nodes (`LISTEN`, `NOTIFY`): shards were given up, a node has started, or destinations have
+//! changed.
 //!
 //! A node notifies in the transaction that makes the change, and every node listens on a connection of its own.
 //! Nothing depends on it: a notification may be lost or come twice, and a database behind a proxy that cannot
-//! listen (pgbouncer in transaction mode) delivers none. A notified node runs its next round at once; otherwise
-//! the round comes at its usual time.
+//! listen (pgbouncer in transaction mode) delivers none. A notified node runs its next round, or reads the destinations,
+//! at once; otherwise that comes at its usual time.
 
 use std::time::Duration;
 
@@ -17,6 +18,9 @@ use crate::telemetry::Streak;
 
 /// Channels belong to a database. Another store in the same database costs its listeners a round.
 const CHANNEL: &str = "mainspring_shards";
+
+/// Likewise for destinations.
+const DESTINATIONS: &str = "mainspring_destinations";
 
 /// After so long without a notification the connection is checked.
 const SILENCE: Duration = Duration::from_secs(20);
@@ -33,10 +37,20 @@ pub(super) fn notification(sender: &str) -> String {
     format!("pg_notify('{CHANNEL}', {sender})")
 }
 
+/// The SQL expression that tells all listeners that destinations have changed.
+pub(super) fn destinations_changed() -> String {
+    format!("pg_notify('{DESTINATIONS}', '')")
+}
+
 impl ColdStore {
-    /// Wakes `notified` whenever another node starts or gives shards up, and after every new connection,
-    /// because a notification may have been lost without one. Runs until the store is closed; on SQLite it
-    /// never wakes.
+    /// Completes when another node has changed destinations, or may have.
+    pub async fn destinations_changed(&self) {
+        self.destinations_changed.notified().await;
+    }
+
+    /// Wakes `notified` whenever another node starts or gives shards up, and [`ColdStore::destinations_changed`] when
+    /// destinations change; both after every new connection, because a notification may have been lost without one. Runs
+    /// until the store is closed; on SQLite it never wakes.
     pub async fn listen(&self, me: &Identity, notified: &Notify) {
         let Some(pool) = &self.listener else { return std::future::pending().await };
         let mut pause = RECONNECT[0];
@@ -46,7 +60,8 @@ impl ColdStore {
             let why = match connect(pool).await {
                 Ok(listener) => {
                     notified.notify_one();
-                    forward(listener, me, notified).await
+                    self.destinations_changed.notify_one();
+                    forward(listener, me, notified, &self.destinations_changed).await
                 }
                 Err(why) => why,
             };
@@ -74,14 +89,20 @@ async fn connect(pool: &PgPool) -> Result<PgListener, sqlx::Error> {
     // A lost connection has to be seen here, for notifications may be lost with it; so it is not replaced
     // silently.
     listener.eager_reconnect(false);
-    listener.listen(CHANNEL).await?;
+    listener.listen_all([CHANNEL, DESTINATIONS]).await?;
     Ok(listener)
 }
 
 /// Forwards notifications until the connection fails.
-async fn forward(mut listener: PgListener, me: &Identity, notified: &Notify) -> sqlx::Error {
+async fn forward(
+    mut listener: PgListener,
+    me: &Identity,
+    notified: &Notify,
+    destinations: &Notify,
+) -> sqlx::Error {
     loop {
         match tokio::time::timeout(SILENCE, listener.try_recv()).await {
+            Ok(Ok(Some(notification))) if notification.channel() == DESTINATIONS => destinations.notify_one(),
             // This node's own.
             Ok(Ok(Some(notification))) if notification.payload() == me.incarnation => {}
             Ok(Ok(Some(_))) => notified.notify_one(),

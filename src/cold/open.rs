@@ -85,6 +85,7 @@ impl ColdStore {
             skip_locked: Arc::default(),
             seen: Arc::new(lock.as_deref().map_or(0, restore::witnessed_by).into()),
             held: Arc::default(),
+            destinations_changed: Arc::default(),
             lock,
         })
     }

@@ -62,6 +62,8 @@ pub enum Registered {
     Same(Box<TimerRow>),
     /// The id is taken by other content.
     Taken,
+    /// There is no destination of this name. Nothing was registered.
+    NoDestination(String),
 }
 
 impl Registered {
@@ -131,7 +133,7 @@ impl ColdStore {
         order.dedup_by_key(|i| timers[*i].uid);
 
         let fresh = order.iter().map(|&i| self.fresh_row(&timers[i])).collect();
-        let mut kept = self.insert_new(timers, &order, fresh).await?;
+        let (mut kept, nowhere) = self.insert_new(timers, &order, fresh).await?;
         for &i in &order {
             answers[i] = kept.remove(&timers[i].uid).map(|row| Ok(Registered::New(Box::new(row))));
         }
@@ -143,6 +145,10 @@ impl ColdStore {
                 answers[i] = Some(match rows.get(&timers[i].uid) {
                     Some(row) if same(&row) => Ok(Registered::Same(Box::new(row.clone()))),
                     Some(_) => Ok(Registered::Taken),
+                    None if nowhere.contains(&timers[i].uid) => {
+                        let name = timers[i].target.destination().unwrap_or_default();
+                        Ok(Registered::NoDestination(name.to_owned()))
+                    }
                     // The id is still taken and its history is removed already: the retention was shortened.
                     None => Ok(Registered::Taken),
                 });
@@ -151,14 +157,22 @@ impl ColdStore {
         Ok(answers.into_iter().flatten().collect())
     }
 
-    /// Inserts the timers whose ids are not taken, in this order. Returns the rows that it made.
+    /// Inserts the timers whose ids are not taken, in this order. Returns the rows that it made, and the timers whose
+    /// destinations there are not.
     async fn insert_new(
         &self,
         timers: &[NewTimer],
         order: &[usize],
-        fresh: Vec<TimerRow>,
-    ) -> Result<HashMap<Uid, TimerRow>, Error> {
+        mut fresh: Vec<TimerRow>,
+    ) -> Result<(HashMap<Uid, TimerRow>, HashSet<Uid>), Error> {
         let mut tx = self.pool.begin().await?;
+        let missing = self.missing_destinations(&mut tx, fresh.iter().map(|row| &row.target)).await?;
+        let mut nowhere = HashSet::new();
+        if !missing.is_empty() {
+            let is_missing =
+                |row: &TimerRow| row.target.destination().is_some_and(|name| missing.contains(name));
+            nowhere = fresh.extract_if(.., |row| is_missing(row)).map(|row| row.uid).collect();
+        }
         let insert = self.insert_statement(&fresh.iter().collect::<Vec<_>>());
         let mut inserted: HashMap<Uid, UnixMs> = HashMap::with_capacity(fresh.len());
         for row in tx.fetch(insert).await? {
@@ -230,7 +244,7 @@ impl ColdStore {
         }
         self.count(&mut tx, &[("registered", kept.len() as i64)]).await?;
         tx.commit().await.map_err(Error::at_commit)?;
-        Ok(kept)
+        Ok((kept, nowhere))
     }
 
     fn insert_statement(&self, rows: &[&TimerRow]) -> Statement {

@@ -186,6 +186,12 @@ impl Statement {
         self.typed(mark, "text")
     }
 
+    /// Binds bytes, or nothing; returns the placeholder.
+    pub fn bytes(&mut self, value: Option<&[u8]>) -> String {
+        let mark = self.add(value.map(<[u8]>::to_vec));
+        self.typed(mark, "bytea")
+    }
+
     /// Binds a uuid; returns its placeholder.
     pub fn uuid(&mut self, value: Uuid) -> String {
         let mark = self.add(value);

@@ -9,12 +9,14 @@ use super::record::Report;
 use crate::clock::Monotonic;
 use crate::cold::{AttemptRecord, TimerRow};
 use crate::metrics::Metrics;
+use crate::model::destination::{Destination, Place};
 use crate::model::id::Epoch;
 use crate::model::pointer::Pointer;
+use crate::model::policy::Retry;
 use crate::model::time::UnixMs;
 use crate::model::timer::{AttemptResult, MISSED, Next, Token};
 use crate::planted::Defect;
-use crate::sink::{Claim, Delivery, Outcome};
+use crate::sink::{Claim, Delivery, Event, Outcome};
 use crate::traces;
 
 /// A first attempt that starts at most so long after the due time counts as on time.
@@ -27,27 +29,47 @@ const PERMIT_WAIT: Duration = Duration::from_secs(2);
 const DUE_WAIT: Duration = Duration::from_secs(2);
 
 impl Dispatcher {
-    /// An attempt begins to run, so long after its claim.
-    pub(super) fn runs(&self, pointer: &Pointer, waited: Duration) {
+    /// An attempt begins to run, so long after its claim. Returns the slot before which it does not start, in
+    /// microseconds.
+    pub(super) fn runs(&self, pointer: &Pointer, waited: Duration) -> Option<i64> {
         let waited_ms = i64::try_from(waited.as_millis()).unwrap_or(i64::MAX);
-        if self.with(|lanes| lanes.runs(LaneKey::of(pointer), waited_ms, Monotonic::now().as_ms())) {
+        let (is_room, slot_us) = self.with(|lanes| {
+            let is_room = lanes.runs(LaneKey::of(pointer), waited_ms, Monotonic::now().as_ms());
+            (is_room, lanes.slot_of(&pointer.uid))
+        });
+        if is_room {
             self.work.notify_one();
         }
+        slot_us
     }
 
     /// Makes one attempt for a claimed row, or gives the claim back.
-    pub(super) async fn attempt(self: Arc<Self>, mut row: TimerRow, pointer: Pointer, epoch: Epoch) {
+    pub(super) async fn attempt(
+        self: Arc<Self>,
+        mut row: TimerRow,
+        pointer: Pointer,
+        epoch: Epoch,
+        slot_us: Option<i64>,
+    ) {
         let key = LaneKey::of(&pointer);
         let token = Token { generation: row.life.generation, attempt: row.life.attempt };
         let mut due_at = pointer.wake_at.max(row.life.due_at);
         if self.store.planted().is(Defect::ClaimWithoutGeneration) {
             due_at = pointer.wake_at;
         }
-        let has_permit = self.wait_for(due_at).await && self.acquire(key).await;
-        if !has_permit
-            || self.abandon.is_cancelled()
-            || !self.ownership.valid(row.shard, epoch, self.store.clock().now())
-        {
+        let is_due = self.wait_for(due_at).await;
+        if let Some(slot_us) = slot_us.filter(|_| is_due) {
+            self.wait_for_slot(slot_us).await;
+        }
+        let has_permit = is_due && self.acquire(key).await;
+        let place = match has_permit {
+            true => self.place_of(&row).await,
+            false => None,
+        };
+        let may_send = place.is_some()
+            && !self.abandon.is_cancelled()
+            && self.ownership.valid(row.shard, epoch, self.store.clock().now());
+        let Some(destination) = place.filter(|_| may_send) else {
             match has_permit {
                 true => self.ended(key, AttemptEnd::NotSent),
                 false => self.with(|lanes| lanes.free_claim(key, Monotonic::now().as_ms())),
@@ -55,11 +77,11 @@ impl Dispatcher {
             self.work.notify_one();
             self.report(Report::Unsent(row.uid, token, epoch)).await;
             return;
-        }
+        };
         let clock = self.store.clock();
         let started_at = clock.now();
         let began = Monotonic::now();
-        let mut delivery = delivery(&mut row);
+        let mut delivery = delivery(&mut row, destination);
         let span =
             span(&delivery, started_at.since(pointer.wake_at.max(row.life.due_at).max(row.created_at)));
         delivery.onward = span.onward();
@@ -84,7 +106,8 @@ impl Dispatcher {
         self.ended(
             key,
             match outcome.result {
-                AttemptResult::Ok | AttemptResult::Failed => AttemptEnd::Answered,
+                AttemptResult::Ok => AttemptEnd::Answered,
+                AttemptResult::Failed => AttemptEnd::Refused,
                 AttemptResult::Timeout | AttemptResult::Unknown => AttemptEnd::NoAnswer,
                 AttemptResult::Refused if outcome.not_reached => AttemptEnd::NotReached,
                 AttemptResult::Refused => AttemptEnd::NotSent,
@@ -94,7 +117,8 @@ impl Dispatcher {
         let ended_at = clock.now();
         self.metrics.attempts.with_label_values(&[row.target.kind_word(), outcome.result.word()]).inc();
         self.receivers.note(&row.target, &outcome, ended_at);
-        let next = next_after(&row, &outcome, ended_at);
+        let retry = delivery.destination.as_ref().and_then(|one| one.limits.retry);
+        let next = next_after(&row, retry, &outcome, ended_at);
         let record = AttemptRecord {
             generation: row.life.generation.0,
             attempt: row.life.attempt,
@@ -113,6 +137,19 @@ impl Dispatcher {
             due_at: row.life.due_at.max(row.created_at),
         })
         .await;
+    }
+
+    /// The destination of a claimed row, if its target is one; `None` if nothing may be sent there now. One that this node
+    /// does not know is looked up in the store.
+    async fn place_of(&self, row: &TimerRow) -> Option<Option<Arc<Destination>>> {
+        let Some(name) = row.target.destination() else { return Some(None) };
+        match self.destinations.find(name).await {
+            // The sink says that there is none.
+            Ok(None) => Some(None),
+            Ok(Some(known)) if known.paused || !matches!(known.place, Place::Webhook(_)) => None,
+            Ok(known) => Some(known),
+            Err(_) => None,
+        }
     }
 
     /// Counts an attempt and when it started.
@@ -173,8 +210,10 @@ impl Dispatcher {
 }
 
 /// The delivery of a claimed row. Takes the payload out of the row.
-fn delivery(row: &mut TimerRow) -> Delivery {
+fn delivery(row: &mut TimerRow, destination: Option<Arc<Destination>>) -> Delivery {
     Delivery {
+        event: Event::Fired,
+        destination,
         id: row.delivery_id(),
         timer: row.id.clone(),
         due_at: row.life.due_at,
@@ -202,9 +241,9 @@ fn span(delivery: &Delivery, late: Duration) -> traces::Attempt {
     })
 }
 
-/// What follows unless the attempt succeeded.
-fn next_after(row: &TimerRow, outcome: &Outcome, now: UnixMs) -> Next {
-    let retry = row.policies.retry.unwrap_or_default();
+/// What follows unless the attempt succeeded. `retry` is that of the destination.
+fn next_after(row: &TimerRow, retry: Option<Retry>, outcome: &Outcome, now: UnixMs) -> Next {
+    let retry = row.policies.retry.or(retry).unwrap_or_default();
     let attempt = u32::try_from(row.life.attempt).unwrap_or(1);
     if outcome.gone || attempt >= retry.attempts {
         return Next::GiveUp;

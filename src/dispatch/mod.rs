@@ -13,6 +13,7 @@ mod attempt;
 mod lanes;
 mod receivers;
 mod record;
+mod terms;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,6 +33,7 @@ use record::{Recorder, Report};
 use crate::clock::Monotonic;
 use crate::cold::{Backlogged, ColdStore, Early, Error, MAX_CLAIM_BATCH};
 use crate::config::Config;
+use crate::destinations::Destinations;
 use crate::metrics::Metrics;
 use crate::model::id::{Epoch, Uid};
 use crate::model::pointer::{Pointer, Via};
@@ -71,10 +73,13 @@ pub struct Dispatcher {
     ownership: Arc<Ownership>,
     metrics: Metrics,
     sink: Arc<dyn Sink>,
+    destinations: Arc<Destinations>,
     lanes: Arc<Mutex<Lanes>>,
     receivers: Receivers,
     /// A pointer was queued, or there is room in a lane.
     work: Arc<Notify>,
+    /// A lane needs time at its destination.
+    slots: Notify,
     /// A lane that the sweep skipped has no backlog any more.
     backlog_cleared: Notify,
     /// How often that had happened at the last notification.
@@ -111,6 +116,7 @@ impl Dispatcher {
         ownership: Arc<Ownership>,
         metrics: Metrics,
         sink: Arc<dyn Sink>,
+        destinations: Arc<Destinations>,
     ) -> (Arc<Self>, impl Future<Output = ()> + Send + 'static) {
         let all_reported = CancellationToken::new();
         let (reports, inbox) = mpsc::channel(config.dispatch.concurrency.max(16));
@@ -127,9 +133,11 @@ impl Dispatcher {
         };
         let this = Arc::new(Self {
             sink,
+            destinations,
             lanes,
             receivers: Receivers::default(),
             work,
+            slots: Notify::new(),
             backlog_cleared: Notify::new(),
             backlogs_cleared: AtomicU64::new(0),
             reports,
@@ -169,6 +177,7 @@ impl Dispatcher {
                     Class::Retry => backlogged.retry.push(key.lane),
                 }
             }
+            backlogged.held.extend(lanes.held());
         });
         backlogged
     }
@@ -244,8 +253,12 @@ impl Dispatcher {
         if self.stop.is_cancelled() {
             return Ok(0);
         }
-        let (taken, more) = self.with(|lanes| lanes.take(MAX_CLAIM_BATCH, Monotonic::now().as_ms()));
+        let ((taken, more), needs_slots) =
+            self.with(|lanes| (lanes.take(MAX_CLAIM_BATCH, Monotonic::now().as_ms()), lanes.needs_slots()));
         let count = taken.len();
+        if needs_slots {
+            self.slots.notify_one();
+        }
         if more {
             // There are more pointers than fit into one claim.
             self.work.notify_one();
@@ -321,8 +334,8 @@ impl Dispatcher {
                     }
                     let this = Arc::clone(self);
                     self.attempts.spawn(async move {
-                        this.runs(&pointer, answered.elapsed());
-                        this.attempt(row, pointer, epoch).await;
+                        let slot_us = this.runs(&pointer, answered.elapsed());
+                        this.attempt(row, pointer, epoch, slot_us).await;
                     });
                 }
                 None => {

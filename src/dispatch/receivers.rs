@@ -28,8 +28,11 @@ const RATE_OVER_MS: f64 = 10_000.0;
 /// A receiver: what it holds up now, and how its last attempts ended.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ReceiverLoad {
-    /// Scheme, host and port.
+    /// Scheme, host and port; or the name of a destination.
     pub receiver: String,
+    /// It is a destination.
+    #[serde(default)]
+    pub is_destination: bool,
     /// Its last attempts failed.
     pub failing: bool,
     /// When this began: the first of the failures, or the first success after them.
@@ -56,6 +59,7 @@ pub struct LastError {
 #[derive(Debug)]
 struct Known {
     receiver: String,
+    is_destination: bool,
     attempts: u64,
     /// Attempts in a row that failed.
     failures: u32,
@@ -103,10 +107,11 @@ impl Default for Receivers {
 impl Receivers {
     /// Notes how an attempt ended.
     pub fn note(&self, target: &Target, outcome: &Outcome, at: UnixMs) {
-        let Some(receiver) = target.receiver() else { return };
+        let Some(receiver) = target.shown() else { return };
         let mut known = self.lock();
         let one = known.get_or_insert_mut(target.lane(), || Known {
             receiver,
+            is_destination: target.destination().is_some(),
             attempts: 0,
             failures: 0,
             failing: false,
@@ -154,6 +159,7 @@ impl Receivers {
             .map(|(lane, one)| {
                 let one = ReceiverLoad {
                     receiver: one.receiver.clone(),
+                    is_destination: one.is_destination,
                     failing: one.failing,
                     since: one.since,
                     // To a tenth: more digits would say more than is known.

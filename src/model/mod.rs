@@ -3,6 +3,7 @@
 //!
 //! This room knows no other room. Every decision about a timer's state is made here, from values.
 
+pub mod destination;
 pub mod id;
 pub mod pointer;
 pub mod policy;

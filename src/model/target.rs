@@ -1,4 +1,4 @@
-//! Targets: where a firing is delivered. Today that is an inline webhook.
+//! Targets: where a firing is delivered: an inline webhook, or a destination by its name.
 //!
 //! A new kind of target needs a variant of [`Kind`] and of [`Target`]; the compiler then names every place that
 //! must handle it (docs/architecture.md, "A new kind of target").
@@ -67,6 +67,8 @@ macro_rules! kinds {
 kinds! {
     /// [`Target::Webhook`].
     Webhook = 0 "webhook",
+    /// [`Target::Destination`].
+    Destination = 1 "destination",
 }
 
 /// A target, as the cold store has it.
@@ -75,6 +77,8 @@ kinds! {
 pub enum Target {
     /// An HTTP receiver.
     Webhook(Webhook),
+    /// A destination, by its name ([`super::destination`]).
+    Destination(String),
     /// A kind that this build does not know, registered by a newer node. This node can show, cancel and
     /// reschedule the timer; only a node that knows the kind claims it.
     #[serde(skip)]
@@ -89,6 +93,7 @@ impl Target {
     pub const fn kind(&self) -> i16 {
         match self {
             Self::Webhook(_) => Kind::Webhook.code(),
+            Self::Destination(_) => Kind::Destination.code(),
             Self::Unknown { kind } => *kind,
         }
     }
@@ -97,6 +102,7 @@ impl Target {
     pub const fn kind_word(&self) -> &'static str {
         match self {
             Self::Webhook(_) => Kind::Webhook.word(),
+            Self::Destination(_) => Kind::Destination.word(),
             Self::Unknown { .. } => "unknown",
         }
     }
@@ -105,14 +111,28 @@ impl Target {
     pub fn receiver(&self) -> Option<String> {
         match self {
             Self::Webhook(hook) => Some(hook.url.origin().ascii_serialization()),
-            Self::Unknown { .. } => None,
+            Self::Destination(_) | Self::Unknown { .. } => None,
         }
+    }
+
+    /// The name of a destination.
+    pub fn destination(&self) -> Option<&str> {
+        match self {
+            Self::Destination(name) => Some(name),
+            Self::Webhook(_) | Self::Unknown { .. } => None,
+        }
+    }
+
+    /// What people call it: the receiver of a webhook, or the name of a destination.
+    pub fn shown(&self) -> Option<String> {
+        self.receiver().or_else(|| self.destination().map(str::to_owned))
     }
 
     /// The lane of this target. Targets of one lane share limits and wait for each other.
     pub fn lane(&self) -> i64 {
         match self {
             Self::Webhook(hook) => hook.lane(),
+            Self::Destination(name) => super::destination::lane(name),
             Self::Unknown { .. } => 0,
         }
     }

@@ -42,10 +42,11 @@ pub struct Report {
 
 /// The receivers of all nodes, worst first. A receiver fails if it fails for one of them.
 pub fn merge_receivers(own: Vec<ReceiverLoad>, peers: &[Report]) -> Vec<ReceiverLoad> {
-    let mut merged: BTreeMap<String, ReceiverLoad> = BTreeMap::new();
+    let mut merged: BTreeMap<(bool, String), ReceiverLoad> = BTreeMap::new();
     for one in own.into_iter().chain(peers.iter().flat_map(|peer| peer.receivers.iter().cloned())) {
-        match merged.get_mut(&one.receiver) {
-            None => drop(merged.insert(one.receiver.clone(), one)),
+        let key = (one.is_destination, one.receiver.clone());
+        match merged.get_mut(&key) {
+            None => drop(merged.insert(key, one)),
             Some(known) => {
                 known.since = match (known.failing, one.failing) {
                     (false, true) => one.since,
@@ -76,6 +77,7 @@ mod tests {
     fn a_receiver_of_two_nodes_is_one_that_fails_if_it_fails_for_either() {
         let load = |receiver: &str, failing, since, waiting| ReceiverLoad {
             receiver: receiver.into(),
+            is_destination: false,
             failing,
             since: UnixMs::new(since),
             rate: 1.5,

@@ -3,12 +3,14 @@
 //! It is made from the timer's row, its attempts and the replays of its shard; nothing is stored for it alone. The
 //! moment of the promotion is computed from the watermark, so it is exact to a step of the loader.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::Service;
 use super::tier::{Tier, Tiers};
 use crate::cold::{AttemptRecord, Error, ReplayNote, TimerRow};
 use crate::config::Config;
+use crate::model::destination::{Destination, Place};
 use crate::model::pointer::Via;
 use crate::model::time::{Span, UnixMs};
 use crate::model::timer::State;
@@ -55,7 +57,11 @@ pub async fn explain(service: &Service, config: &Config, row: &TimerRow) -> Resu
     let tier = Tiers::now(service, config.wheel.near.get()).of(row);
     let is_held = service.store.held().is_some_and(|held| held.holds(row.life.due_at, row.created_at));
     let reach = service.positions.reach.get();
-    let facts = Facts { row, config, tier, now, reach, is_held };
+    let destination = match row.target.destination() {
+        Some(name) => service.destinations.find(name).await?,
+        None => None,
+    };
+    let facts = Facts { row, config, tier, now, reach, is_held, destination };
     let events = facts.events(&attempts, replays);
     let waiting_for =
         facts.waiting_for(!service.positions.unreachable().contains(&row.shard), attempts.last());
@@ -72,6 +78,8 @@ struct Facts<'a> {
     reach: Duration,
     /// It is held since the store was restored.
     is_held: bool,
+    /// Where it goes, if that is a destination.
+    destination: Option<Arc<Destination>>,
 }
 
 impl Facts<'_> {
@@ -157,10 +165,27 @@ impl Facts<'_> {
         format!("attempt {}: {how}{late}", life.attempt)
     }
 
+    /// Why a due timer of its destination waits, as far as the destination tells.
+    fn destination_waits(&self) -> Option<String> {
+        let one = self.destination.as_ref()?;
+        let name = &one.name;
+        match (one.paused, &one.place, one.limits.rate_per_second) {
+            (true, ..) => Some(format!("destination `{name}` to be resumed: it is paused")),
+            (_, Place::Unknown { kind } | Place::Locked { kind }, _) => {
+                Some(format!("a node that can send to destination `{name}` ({kind}): this one cannot"))
+            }
+            (_, _, Some(rate)) => {
+                Some(format!("its turn at destination `{name}`, which takes {rate} attempts a second"))
+            }
+            _ => None,
+        }
+    }
+
     fn waiting_for(&self, wheels_up: bool, last: Option<&AttemptRecord>) -> Option<String> {
         let (row, life) = (self.row, &self.row.life);
         let at = life.wake_at.rfc3339();
-        let attempts = row.policies.max_attempts();
+        let retry = row.policies.retry.or(self.destination.as_ref().and_then(|one| one.limits.retry));
+        let attempts = retry.unwrap_or_default().attempts;
         let overdue = life.wake_at <= self.now;
         let window = Span::from_duration(self.reach);
         // While the wheels do not answer, the sweep finds the timers that are in them.
@@ -178,6 +203,7 @@ impl Facts<'_> {
                  `mainspring restore accept`"
                     .to_owned()
             }
+            _ if overdue && let Some(why) = self.destination_waits() => why,
             _ if overdue && life.due_at <= self.now => {
                 "its claim: it is due; its receiver, or the node, may have as many attempts under way as it can"
                     .to_owned()

@@ -1,4 +1,4 @@
-//! The tier of a timer: where its pointer is. It is computed from the watermark of its shard; no row holds it.
+//! What answers show of a timer beside its row: the tier, which is where its pointer is, and the `retry` in force.
 
 use std::time::Duration;
 
@@ -6,6 +6,8 @@ use serde::Serialize;
 
 use super::Service;
 use crate::cold::TimerRow;
+use crate::destinations::Destinations;
+use crate::model::policy::Retry;
 use crate::model::time::UnixMs;
 use crate::model::timer::State;
 use crate::positions::Positions;
@@ -36,10 +38,11 @@ impl Tier {
     }
 }
 
-/// Computes the tier of a timer from its shard's watermark; the row does not hold it.
+/// Computes the tier of a timer from its shard's watermark, and its `retry` from its destination; the row holds neither.
 #[derive(Clone, Copy)]
 pub struct Tiers<'a> {
     positions: &'a Positions,
+    destinations: &'a Destinations,
     /// A promoted timer whose minute begins by then is in the second wheel.
     near: UnixMs,
 }
@@ -47,7 +50,14 @@ pub struct Tiers<'a> {
 impl<'a> Tiers<'a> {
     /// Tiers as of now; `near` is the reach of the second wheel.
     pub fn now(service: &'a Service, near: Duration) -> Self {
-        Self { positions: &service.positions, near: service.store.clock().now().plus(near) }
+        let Service { positions, destinations, .. } = service;
+        Self { positions, destinations, near: service.store.clock().now().plus(near) }
+    }
+
+    /// The `retry` in force: the timer's own goes before its destination's, this before the default.
+    pub fn retry(&self, row: &TimerRow) -> Retry {
+        let of_destination = || self.destinations.get(row.target.destination()?)?.limits.retry;
+        row.policies.retry.or_else(of_destination).unwrap_or_default()
     }
 
     /// The tier of a timer; `None` if it has ended.

@@ -4,7 +4,7 @@ use base64::Engine;
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
 
-use super::Delivery;
+use super::{Delivery, Event};
 use crate::model::target::secret_bytes;
 use crate::model::time::UnixMs;
 
@@ -19,19 +19,23 @@ pub fn headers(delivery: &Delivery, source: &str, at: UnixMs) -> Vec<(&'static s
     let always = [
         ("content-type", "application/json".into()),
         ("ce-specversion", "1.0".into()),
-        ("ce-type", "mainspring.timer.fired.v1".into()),
+        ("ce-type", delivery.event.kind().into()),
         ("ce-source", source.into()),
         ("ce-id", delivery.id.clone()),
         ("ce-subject", delivery.timer.clone()),
         ("ce-time", at.rfc3339()),
-        ("ce-dueat", delivery.due_at.rfc3339()),
-        ("ce-attempt", delivery.attempt.to_string()),
-        ("ce-generation", delivery.generation.0.to_string()),
         ("webhook-id", delivery.id.clone()),
         ("webhook-timestamp", at.get().div_euclid(1000).to_string()),
     ];
     let onward = delivery.onward.traceparent().map(|trace| ("traceparent", trace.to_string()));
-    always.into_iter().chain(trace).chain(onward).collect()
+    let of_timer = (delivery.event == Event::Fired).then(|| {
+        [
+            ("ce-dueat", delivery.due_at.rfc3339()),
+            ("ce-attempt", delivery.attempt.to_string()),
+            ("ce-generation", delivery.generation.0.to_string()),
+        ]
+    });
+    always.into_iter().chain(of_timer.into_iter().flatten()).chain(trace).chain(onward).collect()
 }
 
 /// The `webhook-signature` header: HMAC-SHA256 over `id.timestamp.body`, base64, version 1.

@@ -17,10 +17,11 @@ use futures::future::BoxFuture;
 
 use crate::clock::StoreClock;
 use crate::config::Config;
+use crate::model::destination::{Destination, Place};
 use crate::model::id::{Epoch, Generation};
 use crate::model::pointer::Via;
 use crate::model::target::Target;
-use crate::model::time::UnixMs;
+use crate::model::time::{Span, UnixMs};
 use crate::model::timer::AttemptResult;
 use crate::model::trace::Trace;
 use crate::traces::Onward;
@@ -29,6 +30,8 @@ pub use lack::Lack;
 /// One attempt to deliver one firing.
 #[derive(Debug, Clone)]
 pub struct Delivery {
+    /// What is told.
+    pub event: Event,
     /// The delivery id: the same for all attempts of this firing, and of no other firing.
     pub id: String,
     /// The timer's id.
@@ -41,6 +44,8 @@ pub struct Delivery {
     pub attempt: i32,
     /// The target.
     pub target: Target,
+    /// The destination that the target names, if there is one of the name.
+    pub destination: Option<Arc<Destination>>,
     /// The payload: JSON.
     pub data: Vec<u8>,
     /// The trace of the call that registered the timer.
@@ -49,6 +54,47 @@ pub struct Delivery {
     pub onward: Onward,
     /// The claim that this attempt is made under.
     pub claim: Claim,
+}
+
+/// The kind of an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Event {
+    /// A timer fires.
+    Fired,
+    /// Somebody tries a destination.
+    Test,
+}
+
+impl Event {
+    /// The `ce-type`.
+    pub const fn kind(self) -> &'static str {
+        match self {
+            Self::Fired => "mainspring.timer.fired.v1",
+            Self::Test => "mainspring.test.v1",
+        }
+    }
+}
+
+impl Delivery {
+    /// A test of a destination. Its subject is the destination's name.
+    pub fn test(destination: Arc<Destination>, now: UnixMs) -> Self {
+        let name = destination.name.clone();
+        let data = serde_json::json!({"destination": name}).to_string().into_bytes();
+        Self {
+            event: Event::Test,
+            id: format!("tst_{}", uuid::Uuid::now_v7().simple()),
+            timer: name.clone(),
+            due_at: now,
+            generation: Generation(1),
+            attempt: 1,
+            target: Target::Destination(name),
+            destination: Some(destination),
+            data,
+            trace: None,
+            onward: Onward::default(),
+            claim: Claim { shard: 0, epoch: Epoch(0), via: None },
+        }
+    }
 }
 
 /// The claim that an attempt is made under. It is not sent; the simulation checks it.
@@ -115,12 +161,23 @@ impl Sinks {
 impl Sink for Sinks {
     fn send<'a>(&'a self, delivery: &'a Delivery) -> BoxFuture<'a, Result<Outcome, Lack>> {
         match &delivery.target {
-            Target::Webhook(hook) => self.webhook.send(delivery, hook).boxed(),
+            Target::Webhook(hook) => self.webhook.send(delivery, hook, None).boxed(),
+            Target::Destination(name) => match delivery.destination.as_deref() {
+                Some(Destination { place: Place::Webhook(hook), limits, .. }) => {
+                    self.webhook.send(delivery, hook, limits.timeout.map(Span::get)).boxed()
+                }
+                Some(Destination { place, .. }) => {
+                    refused(format!("this node cannot send to destinations of kind {}", place.kind()))
+                }
+                None => refused(format!("there is no destination `{name}`")),
+            },
             // Timers of these kinds are not claimed.
-            Target::Unknown { kind } => {
-                let detail = format!("this node does not know targets of kind {kind}");
-                std::future::ready(Ok(Outcome::without_answer(AttemptResult::Refused, Some(detail)))).boxed()
-            }
+            Target::Unknown { kind } => refused(format!("this node does not know targets of kind {kind}")),
         }
     }
+}
+
+/// Nothing was sent, for this reason.
+fn refused(detail: String) -> BoxFuture<'static, Result<Outcome, Lack>> {
+    std::future::ready(Ok(Outcome::without_answer(AttemptResult::Refused, Some(detail)))).boxed()
 }

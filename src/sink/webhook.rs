@@ -61,8 +61,13 @@ impl Webhooks {
         self.clients.keep_idle(per_receiver, in_all);
     }
 
-    /// Makes one attempt.
-    pub async fn send(&self, delivery: &Delivery, hook: &Webhook) -> Result<Outcome, Lack> {
+    /// Makes one attempt, under a time limit of its own if there is one.
+    pub async fn send(
+        &self,
+        delivery: &Delivery,
+        hook: &Webhook,
+        timeout: Option<Duration>,
+    ) -> Result<Outcome, Lack> {
         if let Err(refused) = self.guard.check_url(&hook.url) {
             return Ok(failed(AttemptResult::Refused, refused.to_string()));
         }
@@ -83,10 +88,13 @@ impl Webhooks {
         {
             set("webhook-signature", &signature);
         }
-        let client = self.clients.current();
-        match client.post(hook.url.clone()).headers(headers).body(delivery.data.clone()).send().await {
+        let mut request = self.clients.current().post(hook.url.clone()).headers(headers);
+        if let Some(timeout) = timeout {
+            request = request.timeout(timeout);
+        }
+        match request.body(delivery.data.clone()).send().await {
             Ok(response) => Ok(self.outcome_of(response).await),
-            Err(why) => self.outcome_of_error(&why),
+            Err(why) => self.outcome_of_error(&why, timeout.unwrap_or(self.timeout)),
         }
     }
 
@@ -118,7 +126,7 @@ impl Webhooks {
         }
     }
 
-    fn outcome_of_error(&self, why: &reqwest::Error) -> Result<Outcome, Lack> {
+    fn outcome_of_error(&self, why: &reqwest::Error, timeout: Duration) -> Result<Outcome, Lack> {
         if let Some(refused) = refused_address(why) {
             return Ok(failed(AttemptResult::Refused, refused.to_string()));
         }
@@ -134,7 +142,7 @@ impl Webhooks {
         if why.is_timeout() {
             return Ok(failed(
                 AttemptResult::Timeout,
-                format!("no answer within {} s", self.timeout.as_secs_f64()),
+                format!("no answer within {} s", timeout.as_secs_f64()),
             ));
         }
         Ok(failed(AttemptResult::Unknown, format!("the connection broke before an answer came: {cause}")))

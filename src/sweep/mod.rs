@@ -318,7 +318,7 @@ impl Sweep {
             match offer {
                 Offer::Queued => queued += 1,
                 Offer::Postpone(ms) => postponed.push((*pointer, ms)),
-                Offer::Duplicate | Offer::Dropped => {}
+                Offer::Duplicate | Offer::Dropped | Offer::Held => {}
             }
         }
         for chunk in postponed.chunks(1000) {

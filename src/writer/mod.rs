@@ -121,6 +121,8 @@ impl Writer {
                 Ok(Registered::New(_)) => 0,
                 Ok(Registered::Same(_)) => 1,
                 Ok(Registered::Taken) => 2,
+                // A request that is not valid.
+                Ok(Registered::NoDestination(_)) => continue,
                 Err(_) => 3,
             };
             counts[index].1 += 1;
@@ -159,6 +161,8 @@ pub enum Changed {
     Unreadable,
     /// There is no timer of this uid.
     NoTimer,
+    /// There is no destination of this name, which the change gives; nothing was changed.
+    NoDestination(String),
 }
 
 /// Why a caller's change has no answer.
@@ -188,14 +192,14 @@ enum Counted {
 }
 
 impl Counted {
-    /// `None` where the answer depends on how the timer ended.
+    /// `None` where the answer depends on how the timer ended, and for a request that is not valid.
     const fn of(applied: &Result<Applied, Error>) -> Option<Self> {
         match applied {
             Ok(Applied::Live(_, answer)) => Some(Self::Answer(*answer)),
             Ok(Applied::Same(_)) => Some(Self::Answer(Answer::Done)),
             Ok(Applied::OtherVersion(_)) => Some(Self::OtherVersion),
             Ok(Applied::Unreadable) | Err(_) => Some(Self::Failed),
-            Ok(Applied::NotLive) => None,
+            Ok(Applied::NotLive | Applied::NoDestination(_)) => None,
         }
     }
 
@@ -261,6 +265,7 @@ impl Intake {
                 Applied::Same(row) => return Ok(Changed::Answered(row, Answer::Done)),
                 Applied::OtherVersion(version) => return Ok(Changed::OtherVersion(version)),
                 Applied::Unreadable => return Ok(Changed::Unreadable),
+                Applied::NoDestination(name) => return Ok(Changed::NoDestination(name)),
                 Applied::NotLive => match self.writer.store.find(uid).await? {
                     Some(row) if row.life.state.is_end() => {
                         let answer = row.life.step(probe, UnixMs::default()).answer;

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 /// The rooms from top to bottom. Rooms of one floor are strangers to each other.
-const FLOORS: [&[&str]; 15] = [
+const FLOORS: [&[&str]; 16] = [
     &["cli"],
     &["app", "tools"],
     &["api", "admin"],
@@ -14,6 +14,7 @@ const FLOORS: [&[&str]; 15] = [
     &["writer", "sink"],
     &["promotion"],
     &["ownership", "positions"],
+    &["destinations"],
     &["cold", "wheel"],
     &["traces"],
     &["telemetry", "limits"],

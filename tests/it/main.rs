@@ -19,6 +19,7 @@ mod layout;
 mod logs;
 mod page;
 mod paths;
+mod places;
 mod races;
 mod reload;
 mod rest;

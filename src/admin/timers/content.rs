@@ -44,6 +44,9 @@ fn request(row: &TimerRow, data: &str) -> String {
     if let Some(owner) = &row.owner {
         fields.push(("owner", json!(owner).to_string()));
     }
+    if let Target::Destination(name) = &row.target {
+        fields.push(("target", json!({"destination": name}).to_string()));
+    }
     if let Target::Webhook(hook) = &row.target {
         let mut webhook = json!({"url": hook.url});
         if hook.secret.is_some() {
@@ -83,7 +86,7 @@ fn remark(row: &TimerRow, now: UnixMs) -> String {
         Target::Webhook(hook) if hook.secret.is_some() => {
             remarks.push("Its secret is never shown; put it in yourself.");
         }
-        Target::Webhook(_) => {}
+        Target::Webhook(_) | Target::Destination(_) => {}
         Target::Unknown { .. } => remarks.push("Its target is of a kind that this node does not know."),
     }
     if !row.life.state.is_end() {

@@ -146,6 +146,9 @@ fn facts(row: &TimerRow, tier: Option<&'static str>, zone: Zone, now: UnixMs) ->
                 facts.push(Fact::new("Static headers", names.join(", ")));
             }
         }
+        Target::Destination(name) => {
+            facts.push(Fact::new("Destination", name.clone()).linked(list_of(&[("destination", name)])));
+        }
         Target::Unknown { kind } => {
             facts.push(Fact::new("Target", format!("of kind {kind}, which this node does not know")));
         }

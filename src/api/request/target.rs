@@ -10,6 +10,7 @@ use super::raw::optional_object;
 use super::{Refused, not_supported, read};
 use crate::api::problem::FieldError;
 use crate::api::schema;
+use crate::model::destination::is_name;
 use crate::model::target::{Kind, Target, Webhook};
 use crate::sink::guard::Guard;
 
@@ -22,8 +23,10 @@ pub struct TargetIn {
     #[schema(value_type = WebhookIn)]
     #[serde(default, deserialize_with = "optional_object")]
     pub webhook: Option<WebhookIn>,
-    #[schema(ignore)]
-    destination: Option<IgnoredAny>,
+    /// A destination, by its name.
+    #[schema(value_type = schema::DestinationName)]
+    #[serde(default)]
+    pub destination: Option<String>,
     #[schema(ignore)]
     queue: Option<IgnoredAny>,
 }
@@ -55,7 +58,7 @@ pub fn target(raw: Option<&RawValue>, guard: &Guard, errors: &mut Vec<FieldError
         ));
         return None;
     };
-    let TargetIn { mut webhook, destination, queue } = match read(raw.get().as_bytes(), "/target") {
+    let TargetIn { mut webhook, mut destination, queue } = match read(raw.get().as_bytes(), "/target") {
         Ok(target) => target,
         Err(Refused::Fields(found)) => {
             errors.extend(found);
@@ -66,14 +69,13 @@ pub fn target(raw: Option<&RawValue>, guard: &Guard, errors: &mut Vec<FieldError
             return None;
         }
     };
-    for (kind, value) in [("destination", &destination), ("queue", &queue)] {
-        if value.is_some() {
-            errors.push(not_supported(&format!("/target/{kind}")));
-            return None;
-        }
+    if queue.is_some() {
+        errors.push(not_supported("/target/queue"));
+        return None;
     }
     let mut found = Kind::ALL.iter().filter_map(|kind| match kind {
         Kind::Webhook => webhook.take().map(|hook| check_webhook(hook, guard)),
+        Kind::Destination => destination.take().map(check_destination),
     });
     match (found.next(), found.next()) {
         (Some(Ok(target)), None) => return Some(target),
@@ -81,18 +83,33 @@ pub fn target(raw: Option<&RawValue>, guard: &Guard, errors: &mut Vec<FieldError
         _ => errors.push(FieldError::new(
             "/target",
             "missing",
-            "give exactly one kind of target, such as webhook",
+            "give exactly one kind of target: webhook or destination",
         )),
     }
     None
 }
 
 fn check_webhook(hook: WebhookIn, guard: &Guard) -> Result<Target, FieldError> {
-    let hook = Webhook::new(&hook.url, hook.secret, hook.headers).map_err(|why| {
-        FieldError::new(format!("/target/webhook{}", why.pointer), "bad_webhook", why.detail)
-    })?;
+    checked_webhook(hook, "/target/webhook", guard).map(Target::Webhook)
+}
+
+/// Whether there is one of this name shows when the timer is written.
+fn check_destination(name: String) -> Result<Target, FieldError> {
+    if is_name(&name) { Ok(Target::Destination(name)) } else { Err(no_destination(&name)) }
+}
+
+/// What is wrong with a target whose destination there is not.
+pub fn no_destination(name: &str) -> FieldError {
+    let detail = format!("there is no destination `{name}`; make it with PUT /v1/destinations/{{name}}");
+    FieldError::new("/target/destination", "no_destination", detail)
+}
+
+/// Checks a webhook, which stands at `pointer`.
+pub(super) fn checked_webhook(hook: WebhookIn, pointer: &str, guard: &Guard) -> Result<Webhook, FieldError> {
+    let hook = Webhook::new(&hook.url, hook.secret, hook.headers)
+        .map_err(|why| FieldError::new(format!("{pointer}{}", why.pointer), "bad_webhook", why.detail))?;
     guard
         .check_url(&hook.url)
-        .map_err(|why| FieldError::new("/target/webhook/url", "address_refused", why.to_string()))?;
-    Ok(Target::Webhook(hook))
+        .map_err(|why| FieldError::new(format!("{pointer}/url"), "address_refused", why.to_string()))?;
+    Ok(hook)
 }

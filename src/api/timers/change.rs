@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{Path, Request, State};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::StatusCode;
 use axum::response::IntoResponse;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -14,10 +14,10 @@ use crate::api::ApiState;
 use crate::api::problem::{FieldError, Problem};
 use crate::api::request::{self, Priority, PriorityIn, TargetIn};
 use crate::api::schema;
-use crate::api::state::caller;
+use crate::api::state::{caller, if_match};
 use crate::api::view::TimerView;
 use crate::cold::{ChangeEvent, Edit, TimerRow};
-use crate::model::id::{TimerId, Version};
+use crate::model::id::TimerId;
 use crate::model::timer::Answer;
 use crate::service::Service;
 use crate::service::answer::conflict;
@@ -83,7 +83,7 @@ pub async fn patch(
 ) -> ApiResult {
     let service = state.service()?;
     let timer_id = parse_id(&id)?;
-    let if_version = if_match(request.headers())?;
+    let if_version = if_match(request.headers());
     let caller = caller(&request);
     let body = state.body(request, MAX_BODY).await?;
     let raw: Patch = state.check(caller, body.bytes.len(), move || request::read(&body.bytes, "")).await??;
@@ -115,18 +115,6 @@ pub async fn patch(
         (row, Answer::Done) => Ok(timer_answer(StatusCode::OK, &row, state.tiers(service))),
         (row, answer) => Err(refused(&row, answer)),
     }
-}
-
-fn if_match(headers: &HeaderMap) -> Result<Option<Version>, Problem> {
-    let Some(value) = headers.get(header::IF_MATCH) else {
-        return Ok(None);
-    };
-    let text = value.to_str().unwrap_or_default().trim();
-    if text == "*" {
-        return Ok(None);
-    }
-    // No answer ever carried a tag of another form, so it matches nothing.
-    Ok(Some(Version(text.trim_matches('"').parse().unwrap_or(-1))))
 }
 
 /// The answer to a cancel.
@@ -167,15 +155,13 @@ pub async fn fire(State(state): State<Arc<ApiState>>, Path(id): Path<String>) ->
 async fn change(service: &Service, id: &TimerId, event: ChangeEvent) -> Result<(TimerRow, Answer), Problem> {
     match service.intake.change(id.uid(service.store.namespace()), event).await? {
         Changed::Answered(row, answer) => Ok((*row, answer)),
-        Changed::OtherVersion(version) => {
-            let detail = format!("the timer's version is \"{version}\"; read it again and decide anew");
-            Err(Problem::new(StatusCode::PRECONDITION_FAILED, "version_changed", detail))
-        }
+        Changed::OtherVersion(version) => Err(Problem::other_version("timer", version.0)),
         Changed::Unreadable => {
             let detail = "this version of the service cannot read this timer; nothing was changed";
             Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "unreadable", detail))
         }
         Changed::NoTimer => Err(Problem::no_timer(id.as_str())),
+        Changed::NoDestination(name) => Err(Problem::invalid(vec![request::no_destination(&name)])),
     }
 }
 

@@ -68,6 +68,9 @@ impl ItemResult {
             Ok(Registered::New(_)) => Self { id: named, status: 201, error: None },
             Ok(Registered::Same(_)) => Self { id: named, status: 200, error: None },
             Ok(Registered::Taken) => Self::refused(named, id_taken(&id)),
+            Ok(Registered::NoDestination(name)) => {
+                Self::refused(named, Problem::invalid(vec![request::no_destination(&name)]))
+            }
             Err(why) => Self::refused(named, why.into()),
         }
     }

@@ -16,6 +16,7 @@ use crate::api::problem::{FieldError, Problem};
 use crate::api::schema;
 use crate::api::view::{AttemptView, TimerView};
 use crate::cold::{Filter, ListCursor, TimerRow};
+use crate::model::destination::is_name;
 use crate::model::id::TimerId;
 use crate::model::target::Webhook;
 use crate::model::time::UnixMs;
@@ -87,6 +88,9 @@ pub struct ListQuery {
     /// The receiver of an inline webhook: scheme, host and port.
     #[param(required = false, inline, value_type = schema::Receiver)]
     receiver: String,
+    /// The name of a destination.
+    #[param(required = false, inline, value_type = schema::DestinationName)]
+    destination: String,
     /// The owner as registered, or a timer's id.
     #[param(required = false)]
     owner: String,
@@ -167,9 +171,9 @@ fn filter_of(
                 Ok(place) => cursor = Some(place),
                 Err(_) => bad("bad_cursor", "give `next` of the page before, unchanged".into()),
             },
-            "destination" | "queue" | "schedule" => {
-                bad("not_supported", "not supported by this version".into())
-            }
+            "destination" if is_name(&value) => filter.destination = Some(value),
+            "destination" => bad("bad_name", "1 to 64 of A-Z a-z 0-9 . _ -".into()),
+            "queue" | "schedule" => bad("not_supported", "not supported by this version".into()),
             label if label.starts_with("label.") => {
                 filter
                     .labels

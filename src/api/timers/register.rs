@@ -10,7 +10,7 @@ use serde::Deserialize;
 use super::{ApiResult, TimerPath, bad_query, new_timer, parse_id, timer_answer};
 use crate::api::ApiState;
 use crate::api::problem::{FieldError, Problem};
-use crate::api::request::{Naming, RawTimer};
+use crate::api::request::{Naming, RawTimer, no_destination};
 use crate::api::schema;
 use crate::api::view::TimerView;
 use crate::cold::{NewTimer, Registered};
@@ -52,6 +52,7 @@ pub async fn put(
         Registered::New(row) => Ok(timer_answer(StatusCode::CREATED, &row, state.tiers(service))),
         Registered::Same(row) => Ok(timer_answer(StatusCode::OK, &row, state.tiers(service))),
         Registered::Taken => Err(id_taken(&id)),
+        Registered::NoDestination(name) => Err(Problem::invalid(vec![no_destination(&name)])),
     }
 }
 
@@ -119,6 +120,7 @@ pub async fn post(State(state): State<Arc<ApiState>>, request: Request) -> ApiRe
             let detail = "this Idempotency-Key was used with another body; use a new key for a new request";
             return Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "key_reused", detail));
         }
+        Registered::NoDestination(name) => return Err(Problem::invalid(vec![no_destination(&name)])),
     };
     let mut response = timer_answer(status, &row, state.tiers(service));
     if let Ok(location) = HeaderValue::from_str(&format!("/v1/timers/{}", row.id)) {

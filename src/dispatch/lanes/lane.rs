@@ -73,7 +73,7 @@ pub(super) enum Waits {
     InRing,
     /// For room among the attempts of its group.
     ForGroup,
-    /// For the time of its receiver's next trial, in milliseconds.
+    /// For the time of its receiver's next trial or slot, in milliseconds.
     ForTrial(i64),
 }
 

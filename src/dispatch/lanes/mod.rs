@@ -15,6 +15,9 @@
 //! a quarter of the node. First attempts that an outage left overdue have lanes of their own too and never take more
 //! than half, so that timers that fall due now are not delayed by them.
 //!
+//! **Destinations.** What is agreed for the lane of a destination (concurrency, rate, held) stands in `terms.rs`. One
+//! whose attempts fail again and again is tried by one attempt at a time, like a receiver that cannot be reached.
+//!
 //! **Queues.** A lane queues as many pointers as its receiver takes within half a minute, and never more than all lanes
 //! together leave free; so there is always room for another receiver. A pointer for which its lane is full is dropped;
 //! its row stays in SQL. The sweep skips lanes that have a backlog ([`Lanes::backlogged`]) and postpones rows that a slow
@@ -25,6 +28,7 @@ mod lane;
 mod newcomers;
 mod pace;
 mod receiver;
+mod terms;
 mod turns;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
@@ -37,6 +41,8 @@ use crate::model::time::UnixMs;
 use lane::{INITIAL_LIMIT, Lane};
 use newcomers::Newcomers;
 use receiver::{Receiver, Standing};
+use terms::Agreed;
+pub use terms::Terms;
 use turns::{Turns, group_of};
 
 /// Pointers that all lanes together queue at most. Each lane may queue as many as are left: one alone takes half of
@@ -126,13 +132,17 @@ pub enum Offer {
     Postpone(i64),
     /// It is dropped: its lane is full, or the sweep has older ones for the lane. The sweep will offer it again.
     Dropped,
+    /// Its destination is paused. The sweep will offer it when that is resumed.
+    Held,
 }
 
 /// How an attempt that had a permit ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AttemptEnd {
-    /// The receiver answered, well or badly.
+    /// The receiver took it.
     Answered,
+    /// The receiver answered, and did not take it.
+    Refused,
     /// The receiver did not answer in time, or not at all.
     NoAnswer,
     /// There was no connection to the receiver, or no address for its name.
@@ -145,6 +155,8 @@ pub enum AttemptEnd {
 #[derive(Debug)]
 struct InHand {
     revision: Revision,
+    /// Its attempt does not start before, in microseconds: the slot that it has.
+    slot_us: Option<i64>,
     /// A pointer that came meanwhile and is no older: the timer was changed, or its attempt is to be made again. It is
     /// offered when the outcome is recorded; otherwise only the sweep would bring it, a second later.
     next: Option<Pointer>,
@@ -213,6 +225,7 @@ pub struct Lanes {
     in_flight: [usize; Class::COUNT],
     by_standing: [usize; 3],
     newcomers: Newcomers,
+    agreed: Agreed,
     total: usize,
     per_lane: usize,
 }
@@ -238,6 +251,7 @@ impl Lanes {
             in_flight: [0; Class::COUNT],
             by_standing: [0; 3],
             newcomers: Newcomers::of(total),
+            agreed: Agreed::default(),
             total,
             per_lane,
         }
@@ -247,7 +261,66 @@ impl Lanes {
     /// first.
     pub fn set_limits(&mut self, total: usize, per_lane: usize) {
         (self.total, self.per_lane, self.newcomers) = (total, per_lane, Newcomers::of(total));
-        self.lanes.values_mut().for_each(|lane| lane.limit = lane.limit.min(per_lane));
+        self.limit_lanes();
+    }
+
+    fn limit_lanes(&mut self) {
+        for (key, lane) in &mut self.lanes {
+            lane.limit = lane.limit.min(self.agreed.concurrency(key.lane, self.per_lane));
+        }
+    }
+
+    /// Puts the terms of all destinations in force. What waits in lanes that are held now is dropped.
+    pub fn set_terms(&mut self, terms: HashMap<i64, Terms>) {
+        let (held, has_released) = self.agreed.set(terms);
+        for lane in held {
+            for class in Class::ALL {
+                self.empty(LaneKey { lane, class });
+            }
+        }
+        self.backlogs_cleared += u64::from(has_released);
+        self.limit_lanes();
+    }
+
+    /// Drops what waits in a lane.
+    fn empty(&mut self, key: LaneKey) {
+        let Some(lane) = self.lanes.get_mut(&key) else { return };
+        let dropped: Vec<Pointer> = lane.queue.take(usize::MAX).collect();
+        lane.refuse_permits();
+        self.unqueued(key, &dropped, true);
+        self.clear_backlog(key);
+        for pointer in dropped {
+            self.queued_revisions.remove(&pointer.uid);
+        }
+    }
+
+    /// Whether a lane needs time at its destination ([`Lanes::wanted_slots`]).
+    pub fn needs_slots(&self) -> bool {
+        self.agreed.is_wanting()
+    }
+
+    /// The time at destinations to ask for: `(lane, count, step in µs)`.
+    pub fn wanted_slots(&mut self) -> Vec<(i64, i64, i64)> {
+        let receivers = &self.receivers;
+        self.agreed.wanted(|lane| receivers.get(&lane).map_or(0, |receiver| receiver.waiting))
+    }
+
+    /// Slots were reserved in a lane: `count` from `first_us` on.
+    pub fn grant_slots(&mut self, lane: i64, first_us: i64, count: i64, step_us: i64, now_ms: i64) {
+        self.agreed.grant(lane, first_us, count, step_us);
+        for class in Class::ALL {
+            self.wake(LaneKey { lane, class }, now_ms);
+        }
+    }
+
+    /// Slots could not be reserved: they are asked for again.
+    pub fn want_slots_again(&mut self, lanes: impl Iterator<Item = i64>) {
+        self.agreed.want_again(lanes);
+    }
+
+    /// The time before which the attempt of a timer in hand does not start, in microseconds; `None` if it has no slot.
+    pub fn slot_of(&self, uid: &Uid) -> Option<i64> {
+        self.in_hand.get(uid).and_then(|in_hand| in_hand.slot_us)
     }
 
     /// Offers the pointer of a due timer.
@@ -267,10 +340,13 @@ impl Lanes {
             return Offer::Duplicate;
         }
         let key = LaneKey::of(&pointer);
+        if self.agreed.holds(key.lane) {
+            return Offer::Held;
+        }
         self.forget_idle(now_ms);
         let free = MAX_QUEUED.saturating_sub(self.queued);
         let threshold = self.backlog_threshold();
-        let limit = self.initial_limit();
+        let limit = INITIAL_LIMIT.min(self.agreed.concurrency(key.lane, self.per_lane));
         let lane = self.lanes.entry(key).or_insert_with(|| {
             let receiver = self.receivers.entry(key.lane).or_insert_with(|| {
                 self.states.idle += 1;
@@ -317,9 +393,14 @@ impl Lanes {
         INITIAL_LIMIT.min(self.per_lane)
     }
 
-    /// The lanes with a backlog: the sweep skips them until [`Lanes::backlogs_cleared`] rises.
+    /// The lanes with a backlog, but for those that are held: the sweep skips them until [`Lanes::backlogs_cleared`] rises.
     pub fn backlogged(&self) -> impl Iterator<Item = LaneKey> {
         self.backlogged.iter().copied()
+    }
+
+    /// The lanes that are held: the sweep skips them, too.
+    pub fn held(&self) -> impl Iterator<Item = i64> {
+        self.agreed.held()
     }
 
     /// How often a lane has ceased to have a backlog.
@@ -443,10 +524,13 @@ impl Lanes {
 
     /// An attempt that had a permit has ended: it is no longer in flight.
     pub fn attempt_ended(&mut self, key: LaneKey, end: AttemptEnd, now_ms: i64) {
-        let (per_lane, threshold) = (self.per_lane, self.backlog_threshold());
+        let (per_lane, threshold) =
+            (self.agreed.concurrency(key.lane, self.per_lane), self.backlog_threshold());
+        let is_destination = self.agreed.has(key.lane);
         let mut dropped: Vec<Pointer> = Vec::new();
         self.change_receiver(key.lane, |receiver| match end {
-            AttemptEnd::Answered => receiver.answered(),
+            AttemptEnd::Refused if is_destination => receiver.refused(now_ms),
+            AttemptEnd::Answered | AttemptEnd::Refused => receiver.answered(),
             AttemptEnd::NoAnswer => receiver.not_answered(),
             AttemptEnd::NotReached => receiver.not_reached(now_ms),
             AttemptEnd::NotSent => {}
@@ -455,7 +539,11 @@ impl Lanes {
         self.free(key, now_ms, |lane| {
             lane.release();
             match end {
-                AttemptEnd::Answered => lane.answered(per_lane, now_ms),
+                AttemptEnd::Refused if is_open => {
+                    lane.answered(per_lane, now_ms);
+                    lane.refuse_permits();
+                }
+                AttemptEnd::Answered | AttemptEnd::Refused => lane.answered(per_lane, now_ms),
                 // The sweep finds the dropped timers again, and postpones them.
                 AttemptEnd::NoAnswer => dropped = lane.not_answered(per_lane, now_ms),
                 AttemptEnd::NotReached if is_open => {

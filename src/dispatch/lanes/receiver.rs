@@ -9,6 +9,9 @@ use super::LaneLoad;
 /// Attempts in a row without an answer after which a proven receiver is doubtful.
 const DOUBTFUL_AFTER: u32 = 3;
 
+/// Attempts in a row that a destination did not take, after which it is tried by one at a time.
+const TRIED_SINGLY_AFTER: u32 = 5;
+
 /// The time from the first failure to the first trial, in milliseconds. It doubles from trial to trial.
 pub(super) const FIRST_TRIAL_MS: i64 = 100;
 
@@ -45,6 +48,8 @@ pub(super) struct Receiver {
     answered: bool,
     /// Attempts in a row without an answer.
     unanswered: u32,
+    /// Attempts in a row that were answered and not taken; counted for destinations only.
+    refused: u32,
     breaker: Option<Breaker>,
     /// Claimed pointers in its lanes.
     pub in_flight: usize,
@@ -71,7 +76,16 @@ impl Receiver {
 
     /// It answered.
     pub fn answered(&mut self) {
-        (self.answered, self.unanswered, self.breaker) = (true, 0, None);
+        (self.answered, self.unanswered, self.refused, self.breaker) = (true, 0, 0, None);
+    }
+
+    /// It answered, and did not take the delivery.
+    pub fn refused(&mut self, now_ms: i64) {
+        (self.answered, self.unanswered) = (true, 0);
+        self.refused = self.refused.saturating_add(1);
+        if self.refused >= TRIED_SINGLY_AFTER {
+            self.open(now_ms);
+        }
     }
 
     /// It did not answer in time.
@@ -85,9 +99,13 @@ impl Receiver {
     /// It could not be reached.
     pub fn not_reached(&mut self, now_ms: i64) {
         self.not_answered();
-        if self.standing() != Standing::Doubtful {
-            return;
+        if self.standing() == Standing::Doubtful {
+            self.open(now_ms);
         }
+    }
+
+    /// Opens the breaker, or keeps it open for longer.
+    fn open(&mut self, now_ms: i64) {
         let wait_ms = match self.breaker {
             // An attempt that began before the breaker opened says nothing new.
             Some(open) if now_ms < open.trial_at_ms => return,

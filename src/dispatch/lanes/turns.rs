@@ -1,8 +1,8 @@
 //! Whose turn it is: rings of lanes that have something queued, and the places where others wait.
 //!
 //! A lane waits in the ring of its class and its receiver's standing. A lane without room leaves its ring until an
-//! attempt ends; one whose group is full waits with the group, and one whose receiver cannot be reached waits for the
-//! next trial. So a turn costs the same, however many lanes there are.
+//! attempt ends; one whose group is full waits with the group, and one whose receiver cannot be reached, or whose
+//! destination has a rate, waits for the next trial or slot. So a turn costs the same, however many lanes there are.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
@@ -17,13 +17,19 @@ const RINGS: usize = Class::COUNT * Standing::ALL.len();
 /// How many lanes one call of [`Lanes::take`] looks at, at most: the lanes are locked meanwhile.
 const LOOKS: usize = 2048;
 
+/// How long before its slot a timer is claimed, in milliseconds. Its attempt waits for the slot.
+pub(super) const SLOT_LEAD_MS: i64 = 50;
+
+/// When a lane that has no slot is looked at again, in milliseconds, if none comes meanwhile.
+const NO_SLOT_MS: i64 = 1000;
+
 /// The rings, and where lanes wait beside them.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
     rings: [VecDeque<LaneKey>; RINGS],
     /// The ring that has its turn next.
     next: usize,
-    /// Lanes that wait for the time of a trial.
+    /// Lanes that wait for the time of a trial or of a slot.
     trials: BTreeSet<(i64, LaneKey)>,
     pub groups: Groups,
     /// How many lanes were looked at.
@@ -162,7 +168,8 @@ impl Lanes {
         if lane.queue.is_empty() {
             return;
         }
-        let trial_at_ms = receiver.trial_at_ms().filter(|at_ms| *at_ms > now_ms);
+        let slot_at_ms = self.agreed.next_us(key.lane).map(|at_us| at_us.div_euclid(1000) - SLOT_LEAD_MS);
+        let trial_at_ms = receiver.trial_at_ms().max(slot_at_ms).filter(|at_ms| *at_ms > now_ms);
         match lane.waits {
             Waits::Nowhere => {}
             Waits::InRing => return,
@@ -279,8 +286,19 @@ impl Lanes {
             lane.waits = Waits::ForGroup;
             return self.turns.groups.wait(group, key);
         }
-        let popped: Vec<Pointer> =
-            lane.queue.take(of_lane.min(of_node).min(of_group).min(TURN).min(most)).collect();
+        let count = of_lane.min(of_node).min(of_group).min(TURN).min(most);
+        let until_us = (now_ms + SLOT_LEAD_MS) * 1000;
+        let slots = self.agreed.ready(key.lane, until_us, now_ms * 1000, count);
+        if slots == Some(0) {
+            let at_ms = match self.agreed.next_us(key.lane) {
+                Some(at_us) => (at_us.div_euclid(1000) - SLOT_LEAD_MS).max(now_ms + 1),
+                None => now_ms + NO_SLOT_MS,
+            };
+            lane.waits = Waits::ForTrial(at_ms);
+            self.turns.trials.insert((at_ms, key));
+            return;
+        }
+        let popped: Vec<Pointer> = lane.queue.take(slots.unwrap_or(count)).collect();
         let is_empty = lane.queue.is_empty();
         let left = lane.queue.len();
         let before = taken.len();
@@ -289,7 +307,8 @@ impl Lanes {
             // A pointer that a newer one has replaced is dropped here.
             if self.queued_revisions.get(&pointer.uid) == Some(&revision) {
                 self.queued_revisions.remove(&pointer.uid);
-                self.in_hand.insert(pointer.uid, InHand { revision, next: None });
+                let slot_us = slots.and_then(|_| self.agreed.take(key.lane, until_us));
+                self.in_hand.insert(pointer.uid, InHand { revision, slot_us, next: None });
                 taken.push(*pointer);
             }
         }

@@ -9,6 +9,8 @@ use std::thread::ThreadId;
 
 use mainspring::cold::{ColdStore, FailPoint, Identity};
 use mainspring::config::Config;
+use mainspring::destinations::Destinations;
+use mainspring::destinations::vault::Vault;
 use mainspring::dispatch::Dispatcher;
 use mainspring::hot::AHEAD_MS;
 use mainspring::hot::last_mile::LastMile;
@@ -190,6 +192,7 @@ impl Node {
             Arc::clone(&ownership),
             metrics.clone(),
             receivers,
+            Arc::new(Destinations::new(store.clone(), Vault::default())),
         );
         let lead = config.wheel.lead.get();
         let last_mile = LastMile::new(Arc::clone(&dispatcher), clock.clone(), lead, metrics.clone());

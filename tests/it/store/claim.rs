@@ -251,7 +251,9 @@ async fn rows_of_a_lane_with_a_backlog_are_skipped_and_ends_are_not(f: Fixture) 
     f.register(&[other.clone(), late.clone()]).await;
     f.clock.set(row.life.wake_at.plus(Duration::from_secs(60)));
     let but = async |first: &[i64], retry: &[i64]| {
-        let found = f.due_but(&owned, &Backlogged { first: first.to_vec(), retry: retry.to_vec() }).await;
+        let found = f
+            .due_but(&owned, &Backlogged { first: first.to_vec(), retry: retry.to_vec(), held: Vec::new() })
+            .await;
         let mut found: Vec<_> = found.into_iter().map(|(pointer, _)| pointer.uid).collect();
         for always in [&other, &late] {
             assert!(found.contains(&always.uid), "another receiver's and what is to expire: {}", always.id);

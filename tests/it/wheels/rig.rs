@@ -9,6 +9,8 @@ use std::time::Duration;
 use mainspring::clock::{Clock, ManualClock};
 use mainspring::cold::{ColdStore, Identity, NewTimer, Registered, ShardRow, TimerRow};
 use mainspring::config::Config;
+use mainspring::destinations::Destinations;
+use mainspring::destinations::vault::Vault;
 use mainspring::dispatch::Dispatcher;
 use mainspring::hot::AHEAD_MS;
 use mainspring::hot::last_mile::LastMile;
@@ -435,7 +437,9 @@ fn dispatcher(config: &Arc<Config>, store: &ColdStore, metrics: &Metrics) -> Arc
         Promotion::new(store.clock().clone(), config.wheel.window.get(), None, metrics.clone());
     let writer = Writer::new(store.clone(), promotion, metrics.clone());
     let sinks = Sinks::new(config, store.clock().clone(), 64).expect("a client");
-    Dispatcher::new(config, store.clone(), writer, ownership, metrics.clone(), Arc::new(sinks)).0
+    let destinations = Arc::new(Destinations::new(store.clone(), Vault::default()));
+    let sinks = Arc::new(sinks);
+    Dispatcher::new(config, store.clone(), writer, ownership, metrics.clone(), sinks, destinations).0
 }
 
 /// A node whose loops are cranked.

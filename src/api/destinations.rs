@@ -1,0 +1,465 @@
+//! `/v1/destinations`: named places that deliveries go to.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Path, Request, State};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use serde_json::Value;
+
+use super::ApiState;
+use super::problem::{FieldError, Problem};
+use super::request::{self, DestinationIn};
+use super::schema;
+use super::state::{caller, if_match};
+use super::view::RetryView;
+use crate::cold::{DestinationRow, MAX_DESTINATIONS, Removed, Written};
+use crate::destinations::{Refused, Wanted};
+use crate::dispatch::ReceiverLoad;
+use crate::model::destination::{Destination, Place, Settings, is_name, is_secret_header};
+use crate::model::policy::Retry;
+use crate::model::target::Webhook;
+use crate::model::time::{Span, UnixMs};
+use crate::model::timer::AttemptResult;
+use crate::service::Service;
+use crate::sink::Delivery;
+
+type ApiResult = Result<Response, Problem>;
+
+/// The most bytes of a destination's body.
+const MAX_BODY: usize = 64 * 1024;
+
+/// How often a change is tried again on what another caller has changed meanwhile.
+const PATCH_TRIES: usize = 3;
+
+/// The destination that a call is about.
+#[derive(utoipa::IntoParams)]
+#[into_params(parameter_in = Path)]
+#[expect(dead_code, reason = "describes the path in the OpenAPI document")]
+pub struct DestinationPath {
+    /// The destination's name.
+    #[param(value_type = schema::DestinationName, example = "shop-orders")]
+    name: String,
+}
+
+/// A destination in an answer, without its secrets. Limits that were left out have the value in force.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct DestinationView {
+    #[schema(value_type = schema::DestinationName)]
+    name: String,
+    #[serde(flatten)]
+    place: PlaceView,
+    /// Attempts at once, for each node.
+    #[schema(minimum = 1)]
+    concurrency: usize,
+    /// Attempts a second, all nodes together; `null` is no limit.
+    #[schema(required)]
+    rate_per_second: Option<u32>,
+    #[schema(value_type = RetryView)]
+    retry: Retry,
+    #[schema(value_type = schema::Duration)]
+    timeout: Span,
+    #[schema(value_type = schema::DestinationState)]
+    state: &'static str,
+    /// Attempts that ended, a second, over about the last ten seconds.
+    rate: f64,
+    /// Claimed timers whose attempt has not ended.
+    in_flight: usize,
+    /// Timers that are due and not under way: they wait for room, for the rate, for their next attempt, or to be resumed.
+    /// From 100,000 on it says no more.
+    #[schema(minimum = 0)]
+    waiting: i64,
+    /// Why the last attempt that failed did so.
+    #[schema(required)]
+    last_error: Option<String>,
+    /// When that was.
+    #[schema(required, value_type = Option<schema::Moment>)]
+    last_error_at: Option<UnixMs>,
+    /// Rises with every change; also the `ETag`.
+    #[schema(minimum = 1)]
+    version: i32,
+    #[schema(value_type = schema::Moment)]
+    created_at: UnixMs,
+    #[schema(value_type = schema::Moment)]
+    changed_at: UnixMs,
+}
+
+/// Where a destination is, without its secrets.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum PlaceView {
+    /// An HTTP receiver.
+    Webhook(HookView),
+    /// This node cannot send there: its build does not carry the kind, or it lacks the key of the secrets.
+    Unavailable { kind: String },
+}
+
+/// An HTTP receiver, without its secrets.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct HookView {
+    /// As deliveries use it: normalized, so it may be longer than in the request.
+    #[schema(format = "uri")]
+    url: String,
+    /// Names in lower case. The value of a header that holds a credential, by its name, is `null`.
+    #[schema(value_type = schema::ShownHeaders)]
+    headers: BTreeMap<String, Option<String>>,
+    /// Whether deliveries are signed.
+    signed: bool,
+}
+
+impl PlaceView {
+    fn new(place: Place) -> Self {
+        match place {
+            Place::Webhook(Webhook { url, secret, headers }) => {
+                let shown = |(name, value): (String, String)| {
+                    let value = Some(value).filter(|_| !is_secret_header(&name));
+                    (name, value)
+                };
+                let headers = headers.into_iter().map(shown).collect();
+                Self::Webhook(HookView { url: url.into(), headers, signed: secret.is_some() })
+            }
+            Place::Unknown { kind } | Place::Locked { kind } => Self::Unavailable { kind },
+        }
+    }
+}
+
+/// All destinations.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct DestinationsAnswer {
+    items: Vec<DestinationView>,
+}
+
+/// Views of these destinations as of now.
+async fn views(
+    state: &ApiState,
+    service: &Service,
+    rows: &[DestinationRow],
+) -> Result<Vec<DestinationView>, Problem> {
+    let loads = service.observer.receivers().await?;
+    let loads: HashMap<String, ReceiverLoad> =
+        loads.into_iter().filter(|one| one.is_destination).map(|one| (one.receiver.clone(), one)).collect();
+    let names: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
+    let waiting = service.store.destinations_waiting(&names).await?;
+    let webhook = &state.node.config.webhook;
+    let view = |row: &DestinationRow| {
+        let Destination { name, place, limits, paused, version } = service.destinations.opened(row);
+        let load = loads.get(&name);
+        let (last_error, last_error_at) =
+            load.and_then(|load| load.last_error.clone()).map(|error| (error.detail, error.at)).unzip();
+        DestinationView {
+            place: PlaceView::new(place),
+            concurrency: limits.concurrency.unwrap_or(webhook.concurrency),
+            rate_per_second: limits.rate_per_second,
+            retry: limits.retry.unwrap_or_default(),
+            timeout: limits.timeout.unwrap_or(webhook.timeout),
+            state: match load {
+                _ if paused => "paused",
+                Some(load) if load.failing => "failing",
+                _ => "ok",
+            },
+            rate: load.map_or(0.0, |load| load.rate),
+            in_flight: load.map_or(0, |load| load.in_flight),
+            waiting: waiting.get(&name).copied().unwrap_or(0),
+            last_error,
+            last_error_at,
+            version,
+            created_at: row.created_at,
+            changed_at: row.changed_at,
+            name,
+        }
+    };
+    Ok(rows.iter().map(view).collect())
+}
+
+async fn answer(state: &ApiState, service: &Service, status: StatusCode, row: &DestinationRow) -> ApiResult {
+    let view = views(state, service, std::slice::from_ref(row)).await?;
+    let mut response = (status, Json(view.into_iter().next())).into_response();
+    if let Ok(tag) = HeaderValue::from_str(&format!("\"{}\"", row.version)) {
+        response.headers_mut().insert(header::ETAG, tag);
+    }
+    Ok(response)
+}
+
+fn checked_name(name: &str) -> Result<(), Problem> {
+    if is_name(name) {
+        return Ok(());
+    }
+    let detail = "1 to 64 of A-Z a-z 0-9 . _ -";
+    Err(Problem::invalid(vec![FieldError::new("?name", "bad_name", detail)]))
+}
+
+fn no_such(name: &str) -> Problem {
+    let detail = format!("there is no destination `{name}`");
+    Problem::new(StatusCode::NOT_FOUND, "not_found", detail)
+}
+
+/// One destination as the store has it.
+async fn find(service: &Service, name: &str) -> Result<DestinationRow, Problem> {
+    checked_name(name)?;
+    let rows = service.store.destinations(Some(&[name.to_owned()])).await?;
+    rows.into_iter().next().ok_or_else(|| no_such(name))
+}
+
+impl From<Refused> for Problem {
+    fn from(why: Refused) -> Self {
+        match why {
+            Refused::NoKey => {
+                Self::invalid(vec![FieldError::new("/webhook", "no_secrets_key", why.to_string())])
+            }
+            Refused::NotSealed => Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", why.to_string()),
+            Refused::Cold(why) => why.into(),
+        }
+    }
+}
+
+/// All destinations, by name.
+#[utoipa::path(get, path = "/v1/destinations", tag = "destinations", operation_id = "destinations",
+    responses((status = 200, body = DestinationsAnswer)))]
+pub async fn list(State(state): State<Arc<ApiState>>) -> ApiResult {
+    let service = state.service()?;
+    let rows = service.store.destinations(None).await?;
+    Ok(Json(DestinationsAnswer { items: views(&state, service, &rows).await? }).into_response())
+}
+
+/// One destination.
+#[utoipa::path(get, path = "/v1/destinations/{name}", tag = "destinations", operation_id = "destination",
+    params(DestinationPath),
+    responses((status = 200, body = DestinationView), (status = 404, body = Problem)))]
+pub async fn get(State(state): State<Arc<ApiState>>, Path(name): Path<String>) -> ApiResult {
+    let service = state.service()?;
+    answer(&state, service, StatusCode::OK, &find(service, &name).await?).await
+}
+
+/// Make a destination, or put another in its place: its secrets too. It stays paused if it is.
+#[utoipa::path(put, path = "/v1/destinations/{name}", tag = "destinations", operation_id = "put_destination",
+    params(DestinationPath), request_body = DestinationIn,
+    responses((status = 201, body = DestinationView, description = "New"),
+        (status = 200, body = DestinationView, description = "In place of the former one; it holds for what is registered already"),
+        (status = 412, body = Problem, description = "version_changed")))]
+pub async fn put(
+    State(state): State<Arc<ApiState>>,
+    Path(name): Path<String>,
+    request: Request,
+) -> ApiResult {
+    let service = state.service()?;
+    checked_name(&name)?;
+    let if_version = if_match(request.headers()).map(|version| version.0);
+    let caller = caller(&request);
+    let body = state.body(request, MAX_BODY).await?;
+    let (all, size) = (Arc::clone(&state), body.bytes.len());
+    let wanted = state.check(caller, size, move || request::destination(&body.bytes, &all.guard)).await??;
+    let written = service.destinations.put(&name, wanted, if_version).await?;
+    written_answer(&state, service, written).await
+}
+
+async fn written_answer(state: &ApiState, service: &Service, written: Written) -> ApiResult {
+    match written {
+        Written::Done(row, true) => answer(state, service, StatusCode::CREATED, &row).await,
+        Written::Done(row, false) => answer(state, service, StatusCode::OK, &row).await,
+        Written::OtherVersion(version) => Err(Problem::other_version("destination", version)),
+        Written::Full => {
+            let detail =
+                format!("there are {MAX_DESTINATIONS} destinations, which is as many as there may be");
+            Err(Problem::new(StatusCode::CONFLICT, "too_many", detail))
+        }
+    }
+}
+
+/// Change parts of a destination: what is given is merged over what there is (RFC 7396). Secrets that are not given stay;
+/// `null` removes.
+#[utoipa::path(patch, path = "/v1/destinations/{name}", tag = "destinations", operation_id = "patch_destination",
+    params(DestinationPath), request_body = schema::DestinationPatch,
+    responses((status = 200, body = DestinationView, description = "It holds for what is registered already"),
+        (status = 404, body = Problem), (status = 412, body = Problem, description = "version_changed")))]
+pub async fn patch(
+    State(state): State<Arc<ApiState>>,
+    Path(name): Path<String>,
+    request: Request,
+) -> ApiResult {
+    let service = state.service()?;
+    checked_name(&name)?;
+    let if_version = if_match(request.headers()).map(|version| version.0);
+    let body = state.body(request, MAX_BODY).await?;
+    let patch: Value = request::read::<BTreeMap<String, Value>>(&body.bytes, "")?.into_iter().collect();
+    for _ in 0..PATCH_TRIES {
+        let row = find(service, &name).await?;
+        if if_version.is_some_and(|version| version != row.version) {
+            return Err(Problem::other_version("destination", row.version));
+        }
+        let wanted = merged(service, &row, &patch, &state)?;
+        match service.destinations.put(&name, wanted, Some(row.version)).await? {
+            Written::OtherVersion(_) if if_version.is_none() => {}
+            Written::OtherVersion(0) => return Err(no_such(&name)),
+            written => return written_answer(&state, service, written).await,
+        }
+    }
+    Err(crate::cold::Error::Busy.into())
+}
+
+/// The destination with a patch merged over it, checked like a new one.
+fn merged(
+    service: &Service,
+    row: &DestinationRow,
+    patch: &Value,
+    state: &ApiState,
+) -> Result<Wanted, Problem> {
+    let Destination { place, limits, .. } = service.destinations.opened(row);
+    let Place::Webhook(hook) = place else {
+        let detail = "this node cannot read this destination; change it on a node that can, or PUT it anew";
+        return Err(Problem::new(StatusCode::CONFLICT, "unreadable", detail));
+    };
+    let whole = serde_json::to_value(Settings { limits, webhook: Some(hook) });
+    let mut whole = whole.map_err(|_| crate::cold::Error::Corrupt("a destination".into()))?;
+    merge(&mut whole, patch);
+    Ok(request::destination(whole.to_string().as_bytes(), &state.guard)?)
+}
+
+/// Merges a patch over a value (RFC 7396).
+fn merge(value: &mut Value, patch: &Value) {
+    let Value::Object(patch) = patch else {
+        *value = patch.clone();
+        return;
+    };
+    if !value.is_object() {
+        *value = Value::Object(serde_json::Map::new());
+    }
+    let Some(fields) = value.as_object_mut() else { return };
+    for (name, patch) in patch {
+        match patch {
+            Value::Null => drop(fields.remove(name)),
+            patch => merge(fields.entry(name.clone()).or_insert(Value::Null), patch),
+        }
+    }
+}
+
+/// The answer to a removal.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct RemovedAnswer {
+    #[schema(value_type = schema::RemovedWord)]
+    outcome: &'static str,
+}
+
+/// Remove a destination that nothing uses.
+#[utoipa::path(delete, path = "/v1/destinations/{name}", tag = "destinations", operation_id = "remove_destination",
+    params(DestinationPath),
+    responses((status = 200, body = RemovedAnswer), (status = 404, body = Problem),
+        (status = 409, body = Problem, description = "in_use: live timers go there; the detail has their number")))]
+pub async fn remove(State(state): State<Arc<ApiState>>, Path(name): Path<String>) -> ApiResult {
+    let service = state.service()?;
+    checked_name(&name)?;
+    match service.destinations.remove(&name).await? {
+        Removed::Done => Ok(Json(RemovedAnswer { outcome: "removed" }).into_response()),
+        Removed::NoSuch => Err(no_such(&name)),
+        Removed::InUse(uses) => {
+            let detail =
+                format!("{uses} live timers go to `{name}`; cancel them or change their target first");
+            Err(Problem::new(StatusCode::CONFLICT, "in_use", detail))
+        }
+    }
+}
+
+/// Keep what falls due. What is under way ends; a repeat gives the same answer.
+#[utoipa::path(post, path = "/v1/destinations/{name}/pause", tag = "destinations", operation_id = "pause_destination",
+    params(DestinationPath),
+    responses((status = 200, body = DestinationView, description = "Other nodes follow within a few seconds at the latest"),
+        (status = 404, body = Problem)))]
+pub async fn pause(State(state): State<Arc<ApiState>>, Path(name): Path<String>) -> ApiResult {
+    set_paused(&state, &name, true).await
+}
+
+/// Send what was kept, oldest first, at the destination's rate.
+#[utoipa::path(post, path = "/v1/destinations/{name}/resume", tag = "destinations", operation_id = "resume_destination",
+    params(DestinationPath),
+    responses((status = 200, body = DestinationView), (status = 404, body = Problem)))]
+pub async fn resume(State(state): State<Arc<ApiState>>, Path(name): Path<String>) -> ApiResult {
+    set_paused(&state, &name, false).await
+}
+
+async fn set_paused(state: &ApiState, name: &str, paused: bool) -> ApiResult {
+    let service = state.service()?;
+    checked_name(name)?;
+    match service.destinations.pause(name, paused).await? {
+        Some(row) => answer(state, service, StatusCode::OK, &row).await,
+        None => Err(no_such(name)),
+    }
+}
+
+/// What came back from a test.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct TestAnswer {
+    #[schema(value_type = schema::AttemptResult)]
+    result: AttemptResult,
+    /// The HTTP status, if there was an answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = u16, required = false)]
+    status: Option<u16>,
+    /// The first 1 KiB of the answer's body.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = String, required = false)]
+    reply: Option<String>,
+    /// What went wrong, in words.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = String, required = false)]
+    detail: Option<String>,
+    /// The `ce-id` of the event.
+    delivery_id: String,
+}
+
+/// Send one `mainspring.test.v1` event there, also while it is paused. The answer says what came back.
+#[utoipa::path(post, path = "/v1/destinations/{name}/test", tag = "destinations", operation_id = "test_destination",
+    params(DestinationPath),
+    responses((status = 200, body = TestAnswer, description = "`result` says whether it arrived"),
+        (status = 404, body = Problem)))]
+pub async fn test(State(state): State<Arc<ApiState>>, Path(name): Path<String>) -> ApiResult {
+    let service = state.service()?;
+    let row = find(service, &name).await?;
+    let destination = Arc::new(service.destinations.opened(&row));
+    let delivery = Delivery::test(destination, service.store.clock().now());
+    let delivery_id = delivery.id.clone();
+    let answer = match service.sink.send(&delivery).await {
+        Ok(outcome) => TestAnswer {
+            result: outcome.result,
+            status: outcome.status,
+            reply: outcome.reply,
+            detail: outcome.detail,
+            delivery_id,
+        },
+        Err(lack) => TestAnswer {
+            result: AttemptResult::Refused,
+            status: None,
+            reply: None,
+            detail: Some(format!("this node lacks what it needs to send: {}", lack.cure())),
+            delivery_id,
+        },
+    };
+    Ok(Json(answer).into_response())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::merge;
+
+    /// The examples of RFC 7396, appendix A, that concern objects.
+    #[test]
+    fn a_patch_is_merged_as_rfc_7396_says() {
+        for (value, patch, merged) in [
+            (json!({"a": "b"}), json!({"a": "c"}), json!({"a": "c"})),
+            (json!({"a": "b"}), json!({"b": "c"}), json!({"a": "b", "b": "c"})),
+            (json!({"a": "b"}), json!({"a": null}), json!({})),
+            (json!({"a": "b", "b": "c"}), json!({"a": null}), json!({"b": "c"})),
+            (json!({"a": ["b"]}), json!({"a": "c"}), json!({"a": "c"})),
+            (json!({"a": {"b": "c"}}), json!({"a": {"b": "d", "c": null}}), json!({"a": {"b": "d"}})),
+            (json!({"e": null}), json!({"a": 1}), json!({"e": null, "a": 1})),
+            (json!({}), json!({"a": {"bb": {"ccc": null}}}), json!({"a": {"bb": {}}})),
+        ] {
+            let mut value = value;
+            merge(&mut value, &patch);
+            assert_eq!(value, merged);
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! A destination in a request: exactly one kind, and what it bears, checked.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+
+use super::raw::{RetryIn, optional_object};
+use super::target::{WebhookIn, checked_webhook};
+use super::{Refused, read, retry};
+use crate::api::problem::FieldError;
+use crate::api::schema;
+use crate::config::MAX_WEBHOOK_TIMEOUT;
+use crate::destinations::Wanted;
+use crate::model::destination::{Limits, MAX_CONCURRENCY, MAX_RATE};
+use crate::model::time::Span;
+use crate::sink::guard::Guard;
+
+/// The shortest time limit of an attempt.
+const MIN_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// A named place that deliveries go to: exactly one kind, and what it bears. A field that is `null` counts as left out.
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = Destination)]
+pub struct DestinationIn {
+    /// An HTTP receiver.
+    #[schema(value_type = WebhookIn)]
+    #[serde(default, deserialize_with = "optional_object")]
+    webhook: Option<WebhookIn>,
+    #[schema(ignore)]
+    amqp: Option<IgnoredAny>,
+    #[schema(ignore)]
+    nats: Option<IgnoredAny>,
+    #[schema(ignore)]
+    mqtt: Option<IgnoredAny>,
+    #[schema(ignore)]
+    kafka: Option<IgnoredAny>,
+    #[schema(ignore)]
+    redis_stream: Option<IgnoredAny>,
+    /// Attempts at once, for each node. Default: `webhook.concurrency` of the settings.
+    #[schema(value_type = Option<schema::Concurrency>)]
+    concurrency: Option<usize>,
+    /// Attempts a second, all nodes together. Default: no limit.
+    #[schema(value_type = Option<schema::Rate>)]
+    rate_per_second: Option<u32>,
+    /// How failed attempts are repeated, for timers without a `retry` of their own.
+    #[serde(default, deserialize_with = "optional_object")]
+    retry: Option<RetryIn>,
+    /// The time limit of one attempt, from `PT0.1S` to `PT60S`. Default: `webhook.timeout` of the settings.
+    #[schema(value_type = Option<schema::Duration>)]
+    timeout: Option<String>,
+}
+
+/// Reads and checks a destination.
+pub fn destination(text: &[u8], guard: &Guard) -> Result<Wanted, Refused> {
+    let raw: DestinationIn = read(text, "")?;
+    let mut errors = Vec::new();
+    let others = [
+        ("amqp", &raw.amqp),
+        ("nats", &raw.nats),
+        ("mqtt", &raw.mqtt),
+        ("kafka", &raw.kafka),
+        ("redis_stream", &raw.redis_stream),
+    ];
+    let other = others.into_iter().find(|(_, value)| value.is_some());
+    let webhook = match (raw.webhook, other) {
+        (None, Some((kind, _))) => {
+            let detail = "this version has no destinations of this kind; it has `webhook`";
+            errors.push(FieldError::new(format!("/{kind}"), "not_supported", detail));
+            None
+        }
+        (Some(hook), None) => checked_webhook(hook, "/webhook", guard).map_err(|why| errors.push(why)).ok(),
+        _ => {
+            errors.push(FieldError::new(
+                "",
+                "missing",
+                "give exactly one kind of destination, such as webhook",
+            ));
+            None
+        }
+    };
+    if raw.concurrency.is_some_and(|count| !(1..=MAX_CONCURRENCY).contains(&count)) {
+        errors.push(FieldError::new("/concurrency", "range", format!("from 1 to {MAX_CONCURRENCY}")));
+    }
+    if raw.rate_per_second.is_some_and(|rate| !(1..=MAX_RATE).contains(&rate)) {
+        errors.push(FieldError::new("/rate_per_second", "range", format!("from 1 to {MAX_RATE}")));
+    }
+    let retry = retry(raw.retry.as_ref(), &mut errors);
+    let timeout = match raw.timeout.as_deref().map(Span::parse) {
+        None => None,
+        Some(Ok(span)) if (MIN_TIMEOUT..=MAX_WEBHOOK_TIMEOUT).contains(&span.get()) => Some(span),
+        Some(Ok(_)) => {
+            errors.push(FieldError::new("/timeout", "range", "from PT0.1S to PT60S"));
+            None
+        }
+        Some(Err(why)) => {
+            errors.push(FieldError::new("/timeout", "bad_duration", why.to_string()));
+            None
+        }
+    };
+    match webhook {
+        Some(webhook) if errors.is_empty() => {
+            let limits =
+                Limits { concurrency: raw.concurrency, rate_per_second: raw.rate_per_second, retry, timeout };
+            Ok(Wanted { webhook, limits })
+        }
+        _ => Err(Refused::Fields(errors)),
+    }
+}

@@ -1,0 +1,349 @@
+//! Destinations, as the store has them. Their secrets are bytes that this room does not read.
+//!
+//! A registration and the removal of a destination exclude each other: whoever registers timers for it locks its row
+//! (`FOR KEY SHARE`) until the commit, and a removal locks it before it counts the timers that use it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::columns::WEBHOOK;
+use super::sql::{Column, Dialect, Row, Statement, Tx};
+use super::{ColdStore, Error, notify};
+use crate::model::destination::{Limits, lane};
+use crate::model::policy::Retry;
+use crate::model::target::{Kind, Target};
+use crate::model::time::UnixMs;
+
+/// The namespace of all destinations, as a number: there is one for now.
+const NAMESPACE: i64 = 0;
+
+/// The most destinations of a store.
+pub const MAX_DESTINATIONS: i64 = 10_000;
+
+/// The most due timers of one destination that are counted.
+const MOST_WAITING: i64 = 100_000;
+
+/// The condition that a row's target is a destination. Partial indexes serve it, by the first part.
+pub(super) fn is_for_destination(dialect: Dialect) -> String {
+    let code = Kind::Destination.code();
+    match dialect {
+        Dialect::Postgres => format!("kind IS NOT NULL AND kind = {code}"),
+        Dialect::Sqlite => format!("kind <> {WEBHOOK} AND kind = {code}"),
+    }
+}
+
+/// A destination as the store has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DestinationRow {
+    /// Its name.
+    pub name: String,
+    /// The word of its kind.
+    pub kind: String,
+    /// Where it is and what it bears, as JSON.
+    pub settings: String,
+    /// Its secrets, sealed.
+    pub secrets: Option<Vec<u8>>,
+    /// What falls due for it is kept.
+    pub paused: bool,
+    /// Rises with every change.
+    pub version: i32,
+    /// When it was made.
+    pub created_at: UnixMs,
+    /// When it was last changed.
+    pub changed_at: UnixMs,
+}
+
+/// The columns of [`DestinationRow`], in order.
+const COLUMNS: &str = "name, kind, settings, secrets, paused, version, created_at, changed_at";
+
+impl DestinationRow {
+    fn read(row: &Row) -> Result<Self, Error> {
+        Ok(Self {
+            name: row.get(0)?,
+            kind: row.get(1)?,
+            settings: row.get(2)?,
+            secrets: row.get(3)?,
+            paused: row.get(4)?,
+            version: row.get(5)?,
+            created_at: UnixMs::new(row.get(6)?),
+            changed_at: UnixMs::new(row.get(7)?),
+        })
+    }
+}
+
+/// What a destination shall be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DestinationEdit {
+    /// Its name.
+    pub name: String,
+    /// The word of its kind.
+    pub kind: String,
+    /// Where it is and what it bears, as JSON.
+    pub settings: String,
+    /// Its secrets, sealed.
+    pub secrets: Option<Vec<u8>>,
+    /// Written only if it has this version; 0 is that there is none of this name. `None` is whatever there is.
+    pub if_version: Option<i32>,
+}
+
+/// The outcome of writing a destination.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Written {
+    /// It is so now; `true` if it is new.
+    Done(DestinationRow, bool),
+    /// It has another version, or (0) there is none.
+    OtherVersion(i32),
+    /// The store has as many as it takes ([`MAX_DESTINATIONS`]).
+    Full,
+}
+
+/// The outcome of removing a destination.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Removed {
+    /// It is gone.
+    Done,
+    /// So many live timers use it.
+    InUse(i64),
+    /// There is none of this name.
+    NoSuch,
+}
+
+/// Time at a destination that one node reserved: attempts may start from `start_us` on, one each step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reserved {
+    /// The destination's lane.
+    pub lane: i64,
+    /// When the first attempt may start, in microseconds from the answer on.
+    pub start_us: i64,
+}
+
+impl ColdStore {
+    /// All destinations, by name; with `names`, only these.
+    pub async fn destinations(&self, names: Option<&[String]>) -> Result<Vec<DestinationRow>, Error> {
+        let mut s = Statement::new(self.dialect(), "destinations");
+        match names {
+            None => s.push(&format!(
+                "SELECT {COLUMNS} FROM destinations WHERE namespace = {NAMESPACE} ORDER BY name"
+            )),
+            Some(names) => {
+                let batch = s.batch("b", vec![("b_name", Column::Text(names.to_vec()))]);
+                s.push(&format!(
+                    "WITH {batch} SELECT {COLUMNS} FROM destinations WHERE namespace = {NAMESPACE} \
+                     AND name IN (SELECT b_name FROM b) ORDER BY name"
+                ))
+            }
+        };
+        self.pool.read(s).await?.iter().map(DestinationRow::read).collect()
+    }
+
+    /// The versions of all destinations, by name.
+    pub async fn destination_versions(&self) -> Result<BTreeMap<String, i32>, Error> {
+        let mut s = Statement::new(self.dialect(), "destination_versions");
+        s.push(&format!("SELECT name, version FROM destinations WHERE namespace = {NAMESPACE}"));
+        self.urgent.read(s).await?.iter().map(|row| Ok((row.get(0)?, row.get(1)?))).collect()
+    }
+
+    /// Writes a destination, new or in place of the one of this name, which keeps whether it is paused. Other nodes are
+    /// notified.
+    pub async fn put_destination(&self, edit: &DestinationEdit) -> Result<Written, Error> {
+        let mut tx = self.pool.begin().await?;
+        let before = self.lock_destination(&mut tx, &edit.name).await?;
+        let version = before.as_ref().map_or(0, |row| row.version);
+        if edit.if_version.is_some_and(|wanted| wanted != version) {
+            return Ok(Written::OtherVersion(version));
+        }
+        let mut s = Statement::new(self.dialect(), "put_destination");
+        let now = s.now(self.bound_now());
+        let (name, kind, settings) = (s.text(&edit.name), s.text(&edit.kind), s.text(&edit.settings));
+        let secrets = s.bytes(edit.secrets.as_deref());
+        s.push(&format!(
+            "INSERT INTO destinations (namespace, name, kind, settings, secrets, paused, version, created_at, changed_at) \
+             SELECT {NAMESPACE}, {name}, {kind}, {settings}, {secrets}, false, 1, {now}, {now} \
+             WHERE {has} OR (SELECT count(*) FROM destinations) < {MAX_DESTINATIONS} \
+             ON CONFLICT (namespace, name) DO UPDATE SET kind = excluded.kind, settings = excluded.settings, \
+             secrets = excluded.secrets, version = destinations.version + 1, changed_at = excluded.changed_at \
+             RETURNING {COLUMNS}",
+            has = before.is_some(),
+        ));
+        let Some(row) = tx.fetch(s).await?.first().map(DestinationRow::read).transpose()? else {
+            return Ok(Written::Full);
+        };
+        self.tell_destinations(&mut tx).await?;
+        tx.commit().await.map_err(Error::at_commit)?;
+        let is_new = row.version == 1;
+        Ok(Written::Done(row, is_new))
+    }
+
+    /// Pauses a destination, or resumes it; `None` if there is none of this name. Other nodes are notified.
+    pub async fn pause_destination(&self, name: &str, paused: bool) -> Result<Option<DestinationRow>, Error> {
+        let mut tx = self.pool.begin().await?;
+        let Some(before) = self.lock_destination(&mut tx, name).await? else { return Ok(None) };
+        if before.paused == paused {
+            return Ok(Some(before));
+        }
+        let mut s = Statement::new(self.dialect(), "pause_destination");
+        let (now, name) = (s.now(self.bound_now()), s.text(name));
+        s.push(&format!(
+            "UPDATE destinations SET paused = {paused}, version = version + 1, changed_at = {now} \
+             WHERE namespace = {NAMESPACE} AND name = {name} RETURNING {COLUMNS}"
+        ));
+        let row = tx.fetch(s).await?.first().map(DestinationRow::read).transpose()?;
+        self.tell_destinations(&mut tx).await?;
+        tx.commit().await.map_err(Error::at_commit)?;
+        Ok(row)
+    }
+
+    /// Removes a destination that no live timer uses. Other nodes are notified.
+    pub async fn remove_destination(&self, name: &str) -> Result<Removed, Error> {
+        let mut tx = self.pool.begin().await?;
+        let mut s = Statement::new(self.dialect(), "lock_destination");
+        let (bound, lock) = (s.text(name), self.dialect().lock("FOR UPDATE"));
+        s.push(&format!(
+            "SELECT name FROM destinations WHERE namespace = {NAMESPACE} AND name = {bound} {lock}"
+        ));
+        if tx.fetch(s).await?.is_empty() {
+            return Ok(Removed::NoSuch);
+        }
+        // A statement of its own, after the lock: it sees what was registered meanwhile.
+        let mut s = Statement::new(self.dialect(), "destination_uses");
+        let of = s.int(lane(name));
+        let is_used = is_for_destination(self.dialect());
+        s.push(&format!("SELECT count(*) FROM timers WHERE {is_used} AND lane = {of}"));
+        let uses: i64 = tx.fetch(s).await?.first().map_or(Ok(0), |row| row.get(0))?;
+        if uses > 0 {
+            return Ok(Removed::InUse(uses));
+        }
+        for table in ["destinations WHERE namespace = 0 AND name =", "destination_slots WHERE lane ="] {
+            let mut s = Statement::new(self.dialect(), "remove_destination");
+            let key = if table.ends_with("name =") { s.text(name) } else { s.int(lane(name)) };
+            s.push(&format!("DELETE FROM {table} {key}"));
+            tx.execute(s).await?;
+        }
+        self.tell_destinations(&mut tx).await?;
+        tx.commit().await.map_err(Error::at_commit)?;
+        Ok(Removed::Done)
+    }
+
+    /// Reads a destination and keeps others from changing it until the end of the transaction.
+    async fn lock_destination(&self, tx: &mut Tx, name: &str) -> Result<Option<DestinationRow>, Error> {
+        let mut s = Statement::new(self.dialect(), "lock_destination");
+        let (name, lock) = (s.text(name), self.dialect().lock("FOR NO KEY UPDATE"));
+        s.push(&format!(
+            "SELECT {COLUMNS} FROM destinations WHERE namespace = {NAMESPACE} AND name = {name} {lock}"
+        ));
+        tx.fetch(s).await?.first().map(DestinationRow::read).transpose()
+    }
+
+    async fn tell_destinations(&self, tx: &mut Tx) -> Result<(), Error> {
+        if self.dialect() == Dialect::Postgres {
+            let mut s = Statement::new(self.dialect(), "tell_destinations");
+            s.push(&format!("SELECT {}", notify::destinations_changed()));
+            tx.fetch(s).await?;
+        }
+        Ok(())
+    }
+
+    /// How many timers of each of these destinations are due and not under way; counted up to [`MOST_WAITING`].
+    pub async fn destinations_waiting(&self, names: &[&str]) -> Result<BTreeMap<String, i64>, Error> {
+        if names.is_empty() {
+            return Ok(BTreeMap::new());
+        }
+        let mut s = Statement::new(self.dialect(), "destinations_waiting");
+        let batch = s.batch(
+            "b",
+            vec![
+                ("b_name", Column::Text(names.iter().map(|name| (*name).to_owned()).collect())),
+                ("b_lane", Column::Int(names.iter().map(|name| lane(name)).collect())),
+            ],
+        );
+        let now = s.now(self.bound_now());
+        let is_for = is_for_destination(self.dialect());
+        s.push(&format!(
+            "WITH {batch} SELECT b_name, (SELECT CAST(count(*) AS BIGINT) FROM (SELECT 1 FROM timers \
+             WHERE {is_for} AND lane = b_lane AND due_at <= {now} AND state IN (0, 2) LIMIT {MOST_WAITING}) x) FROM b"
+        ));
+        self.pool.read(s).await?.iter().map(|row| Ok((row.get(0)?, row.get(1)?))).collect()
+    }
+
+    /// Of the destinations that these targets name, those that there are not. The others stay until the end of the
+    /// transaction.
+    pub(super) async fn missing_destinations<'a>(
+        &self,
+        tx: &mut Tx,
+        targets: impl Iterator<Item = &'a Target>,
+    ) -> Result<BTreeSet<String>, Error> {
+        let mut names: BTreeSet<String> =
+            targets.filter_map(Target::destination).map(str::to_owned).collect();
+        if names.is_empty() {
+            return Ok(names);
+        }
+        let mut s = Statement::new(self.dialect(), "apply_destinations");
+        let batch = s.batch("b", vec![("b_name", Column::Text(names.iter().cloned().collect()))]);
+        let lock = self.dialect().lock("FOR KEY SHARE");
+        s.push(&format!(
+            "WITH {batch} SELECT name FROM destinations WHERE namespace = {NAMESPACE} \
+             AND name IN (SELECT b_name FROM b) ORDER BY name {lock}"
+        ));
+        for row in tx.fetch(s).await? {
+            names.remove(&row.get::<String>(0)?);
+        }
+        Ok(names)
+    }
+
+    /// The `retry` of these destinations, where they have one.
+    pub(super) async fn destination_retries(
+        &self,
+        tx: &mut Tx,
+        names: Vec<String>,
+    ) -> Result<BTreeMap<String, Retry>, Error> {
+        let mut s = Statement::new(self.dialect(), "apply_retries");
+        let batch = s.batch("b", vec![("b_name", Column::Text(names))]);
+        s.push(&format!(
+            "WITH {batch} SELECT name, settings FROM destinations WHERE namespace = {NAMESPACE} \
+             AND name IN (SELECT b_name FROM b)"
+        ));
+        let mut retries = BTreeMap::new();
+        for row in tx.fetch(s).await? {
+            if let Some(retry) = Limits::of_settings(&row.get::<String>(1)?).and_then(|limits| limits.retry) {
+                retries.insert(row.get(0)?, retry);
+            }
+        }
+        Ok(retries)
+    }
+
+    /// Reserves time at destinations, for this node alone: `count` attempts, one each `step_us` microseconds, none sooner
+    /// than `ahead_us` from now. The rows are `(lane, count, step_us)`.
+    pub async fn reserve_slots(
+        &self,
+        wanted: &[(i64, i64, i64)],
+        ahead_us: i64,
+    ) -> Result<Vec<Reserved>, Error> {
+        let mut sorted = wanted.to_vec();
+        sorted.sort_unstable();
+        let mut s = Statement::new(self.dialect(), "reserve_slots");
+        let batch = s.batch(
+            "b",
+            vec![
+                ("b_lane", Column::Int(sorted.iter().map(|(lane, ..)| *lane).collect())),
+                ("b_span", Column::Int(sorted.iter().map(|(_, count, step)| count * step).collect())),
+                ("b_step", Column::Int(sorted.iter().map(|(_, _, step)| *step).collect())),
+            ],
+        );
+        let now = s.now_us(self.bound_now());
+        let ahead = s.int(ahead_us);
+        // What lies further ahead than a slow destination's next turn and the nodes' reserves is from before the store's
+        // clock was set back.
+        let far = s.int(FAR_US);
+        s.push(&format!(
+            "WITH {batch} INSERT INTO destination_slots (lane, next_slot) SELECT b_lane, {now} + {ahead} + b_span FROM b \
+             WHERE true ON CONFLICT (lane) DO UPDATE SET next_slot = excluded.next_slot + \
+             CASE WHEN destination_slots.next_slot > {now} + {ahead} AND destination_slots.next_slot < {now} + {far} \
+             THEN destination_slots.next_slot - {now} - {ahead} ELSE 0 END \
+             RETURNING lane, next_slot - (SELECT b_span FROM b WHERE b_lane = lane) - {now}"
+        ));
+        let rows = self.urgent.write(s).await?;
+        rows.iter().map(|row| Ok(Reserved { lane: row.get(0)?, start_us: row.get(1)? })).collect()
+    }
+}
+
+/// A slot further ahead than this, in microseconds, was reserved before the store's clock was set back.
+const FAR_US: i64 = 60_000_000;

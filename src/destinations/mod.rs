@@ -1,0 +1,277 @@
+//! The destinations of the store as this node knows them.
+//!
+//! A node reads them at its start, when another node tells of a change (`NOTIFY`), and every few seconds. Whoever sends
+//! looks a destination up here, at the attempt. Nothing is asked of the store for it, but where the name is not known yet.
+
+pub mod vault;
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use crate::clock::Monotonic;
+use crate::cold::{ColdStore, DestinationEdit, DestinationRow, Error, Removed, Reserved, Written};
+use crate::model::destination::{Destination, Limits, Place, Secrets, Settings};
+use crate::model::target::Webhook;
+use crate::telemetry::Streak;
+use vault::{Locked, Vault};
+
+/// How often the destinations are read, without a notification.
+const EVERY: Duration = Duration::from_secs(2);
+
+/// All destinations, by name.
+pub type Known = HashMap<String, Arc<Destination>>;
+
+/// The destinations.
+pub struct Destinations {
+    store: ColdStore,
+    vault: Vault,
+    known: RwLock<Arc<Known>>,
+    /// Counts the changes of `known`.
+    changed: watch::Sender<u64>,
+    /// One reads at a time, so that an older answer does not replace a newer one.
+    reading: tokio::sync::Mutex<()>,
+    /// The next slot of each lane, where no other node shares the store, in microseconds of this process's clock.
+    slots: Mutex<HashMap<i64, i64>>,
+}
+
+/// What a destination shall be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wanted {
+    /// Where it is.
+    pub webhook: Webhook,
+    /// What it bears.
+    pub limits: Limits,
+}
+
+/// Why a destination was not written.
+#[derive(Debug, thiserror::Error)]
+pub enum Refused {
+    /// It has secrets, and this node has no key to seal them.
+    #[error(
+        "secrets are kept encrypted, and this node has no key: set `server.secrets_key` (`openssl rand -base64 32`); \
+         without one only destinations on this machine (loopback) may have secrets"
+    )]
+    NoKey,
+    /// They could not be sealed.
+    #[error("the secrets could not be sealed")]
+    NotSealed,
+    /// In the cold store.
+    #[error(transparent)]
+    Cold(#[from] Error),
+}
+
+/// Secrets in the store that this node cannot open.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "`server.secrets_key`: the secrets of {count} destinations cannot be opened ({first}: {why}); give the key that they \
+     were sealed under, beside a new one if it is being changed (docs/operations.md, \"Secrets\")"
+)]
+pub struct WrongKey {
+    count: usize,
+    first: String,
+    why: Locked,
+}
+
+impl Destinations {
+    /// The destinations of this store, none read yet.
+    pub fn new(store: ColdStore, vault: Vault) -> Self {
+        Self {
+            store,
+            vault,
+            known: RwLock::default(),
+            changed: watch::Sender::new(0),
+            reading: tokio::sync::Mutex::default(),
+            slots: Mutex::default(),
+        }
+    }
+
+    /// Reads all destinations at the start, checks that their secrets can be opened, and seals those anew that the first
+    /// key has not sealed.
+    pub async fn open(&self) -> anyhow::Result<()> {
+        let rows = self.store.destinations(None).await?;
+        let locked: Vec<(&str, Locked)> = rows
+            .iter()
+            .filter_map(|row| {
+                Some((row.name.as_str(), self.vault.open(&row.name, row.secrets.as_deref()).err()?))
+            })
+            .collect();
+        if let Some((first, why)) = locked.first() {
+            return Err(WrongKey { count: locked.len(), first: (*first).to_owned(), why: *why }.into());
+        }
+        for row in rows.iter().filter(|row| !self.vault.is_current(row.secrets.as_deref())) {
+            let secrets = self.vault.open(&row.name, row.secrets.as_deref())?;
+            let edit = DestinationEdit {
+                name: row.name.clone(),
+                kind: row.kind.clone(),
+                settings: row.settings.clone(),
+                secrets: self.vault.seal(&row.name, &secrets).map_err(|_| Refused::NotSealed)?,
+                if_version: Some(row.version),
+            };
+            // If another node changes it meanwhile, that one seals it.
+            self.store.put_destination(&edit).await?;
+            tracing::info!(
+                destination = row.name,
+                "its secrets are sealed under the first of `server.secrets_key`"
+            );
+        }
+        self.read().await?;
+        Ok(())
+    }
+
+    /// Keeps them current. Runs until dropped.
+    pub async fn run(self: Arc<Self>) {
+        let mut streak = Streak::default();
+        loop {
+            tokio::select! {
+                () = self.store.destinations_changed() => {}
+                () = self.store.clock().sleep(EVERY) => {}
+            }
+            match self.read().await {
+                Ok(()) => drop(streak.succeeded()),
+                Err(why) if streak.failed(self.store.is_away()) => {
+                    tracing::warn!(%why, "destinations cannot be read; those that are known stay in force");
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Reads what has changed.
+    pub async fn read(&self) -> Result<(), Error> {
+        let _reading = self.reading.lock().await;
+        let versions: BTreeMap<String, i32> = self.store.destination_versions().await?;
+        let known = self.known();
+        let is_current = |name: &str, version: i32| known.get(name).is_some_and(|one| one.version == version);
+        let stale: Vec<String> = versions
+            .iter()
+            .filter(|(name, version)| !is_current(name, **version))
+            .map(|(name, _)| name.clone())
+            .collect();
+        let is_gone = known.keys().any(|name| !versions.contains_key(name));
+        if stale.is_empty() && !is_gone {
+            return Ok(());
+        }
+        let rows = if stale.is_empty() { Vec::new() } else { self.store.destinations(Some(&stale)).await? };
+        let mut next: Known = known
+            .iter()
+            .filter(|(name, _)| versions.contains_key(*name))
+            .map(|(n, d)| (n.clone(), Arc::clone(d)))
+            .collect();
+        for row in rows {
+            next.insert(row.name.clone(), Arc::new(self.opened(&row)));
+        }
+        *self.known.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(next);
+        self.changed.send_modify(|count| *count += 1);
+        Ok(())
+    }
+
+    /// A stored destination, with its secrets.
+    pub fn opened(&self, row: &DestinationRow) -> Destination {
+        let settings = serde_json::from_str::<Settings>(&row.settings).ok();
+        let limits = settings.as_ref().map(|settings| settings.limits.clone()).unwrap_or_default();
+        let kind = row.kind.clone();
+        let place = match settings.and_then(|settings| settings.webhook) {
+            Some(mut hook) if kind == "webhook" => match self.vault.open(&row.name, row.secrets.as_deref()) {
+                Ok(secrets) => {
+                    secrets.put_into(&mut hook);
+                    Place::Webhook(hook)
+                }
+                Err(why) => {
+                    tracing::error!(
+                        destination = row.name,
+                        %why,
+                        "its secrets cannot be opened with this node's `server.secrets_key`; this node sends nothing there"
+                    );
+                    Place::Locked { kind }
+                }
+            },
+            _ => Place::Unknown { kind },
+        };
+        Destination { name: row.name.clone(), place, limits, paused: row.paused, version: row.version }
+    }
+
+    /// All destinations.
+    pub fn known(&self) -> Arc<Known> {
+        Arc::clone(&self.known.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Tells when they have changed.
+    pub fn subscribe(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
+    }
+
+    /// A destination as it is known here.
+    pub fn get(&self, name: &str) -> Option<Arc<Destination>> {
+        self.known.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+    }
+
+    /// The same; one that is not known here is looked up in the store.
+    pub async fn find(&self, name: &str) -> Result<Option<Arc<Destination>>, Error> {
+        if let Some(known) = self.get(name) {
+            return Ok(Some(known));
+        }
+        self.read().await?;
+        Ok(self.get(name))
+    }
+
+    /// Writes a destination, new or in place of the one of this name; only if it has `if_version`, where that is given.
+    /// It is in force on this node when this returns.
+    pub async fn put(&self, name: &str, wanted: Wanted, if_version: Option<i32>) -> Result<Written, Refused> {
+        let Wanted { mut webhook, limits } = wanted;
+        let secrets = Secrets::taken_from(&mut webhook);
+        let is_here = crate::model::destination::is_loopback(&webhook.url);
+        if !secrets.is_empty() && !is_here && !self.vault.has_key() {
+            return Err(Refused::NoKey);
+        }
+        let secrets = self.vault.seal(name, &secrets).map_err(|_| Refused::NotSealed)?;
+        let settings =
+            serde_json::to_string(&Settings { limits, webhook: Some(webhook) }).unwrap_or_default();
+        let edit =
+            DestinationEdit { name: name.to_owned(), kind: "webhook".into(), settings, secrets, if_version };
+        let written = self.store.put_destination(&edit).await?;
+        self.read_after_write().await;
+        Ok(written)
+    }
+
+    /// Pauses a destination, or resumes it; `None` if there is none of this name.
+    pub async fn pause(&self, name: &str, paused: bool) -> Result<Option<DestinationRow>, Error> {
+        let row = self.store.pause_destination(name, paused).await?;
+        self.read_after_write().await;
+        Ok(row)
+    }
+
+    /// Removes a destination that no live timer uses.
+    pub async fn remove(&self, name: &str) -> Result<Removed, Error> {
+        let removed = self.store.remove_destination(name).await?;
+        self.read_after_write().await;
+        Ok(removed)
+    }
+
+    /// What was written is in the store; that it cannot be read back now is no failure of the change.
+    async fn read_after_write(&self) {
+        if let Err(why) = self.read().await {
+            tracing::debug!(%why, "destinations were written and could not be read back yet");
+        }
+    }
+
+    /// Reserves time at destinations: `(lane, count, step in µs)`. The first of `count` attempts may start so many
+    /// microseconds from now, none sooner than `ahead`.
+    pub async fn reserve(&self, wanted: &[(i64, i64, i64)], ahead: Duration) -> Result<Vec<Reserved>, Error> {
+        let ahead_us = i64::try_from(ahead.as_micros()).unwrap_or(i64::MAX);
+        if self.store.is_shared() {
+            return self.store.reserve_slots(wanted, ahead_us).await;
+        }
+        let now_us = Monotonic::now().as_us();
+        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let reserve = |(lane, count, step): &(i64, i64, i64)| {
+            let next = slots.entry(*lane).or_default();
+            let start = (*next).max(now_us + ahead_us);
+            *next = start + count * step;
+            Reserved { lane: *lane, start_us: start - now_us }
+        };
+        Ok(wanted.iter().map(reserve).collect())
+    }
+}

@@ -1,0 +1,170 @@
+//! Seals the secrets of destinations: AES-256-GCM under `server.secrets_key`.
+//!
+//! What is stored begins with a byte that tells how. 1: the key's id (4 bytes), the nonce (12), the sealed text. 0: the
+//! text follows in the clear, which only destinations on this machine may have. The name of the destination is sealed
+//! with it, so that no row can be given another one's secrets.
+
+use base64::Engine;
+use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
+use ring::rand::{SecureRandom, SystemRandom};
+use secrecy::{ExposeSecret, SecretString};
+
+use crate::config::SECRETS_KEY_LEN as KEY_LEN;
+use crate::model::destination::Secrets;
+use crate::model::id::digest16;
+
+/// How many bytes of its hash name a key.
+const ID_LEN: usize = 4;
+
+const CLEAR: u8 = 0;
+const SEALED: u8 = 1;
+
+/// The keys of a node. The first one seals; all of them open.
+#[derive(Default)]
+pub struct Vault {
+    keys: Vec<Key>,
+}
+
+struct Key {
+    id: [u8; ID_LEN],
+    key: LessSafeKey,
+}
+
+/// A text that is not a key: base64 of 32 bytes.
+#[derive(Debug, thiserror::Error)]
+#[error("not base64 of {KEY_LEN} bytes; make one with `openssl rand -base64 {KEY_LEN}`")]
+pub struct BadKey;
+
+/// Why secrets cannot be opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Locked {
+    /// No key of this node has sealed them.
+    #[error("they were sealed under another key")]
+    OtherKey,
+    /// They were changed since, or belong to another destination.
+    #[error("they are damaged")]
+    Damaged,
+}
+
+impl Vault {
+    /// A vault with these keys: base64 of 32 bytes each.
+    pub fn new(keys: &[SecretString]) -> Result<Self, BadKey> {
+        Ok(Self { keys: keys.iter().map(|text| Key::read(text.expose_secret())).collect::<Result<_, _>>()? })
+    }
+
+    /// Whether there is a key.
+    pub fn has_key(&self) -> bool {
+        !self.keys.is_empty()
+    }
+
+    /// Seals the secrets of a destination; in the clear where there is no key. `None` if there are none.
+    pub fn seal(&self, name: &str, secrets: &Secrets) -> Result<Option<Vec<u8>>, ring::error::Unspecified> {
+        if secrets.is_empty() {
+            return Ok(None);
+        }
+        let mut text = serde_json::to_vec(secrets).map_err(|_| ring::error::Unspecified)?;
+        let Some(Key { id, key }) = self.keys.first() else {
+            return Ok(Some([&[CLEAR], text.as_slice()].concat()));
+        };
+        let mut nonce = [0; NONCE_LEN];
+        SystemRandom::new().fill(&mut nonce)?;
+        key.seal_in_place_append_tag(
+            Nonce::assume_unique_for_key(nonce),
+            Aad::from(name.as_bytes()),
+            &mut text,
+        )?;
+        Ok(Some([&[SEALED][..], id, &nonce, &text].concat()))
+    }
+
+    /// Opens the secrets of a destination.
+    pub fn open(&self, name: &str, sealed: Option<&[u8]>) -> Result<Secrets, Locked> {
+        let Some((how, rest)) = sealed.and_then(<[u8]>::split_first) else { return Ok(Secrets::default()) };
+        let text = match *how {
+            CLEAR => rest.to_vec(),
+            SEALED => self.unseal(name, rest)?,
+            _ => return Err(Locked::Damaged),
+        };
+        serde_json::from_slice(&text).map_err(|_| Locked::Damaged)
+    }
+
+    fn unseal(&self, name: &str, sealed: &[u8]) -> Result<Vec<u8>, Locked> {
+        let (id, rest) = sealed.split_first_chunk::<ID_LEN>().ok_or(Locked::Damaged)?;
+        let (nonce, text) = rest.split_first_chunk::<NONCE_LEN>().ok_or(Locked::Damaged)?;
+        let Key { key, .. } = self.keys.iter().find(|key| key.id == *id).ok_or(Locked::OtherKey)?;
+        let (mut text, nonce) = (text.to_vec(), Nonce::assume_unique_for_key(*nonce));
+        let opened = key.open_in_place(nonce, Aad::from(name.as_bytes()), &mut text);
+        Ok(opened.map_err(|_| Locked::Damaged)?.to_vec())
+    }
+
+    /// Whether the first key has sealed this, or there is nothing that it could seal.
+    pub fn is_current(&self, sealed: Option<&[u8]>) -> bool {
+        match (sealed.and_then(<[u8]>::split_first), self.keys.first()) {
+            (None, _) | (_, None) => true,
+            (Some((&SEALED, rest)), Some(first)) => rest.starts_with(&first.id),
+            (Some(_), Some(_)) => false,
+        }
+    }
+}
+
+impl Key {
+    fn read(text: &str) -> Result<Self, BadKey> {
+        let bytes = base64::engine::general_purpose::STANDARD.decode(text.trim()).map_err(|_| BadKey)?;
+        if bytes.len() != KEY_LEN {
+            return Err(BadKey);
+        }
+        let [a, b, c, d, ..] = digest16(&[b"secrets key", &bytes]);
+        let key = UnboundKey::new(&AES_256_GCM, &bytes).map_err(|_| BadKey)?;
+        Ok(Self { id: [a, b, c, d], key: LessSafeKey::new(key) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn vault(keys: &[u8]) -> Vault {
+        let text = |byte: &u8| base64::engine::general_purpose::STANDARD.encode([*byte; KEY_LEN]).into();
+        Vault::new(&keys.iter().map(text).collect::<Vec<SecretString>>()).expect("keys")
+    }
+
+    fn secrets() -> Secrets {
+        Secrets {
+            secret: Some("whsec_c2VjcmV0".into()),
+            headers: [("authorization".into(), "t0p".into())].into(),
+        }
+    }
+
+    #[test]
+    fn what_is_sealed_is_opened_by_the_same_key_and_for_the_same_name() {
+        let sealed = vault(&[1]).seal("a", &secrets()).expect("seals").expect("something");
+        assert!(!String::from_utf8_lossy(&sealed).contains("t0p"));
+        assert_eq!(vault(&[1]).open("a", Some(&sealed)), Ok(secrets()));
+        assert_eq!(vault(&[2, 1]).open("a", Some(&sealed)), Ok(secrets()), "while keys are changed");
+        assert_eq!(vault(&[2]).open("a", Some(&sealed)), Err(Locked::OtherKey));
+        assert_eq!(vault(&[]).open("a", Some(&sealed)), Err(Locked::OtherKey));
+        assert_eq!(vault(&[1]).open("b", Some(&sealed)), Err(Locked::Damaged));
+        let mut changed = sealed.clone();
+        *changed.last_mut().expect("a byte") ^= 1;
+        assert_eq!(vault(&[1]).open("a", Some(&changed)), Err(Locked::Damaged));
+        assert_ne!(vault(&[1]).seal("a", &secrets()).expect("seals"), Some(sealed), "a nonce of its own");
+    }
+
+    #[test]
+    fn without_a_key_it_is_in_the_clear_until_there_is_one() {
+        let clear = vault(&[]).seal("a", &secrets()).expect("seals").expect("something");
+        assert_eq!(vault(&[1]).open("a", Some(&clear)), Ok(secrets()));
+        assert!(vault(&[]).is_current(Some(&clear)) && !vault(&[1]).is_current(Some(&clear)));
+        let sealed = vault(&[1]).seal("a", &secrets()).expect("seals");
+        assert!(
+            vault(&[1, 2]).is_current(sealed.as_deref()) && !vault(&[2, 1]).is_current(sealed.as_deref())
+        );
+        assert_eq!(vault(&[1]).seal("a", &Secrets::default()).expect("seals"), None);
+    }
+
+    #[test]
+    fn a_key_is_base64_of_32_bytes() {
+        for bad in ["", "short", "c2hvcnQ="] {
+            assert!(Vault::new(&[bad.into()]).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! Destinations: named places that deliveries go to, with what they need and what they bear.
+//!
+//! A timer keeps a destination's name. What it stands for is looked up at the attempt, so a changed URL or secret holds
+//! for what is registered already.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+use super::id::digest16;
+use super::policy::Retry;
+use super::target::Webhook;
+use super::time::Span;
+
+/// The longest name, in bytes.
+pub const MAX_NAME: usize = 64;
+
+/// The most attempts at once that a destination may ask for on each node.
+pub const MAX_CONCURRENCY: usize = 10_000;
+
+/// The highest rate that may be asked for, in attempts a second.
+pub const MAX_RATE: u32 = 100_000;
+
+/// The kinds that the contract has and this version does not.
+pub const NOT_CARRIED: [&str; 5] = ["amqp", "nats", "mqtt", "kafka", "redis_stream"];
+
+/// Whether a text can be a destination's name.
+pub fn is_name(text: &str) -> bool {
+    (1..=MAX_NAME).contains(&text.len())
+        && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
+}
+
+/// The lane of a destination. Its upper half is its group, which no other destination has (but by chance).
+pub fn lane(name: &str) -> i64 {
+    let [a, b, c, d, e, f, g, h, ..] = digest16(&[b"destination", name.as_bytes()]);
+    i64::from_be_bytes([a, b, c, d, e, f, g, h])
+}
+
+/// A destination.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Destination {
+    /// Its name.
+    pub name: String,
+    /// Where it is.
+    pub place: Place,
+    /// What it bears.
+    pub limits: Limits,
+    /// What falls due for it is kept.
+    pub paused: bool,
+    /// Rises with every change.
+    pub version: i32,
+}
+
+impl Destination {
+    /// Its lane.
+    pub fn lane(&self) -> i64 {
+        lane(&self.name)
+    }
+}
+
+/// Where a destination is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// An HTTP receiver.
+    Webhook(Webhook),
+    /// A kind that this build does not carry.
+    Unknown {
+        /// Its word.
+        kind: String,
+    },
+    /// Its secrets cannot be opened with this node's keys.
+    Locked {
+        /// Its word.
+        kind: String,
+    },
+}
+
+impl Place {
+    /// The word of its kind.
+    pub fn kind(&self) -> &str {
+        match self {
+            Self::Webhook(_) => "webhook",
+            Self::Unknown { kind } | Self::Locked { kind } => kind,
+        }
+    }
+}
+
+/// What a destination bears. `None` is the setting of the service.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limits {
+    /// Attempts at once, for each node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub concurrency: Option<usize>,
+    /// Attempts a second, all nodes together.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate_per_second: Option<u32>,
+    /// How failed attempts are repeated, for timers without a `retry` of their own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retry: Option<Retry>,
+    /// The time limit of one attempt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout: Option<Span>,
+}
+
+impl Limits {
+    /// The limits in the stored settings of a destination of any kind ([`Settings`]).
+    pub fn of_settings(stored: &str) -> Option<Self> {
+        serde_json::from_str::<Settings>(stored).ok().map(|settings| settings.limits)
+    }
+}
+
+/// The settings of a destination as they are stored: without secrets, and without what this version does not know.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Settings {
+    /// What it bears.
+    #[serde(flatten)]
+    pub limits: Limits,
+    /// Where it is, if it is a webhook.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub webhook: Option<Webhook>,
+}
+
+/// What of a destination is not shown and not stored in the clear.
+#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Secrets {
+    /// The signing secret.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret: Option<String>,
+    /// Headers that hold credentials.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub headers: BTreeMap<String, String>,
+}
+
+impl std::fmt::Debug for Secrets {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secrets(hidden)")
+    }
+}
+
+impl Secrets {
+    /// Whether there is nothing to hide.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Takes the secrets out of a webhook.
+    pub fn taken_from(hook: &mut Webhook) -> Self {
+        let (hidden, shown) =
+            std::mem::take(&mut hook.headers).into_iter().partition(|(name, _)| is_secret_header(name));
+        hook.headers = shown;
+        Self { secret: hook.secret.take(), headers: hidden }
+    }
+
+    /// Puts them back.
+    pub fn put_into(self, hook: &mut Webhook) {
+        hook.secret = self.secret;
+        hook.headers.extend(self.headers);
+    }
+}
+
+/// Whether a header of this name (in lower case) holds a credential: its value is then not shown.
+pub fn is_secret_header(name: &str) -> bool {
+    ["auth", "cookie", "key", "token", "secret", "password", "credential", "session"]
+        .iter()
+        .any(|word| name.contains(word))
+}
+
+/// Whether a place is on this very machine.
+pub fn is_loopback(url: &url::Url) -> bool {
+    match url.host() {
+        Some(url::Host::Ipv4(ip)) => IpAddr::from(ip).is_loopback(),
+        Some(url::Host::Ipv6(ip)) => IpAddr::from(ip).is_loopback(),
+        Some(url::Host::Domain(name)) => {
+            let name = name.trim_end_matches('.');
+            name == "localhost" || name.ends_with(".localhost")
+        }
+        None => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_short_and_plain() {
+        for good in ["a", "task-log", "shop.orders_2", &"x".repeat(MAX_NAME)] {
+            assert!(is_name(good), "{good}");
+        }
+        for bad in ["", "a b", "a/b", "ä", "a:b", &"x".repeat(MAX_NAME + 1)] {
+            assert!(!is_name(bad), "{bad}");
+        }
+        assert_ne!(lane("a") >> 32, lane("b") >> 32);
+    }
+
+    #[test]
+    fn secrets_are_taken_out_and_put_back() {
+        let headers = [("authorization", "Bearer x"), ("x-tenant", "shop"), ("x-api-key", "k")];
+        let headers = headers.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+        let whole = Webhook::new("http://a/", Some("whsec_c2VjcmV0".into()), headers).unwrap();
+        let mut hook = whole.clone();
+        let secrets = Secrets::taken_from(&mut hook);
+        assert_eq!(hook.headers.keys().collect::<Vec<_>>(), ["x-tenant"]);
+        assert_eq!(hook.secret, None);
+        assert!(!secrets.is_empty() && !format!("{secrets:?}").contains("Bearer"));
+        secrets.put_into(&mut hook);
+        assert_eq!(hook, whole);
+    }
+
+    #[test]
+    fn loopback_is_this_machine() {
+        let is = |url: &str| is_loopback(&url.parse().unwrap());
+        assert!(
+            is("http://127.0.0.1:9/")
+                && is("http://[::1]/")
+                && is("http://localhost/")
+                && is("http://x.localhost/")
+        );
+        assert!(!is("http://10.0.0.1/") && !is("http://shop.example/"));
+    }
+}
