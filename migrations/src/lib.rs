@@ -13,6 +13,7 @@ mod m20261122_000007_dead;
 mod m20261123_000008_release;
 mod m20261123_000009_lists;
 mod m20261124_000010_destinations;
+mod m20261124_000011_priority;
 mod online;
 
 /// The release of the schema that these steps make. It rises when a release of Mainspring adds steps.
@@ -50,6 +51,7 @@ impl MigratorTrait for Migrator {
             Box::new(m20261123_000008_release::Migration),
             Box::new(m20261123_000009_lists::Migration),
             Box::new(m20261124_000010_destinations::Migration),
+            Box::new(m20261124_000011_priority::Migration),
         ]
     }
 }

@@ -50,8 +50,13 @@ pub struct DestinationPath {
 pub struct DestinationView {
     #[schema(value_type = schema::DestinationName)]
     name: String,
-    #[serde(flatten)]
-    place: PlaceView,
+    /// What it is: `webhook`.
+    kind: String,
+    /// An HTTP receiver. Missing where this node cannot send there: its build does not carry the kind, or it lacks the key
+    /// of the secrets.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = HookView, required = false)]
+    webhook: Option<HookView>,
     /// Attempts at once, for each node.
     #[schema(minimum = 1)]
     concurrency: usize,
@@ -87,16 +92,6 @@ pub struct DestinationView {
     changed_at: UnixMs,
 }
 
-/// Where a destination is, without its secrets.
-#[derive(Debug, Serialize, utoipa::ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum PlaceView {
-    /// An HTTP receiver.
-    Webhook(HookView),
-    /// This node cannot send there: its build does not carry the kind, or it lacks the key of the secrets.
-    Unavailable { kind: String },
-}
-
 /// An HTTP receiver, without its secrets.
 #[derive(Debug, Serialize, utoipa::ToSchema)]
 pub struct HookView {
@@ -110,19 +105,15 @@ pub struct HookView {
     signed: bool,
 }
 
-impl PlaceView {
-    fn new(place: Place) -> Self {
-        match place {
-            Place::Webhook(Webhook { url, secret, headers }) => {
-                let shown = |(name, value): (String, String)| {
-                    let value = Some(value).filter(|_| !is_secret_header(&name));
-                    (name, value)
-                };
-                let headers = headers.into_iter().map(shown).collect();
-                Self::Webhook(HookView { url: url.into(), headers, signed: secret.is_some() })
-            }
-            Place::Unknown { kind } | Place::Locked { kind } => Self::Unavailable { kind },
-        }
+impl HookView {
+    fn new(place: Place) -> Option<Self> {
+        let Place::Webhook(Webhook { url, secret, headers }) = place else { return None };
+        let shown = |(name, value): (String, String)| {
+            let value = Some(value).filter(|_| !is_secret_header(&name));
+            (name, value)
+        };
+        let headers = headers.into_iter().map(shown).collect();
+        Some(Self { url: url.into(), headers, signed: secret.is_some() })
     }
 }
 
@@ -150,7 +141,8 @@ async fn views(
         let (last_error, last_error_at) =
             load.and_then(|load| load.last_error.clone()).map(|error| (error.detail, error.at)).unzip();
         DestinationView {
-            place: PlaceView::new(place),
+            kind: place.kind().to_owned(),
+            webhook: HookView::new(place),
             concurrency: limits.concurrency.unwrap_or(webhook.concurrency),
             rate_per_second: limits.rate_per_second,
             retry: limits.retry.unwrap_or_default(),
@@ -263,7 +255,7 @@ async fn written_answer(state: &ApiState, service: &Service, written: Written) -
         Written::Full => {
             let detail =
                 format!("there are {MAX_DESTINATIONS} destinations, which is as many as there may be");
-            Err(Problem::new(StatusCode::CONFLICT, "too_many", detail))
+            Err(Problem::invalid(vec![FieldError::new("", "too_many", detail)]))
         }
     }
 }
@@ -309,7 +301,7 @@ fn merged(
     let Destination { place, limits, .. } = service.destinations.opened(row);
     let Place::Webhook(hook) = place else {
         let detail = "this node cannot read this destination; change it on a node that can, or PUT it anew";
-        return Err(Problem::new(StatusCode::CONFLICT, "unreadable", detail));
+        return Err(Problem::invalid(vec![FieldError::new("", "unreadable", detail)]));
     };
     let whole = serde_json::to_value(Settings { limits, webhook: Some(hook) });
     let mut whole = whole.map_err(|_| crate::cold::Error::Corrupt("a destination".into()))?;

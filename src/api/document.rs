@@ -74,6 +74,7 @@ fn requests(schemas: &mut Value) {
         json!([time_form(&["fire_at"]), time_form(&["delay"]), time_form(&["local", "zone"])]);
     let kinds = Kind::ALL.iter().map(|kind| json!({"required": [kind.word()]}));
     schemas["Target"]["oneOf"] = kinds.collect();
+    schemas["Destination"]["oneOf"] = json!([{"required": ["webhook"]}]);
 
     let mut item = schemas["Timer"].clone();
     item["description"] =
@@ -88,7 +89,7 @@ fn requests(schemas: &mut Value) {
     let set = |field: &str| json!({"required": [field], "properties": {field: {"not": {"type": "null"}}}});
     let patch = &mut schemas["Patch"];
     // Of `data` alone, `null` is a value.
-    patch["anyOf"] = json!([set("fire_at"), set("delay"), set("local"), {"required": ["data"]}, set("labels"), set("priority")]);
+    patch["anyOf"] = json!([set("fire_at"), set("delay"), set("local"), {"required": ["data"]}, set("labels"), set("priority"), set("target")]);
     patch["oneOf"] = json!([
         time_form(&[]),
         time_form(&["fire_at"]),

@@ -17,7 +17,7 @@ use uuid::Uuid;
 
 pub use destination::{DestinationIn, destination};
 use raw::Object;
-pub use raw::{LateIn, LateThen, Precision, Priority, PriorityIn, RawTimer, RetryIn};
+pub use raw::{LateIn, LateThen, Precision, RawTimer, RetryIn};
 pub use target::{TargetIn, no_destination, target};
 
 use super::problem::FieldError;
@@ -139,7 +139,6 @@ pub fn timer(text: &[u8], naming: Naming, again: bool, context: &Context<'_>) ->
             errors.push(not_supported(&format!("/{field}")));
         }
     }
-    check_priority(raw.priority, &mut errors);
     let minute = raw.precision == Some(Precision::Minute);
     let due_at = due(&raw.fire_at, &raw.delay, &raw.local, &raw.zone, context.now, &mut errors);
     let due_at = due_at.map(|at| if minute { at.ceil_minute() } else { at });
@@ -163,6 +162,7 @@ pub fn timer(text: &[u8], naming: Naming, again: bool, context: &Context<'_>) ->
         owner: raw.owner,
         due_at,
         minute,
+        priority: raw.priority.unwrap_or_default(),
         target,
         data: raw.data.map(|data| data.get().as_bytes().to_vec()),
         labels,
@@ -229,14 +229,6 @@ fn refuse_id(raw: &RawTimer, errors: &mut Vec<FieldError>) {
             "not_here",
             "POST makes the id itself; to choose one, PUT /v1/timers/{id}",
         ));
-    }
-}
-
-/// Refuses what this version does not have: all priorities but the default.
-pub fn check_priority(priority: Option<PriorityIn>, errors: &mut Vec<FieldError>) {
-    if !matches!(priority, None | Some(PriorityIn::Normal)) {
-        let detail = "this version has the priority `normal` only; give that one, or leave it out";
-        errors.push(FieldError::new("/priority", "not_supported", detail));
     }
 }
 

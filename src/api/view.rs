@@ -6,11 +6,12 @@ use std::time::Duration;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use super::request::{LateThen, Precision, Priority};
+use super::request::{LateThen, Precision};
 use super::schema;
 use crate::cold::{AttemptRecord, TimerRow};
 use crate::model::id::{Generation, delivery_id};
 use crate::model::policy::{Late, Retry, Then};
+use crate::model::priority::Priority;
 use crate::model::target::Target;
 use crate::model::time::{Span, UnixMs};
 use crate::model::timer::{AttemptResult, State};
@@ -159,7 +160,7 @@ impl TimerView {
                 .as_deref()
                 .and_then(|text| serde_json::from_str(text).ok())
                 .unwrap_or_default(),
-            priority: Priority::Normal,
+            priority: row.priority,
             precision: if row.minute { Precision::Minute } else { Precision::Second },
             late: row.policies.late.unwrap_or(LATE_DEFAULT),
             retry: tiers.retry(row),

@@ -7,13 +7,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::columns::{self, AFTER, ALL, EDITED, LIFE, TARGET, TimerColumn};
+use super::columns::{self, AFTER, ALL, EDITED, LIFE, PRIORITY, TARGET, TimerColumn};
 use super::decide::{Writes, decide};
 use super::end::Rows;
 use super::row::{AttemptRecord, TimerRow};
 use super::sql::{Column, Dialect, Statement, Tx};
 use super::{ColdStore, Error};
 use crate::model::id::{Epoch, Generation, Uid, Version};
+use crate::model::priority::Priority;
 use crate::model::target::Target;
 use crate::model::time::UnixMs;
 use crate::model::timer::{Answer, Next, Token};
@@ -70,6 +71,8 @@ pub struct Edit {
     pub data: Option<Option<Vec<u8>>>,
     /// The new labels, all of them; the inner `None` is none.
     pub labels: Option<Option<String>>,
+    /// The new priority.
+    pub priority: Option<Priority>,
     /// The new target, in place of the former one as a whole.
     pub target: Option<Target>,
     /// Applied only if the timer has this version.
@@ -303,7 +306,7 @@ impl ColdStore {
     }
 
     async fn write(&self, tx: &mut Tx, writes: Writes) -> Result<(), Error> {
-        let Writes { moved, edited, retargeted, ends, records, late } = writes;
+        let Writes { moved, edited, retargeted, reranked, ends, records, late } = writes;
         let mut counts: BTreeMap<&'static str, i64> = BTreeMap::new();
         for end in &ends {
             *counts.entry(end.state.word()).or_default() += 1;
@@ -312,8 +315,11 @@ impl ColdStore {
             let rows: Vec<&TimerRow> = moved.values().collect();
             tx.execute(self.update_statement("apply_update", LIFE, &rows)).await?;
         }
-        for (name, uids, columns) in [("apply_edit", &edited, EDITED), ("apply_target", &retargeted, TARGET)]
-        {
+        for (name, uids, columns) in [
+            ("apply_edit", &edited, EDITED),
+            ("apply_target", &retargeted, TARGET),
+            ("apply_priority", &reranked, PRIORITY),
+        ] {
             let rows: Vec<&TimerRow> = uids.iter().filter_map(|uid| moved.get(uid)).collect();
             if !rows.is_empty() {
                 tx.execute(self.update_statement(name, columns, &rows)).await?;

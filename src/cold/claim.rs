@@ -8,8 +8,9 @@ use super::row::TimerRow;
 use super::sql::{Column, Dialect, Row, Statement};
 use super::{ColdStore, Error};
 use crate::clock::Monotonic;
-use crate::model::id::{Epoch, Generation, Uid};
+use crate::model::id::{Epoch, Generation, Uid, Version};
 use crate::model::pointer::{Pointer, Via};
+use crate::model::priority::Priority;
 use crate::model::time::UnixMs;
 use crate::model::timer::State;
 use crate::planted::Defect;
@@ -30,6 +31,8 @@ pub(super) const POINTER: &[TimerColumn] = &[
     TimerColumn::WakeAt,
     TimerColumn::Lane,
     TimerColumn::Minute,
+    TimerColumn::Priority,
+    TimerColumn::Version,
 ];
 
 /// Reads a pointer from a row that begins with the columns of [`POINTER`].
@@ -47,9 +50,16 @@ pub(super) fn pointer_of(row: &Row, via: Via) -> Result<Pointer, Error> {
         wake_at: UnixMs::new(at!(WakeAt)),
         lane: at!(Lane),
         minute: at!(Minute),
+        priority: priority_of(at!(Priority)),
+        change: Version(at!(Version)).change(),
         overdue: false,
         via,
     })
+}
+
+/// The priority that is stored as this; an unknown one counts as the default.
+pub(super) fn priority_of(stored: Option<i16>) -> Priority {
+    stored.and_then(|code| Priority::from_code(u8::try_from(code).ok()?)).unwrap_or_default()
 }
 
 /// A row whose `wake_at` has passed.
@@ -101,13 +111,13 @@ pub struct Probe {
     pub grace_ms: i64,
 }
 
-/// Lanes with a backlog: so many attempts are queued in them on this node that their rows are skipped.
+/// Lanes with a backlog: so many attempts of one priority are queued in them on this node that their rows are skipped.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Backlogged {
-    /// Lanes with a backlog of first attempts.
-    pub first: Vec<i64>,
+    /// Lanes with a backlog of first attempts, and its priority.
+    pub first: Vec<(i64, Priority)>,
     /// Lanes with a backlog of further attempts.
-    pub retry: Vec<i64>,
+    pub retry: Vec<(i64, Priority)>,
     /// Lanes of destinations that are paused. Their rows are not found too late, either: that is judged at the resume.
     pub held: Vec<i64>,
 }
@@ -126,6 +136,26 @@ pub struct DueRows {
     pub rows: Vec<DueRow>,
     /// The store's time of the look; `None` when no row was found.
     pub store_now: Option<UnixMs>,
+}
+
+/// The condition that the lane of a row has a backlog of its priority.
+fn skipped(s: &mut Statement, backlogged: &Backlogged) -> String {
+    let mut of = |lanes: &[(i64, Priority)], priority| {
+        let lanes: Vec<i64> =
+            lanes.iter().filter(|(_, one)| *one == priority).map(|(lane, _)| *lane).collect();
+        s.among(&lanes)
+    };
+    let mut condition = |priority| {
+        let (first, retry) = (of(&backlogged.first, priority), of(&backlogged.retry, priority));
+        format!("CASE WHEN t.attempt = 0 THEN t.lane {first} ELSE t.lane {retry} END")
+    };
+    let plain = condition(Priority::Normal);
+    let is_plain = |(_, priority): &(i64, Priority)| *priority == Priority::Normal;
+    if backlogged.first.iter().chain(&backlogged.retry).all(is_plain) {
+        return format!("(t.priority IS NULL AND {plain})");
+    }
+    let (high, low) = (condition(Priority::High), condition(Priority::Low));
+    format!("CASE COALESCE(t.priority, 0) WHEN 0 THEN {plain} WHEN 1 THEN {high} ELSE {low} END")
 }
 
 impl ColdStore {
@@ -151,7 +181,7 @@ impl ColdStore {
         );
         let now = s.now(self.bound_now());
         let (limit, per_shard) = (s.int(limit as i64), s.int(per_shard as i64));
-        let (first, retry) = (s.among(&backlogged.first), s.among(&backlogged.retry));
+        let skipped = skipped(&mut s, backlogged);
         // The condition is there only where a destination is held.
         let held = match backlogged.held.as_slice() {
             [] => String::new(),
@@ -165,7 +195,7 @@ impl ColdStore {
         let probe = format!(
             "FROM timers t WHERE t.shard = b_shard AND t.wake_at >= b_floor AND t.wake_at <= {now} - b_grace \
              AND t.state <> 3 AND (t.state = 1 OR {MAY_FIRE} OR {IS_ACCEPTED}) AND (t.state <> 1 OR {known}) AND (t.state = 1 OR (t.attempt = 0 AND t.expire_at < {now}) \
-             OR NOT CASE WHEN t.attempt = 0 THEN t.lane {first} ELSE t.lane {retry} END) {held} ORDER BY t.wake_at LIMIT {per_shard}"
+             OR NOT {skipped}) {held} ORDER BY t.wake_at LIMIT {per_shard}"
         );
         match self.dialect() {
             Dialect::Postgres => s.push(&format!(

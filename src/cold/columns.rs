@@ -77,6 +77,7 @@ columns! {
     Kind = "kind",
     Trace = "trace",
     PointedAt = "pointed_at",
+    Priority = "priority",
 }
 
 /// The position of the first expression that is selected after [`ALL`].
@@ -100,6 +101,9 @@ pub(super) const LIFE: &[TimerColumn] = &[
 
 /// The columns that a caller's edit changes beside [`LIFE`].
 pub(super) const EDITED: &[TimerColumn] = &[TimerColumn::Data, TimerColumn::Labels];
+
+/// The column of a timer's priority.
+pub(super) const PRIORITY: &[TimerColumn] = &[TimerColumn::Priority];
 
 /// The columns of a timer's target, and what follows from it.
 pub(super) const TARGET: &[TimerColumn] = &[TimerColumn::Target, TimerColumn::Kind, TimerColumn::Lane];
@@ -193,6 +197,7 @@ impl TimerColumn {
             }
             Self::PointedAt => maybe(|row| row.pointed_at.map(UnixMs::get)),
             Self::Via => maybe(|row| row.via.map(|via| via.code().into())),
+            Self::Priority => maybe(|row| Some(row.priority.code()).filter(|code| *code != 0).map(i64::from)),
             Self::Kind => maybe(|row| Some(row.target.kind()).filter(|kind| *kind != WEBHOOK).map(i64::from)),
         }
     }

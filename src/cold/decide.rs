@@ -23,6 +23,8 @@ pub(super) struct Writes {
     pub edited: BTreeSet<Uid>,
     /// Those whose target changed.
     pub retargeted: BTreeSet<Uid>,
+    /// Those whose priority changed.
+    pub reranked: BTreeSet<Uid>,
     /// Timers that end.
     pub ends: Vec<End>,
     /// Attempts that did not end their timer: its uid, when it was registered, the record.
@@ -70,8 +72,10 @@ pub(super) fn decide(
     if step.life != before {
         // A pointer for another receiver would wait for that one's turn.
         let target = prepared.edit.as_ref().and_then(|edit| edit.target.as_ref());
-        let keeps_receiver = target.is_none_or(|target| target.lane() == row.lane);
-        let known = keeps_receiver.then(|| pointer_ahead(row.pointed_at, before, step.life, now, watermark));
+        // So it would with the former priority.
+        let is_reranked = prepared.edit.as_ref().is_some_and(|edit| edit.priority.is_some());
+        let keeps_place = !is_reranked && target.is_none_or(|target| target.lane() == row.lane);
+        let known = keeps_place.then(|| pointer_ahead(row.pointed_at, before, step.life, now, watermark));
         row.pointed_at = known.flatten();
     }
     note_writes(row, before, step, prepared, now, writes);
@@ -163,12 +167,13 @@ fn difference(row: &TimerRow, wanted: &Edit) -> (Edit, Option<Event>) {
     let data = wanted.data.clone().filter(|data| *data != row.data);
     let labels = wanted.labels.clone().filter(|labels| *labels != row.labels);
     let target = wanted.target.clone().filter(|target| *target != row.target);
-    let event = match (due_at, &data, &target, &labels) {
-        (None, None, None, None) => None,
-        (None, None, None, Some(_)) => Some(Event::Relabel),
+    let priority = wanted.priority.filter(|priority| *priority != row.priority);
+    let event = match (due_at, &data, &target) {
+        (None, None, None) if labels.is_none() && priority.is_none() => None,
+        (None, None, None) => Some(Event::Relabel),
         _ => Some(Event::Reschedule { due_at: due_at.unwrap_or(row.life.due_at) }),
     };
-    (Edit { due_at, data, labels, target, if_version: None }, event)
+    (Edit { due_at, data, labels, priority, target, if_version: None }, event)
 }
 
 /// The moment of a pointer that lies in the wheel of a timer that waits, and comes up no later than the timer is to wake
@@ -219,6 +224,10 @@ fn note_writes(
         }
         if let Some(labels) = edit.labels {
             row.labels = labels;
+        }
+        if let Some(priority) = edit.priority {
+            writes.reranked.insert(row.uid);
+            row.priority = priority;
         }
         if let Some(target) = edit.target {
             writes.retargeted.insert(row.uid);

@@ -12,6 +12,7 @@ use super::sql::{Column, Statement};
 use super::{ColdStore, Error};
 use crate::model::id::{Epoch, Generation, TimerId, Uid, shard_of};
 use crate::model::policy::Policies;
+use crate::model::priority::Priority;
 use crate::model::target::Target;
 use crate::model::time::UnixMs;
 use crate::model::timer::Life;
@@ -37,6 +38,8 @@ pub struct NewTimer {
     pub due_at: UnixMs,
     /// `precision: minute`.
     pub minute: bool,
+    /// Who goes first where timers wait for one receiver.
+    pub priority: Priority,
     /// The target.
     pub target: Target,
     /// The payload as written; `None` for `null`.
@@ -282,6 +285,7 @@ impl ColdStore {
             epoch: Epoch(0),
             lane: timer.target.lane(),
             minute: timer.minute,
+            priority: timer.priority,
             target: timer.target.clone(),
             data: timer.data.clone(),
             labels: timer.labels.clone(),

@@ -3,11 +3,13 @@
 use serde::{Deserialize, Serialize};
 
 use super::Error;
+use super::claim::priority_of;
 use super::columns::{AFTER, TimerColumn as C, WEBHOOK};
 use super::sql::Row;
 use crate::model::id::{Epoch, Generation, TimerId, Uid, Version, delivery_id};
 use crate::model::pointer::{Pointer, Via};
 use crate::model::policy::Policies;
+use crate::model::priority::Priority;
 use crate::model::target::Target;
 use crate::model::time::UnixMs;
 use crate::model::timer::{AttemptResult, Life, State};
@@ -52,6 +54,8 @@ pub struct TimerRow {
     pub claimed_at: Option<UnixMs>,
     /// The node that made the latest claim.
     pub node: Option<String>,
+    /// Who goes first where timers wait for one receiver.
+    pub priority: Priority,
     /// Which path led to the latest claim.
     pub via: Option<Via>,
     /// The trace of the call that registered it.
@@ -108,6 +112,8 @@ impl TimerRow {
             wake_at: self.life.wake_at,
             lane: self.lane,
             minute: self.minute,
+            priority: self.priority,
+            change: self.life.version.change(),
             overdue: false,
             via,
         })
@@ -172,6 +178,7 @@ impl TimerRow {
             via: via.and_then(|code| Via::from_code(u8::try_from(code).ok()?)),
             trace: row.of::<Option<Vec<u8>>>(C::Trace)?.and_then(|packed| Trace::from_packed(&packed)),
             pointed_at: row.of::<Option<i64>>(C::PointedAt)?.map(UnixMs::new),
+            priority: priority_of(row.of(C::Priority)?),
             ended_at: ended_at.map(UnixMs::new),
             last: match last {
                 Some(text) => Some(serde_json::from_str(&text).map_err(|_| bad("last attempt"))?),

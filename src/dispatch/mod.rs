@@ -171,10 +171,10 @@ impl Dispatcher {
     pub fn backlogged(&self) -> Backlogged {
         let mut backlogged = Backlogged::default();
         self.with(|lanes| {
-            for key in lanes.backlogged() {
+            for (key, priority) in lanes.backlogged() {
                 match key.class {
-                    Class::First | Class::CatchUp => backlogged.first.push(key.lane),
-                    Class::Retry => backlogged.retry.push(key.lane),
+                    Class::First | Class::CatchUp => backlogged.first.push((key.lane, priority)),
+                    Class::Retry => backlogged.retry.push((key.lane, priority)),
                 }
             }
             backlogged.held.extend(lanes.held());

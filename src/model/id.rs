@@ -112,6 +112,13 @@ pub struct Generation(pub i32);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Version(pub i32);
 
+impl Version {
+    /// How often it has risen, as a byte that begins anew after 255.
+    pub const fn change(self) -> u8 {
+        self.0.wrapping_sub(1).to_le_bytes()[0]
+    }
+}
+
 impl fmt::Display for Version {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)

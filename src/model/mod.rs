@@ -7,6 +7,7 @@ pub mod destination;
 pub mod id;
 pub mod pointer;
 pub mod policy;
+pub mod priority;
 pub mod target;
 pub mod time;
 pub mod timer;

@@ -1,8 +1,11 @@
 //! Pointers: the entries of the wheels.
 
+use std::cmp::Ordering;
+
 use uuid::Uuid;
 
 use super::id::{Generation, Uid};
+use super::priority::Priority;
 use super::time::UnixMs;
 
 /// A pointer to one attempt of a timer, due at some moment. It has no payload and is not deleted when its timer
@@ -23,6 +26,10 @@ pub struct Pointer {
     pub lane: i64,
     /// `precision: minute`: it is due at a whole minute and fires from the minute wheel.
     pub minute: bool,
+    /// Who goes first.
+    pub priority: Priority,
+    /// Rises with each change of the timer, and begins anew after 255: of two pointers to one attempt this tells the newer.
+    pub change: u8,
     /// It was found long after its due time, as after an outage, and must not delay timers that fall due now.
     /// Known to this process only, and not packed.
     pub overdue: bool,
@@ -31,11 +38,21 @@ pub struct Pointer {
 }
 
 /// The revision of a timer that a pointer was made from. A later revision is greater.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Revision {
     generation: Generation,
     /// Claims of that generation so far.
     attempt: i32,
+    change: u8,
+}
+
+impl PartialOrd for Revision {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        let attempts = (self.generation, self.attempt).cmp(&(other.generation, other.attempt));
+        // Of two changes the later one is at most half a round ahead.
+        let ahead = self.change.wrapping_sub(other.change).cast_signed();
+        Some(attempts.then(ahead.cmp(&0)))
+    }
 }
 
 /// How a due timer was noticed. Counted in the metrics, stored with the timer, shown by `explain`.
@@ -82,23 +99,31 @@ pub const PACKED: usize = 37;
 /// The bit of [`Pointer::minute`] in the last byte of a packed pointer.
 const MINUTE: u8 = 0x80;
 
+/// Where [`Pointer::priority`] is in it: two bits.
+const PRIORITY_SHIFT: u32 = 5;
+
+/// The bits of [`Pointer::via`].
+const VIA: u8 = 0x1f;
+
 impl Pointer {
     /// The revision of its timer.
     pub const fn revision(&self) -> Revision {
-        Revision { generation: self.generation, attempt: self.attempt }
+        Revision { generation: self.generation, attempt: self.attempt, change: self.change }
     }
 
     /// Packs everything but the shard, which is in the key: uid 16 bytes, lane 8, `wake_at` 6 (ms, until the
-    /// year 10889), generation 4, attempt 2, path and precision 1; big-endian.
+    /// year 10889), generation 4, change 1, attempt 1, path, priority and precision 1; big-endian.
     pub fn pack(&self) -> [u8; PACKED] {
         let mut packed = [0; PACKED];
         packed[..16].copy_from_slice(self.uid.0.as_bytes());
         packed[16..24].copy_from_slice(&self.lane.to_be_bytes());
         packed[24..30].copy_from_slice(&self.wake_at.get().max(0).to_be_bytes()[2..]);
         packed[30..34].copy_from_slice(&self.generation.0.to_be_bytes());
-        let attempt = u16::try_from(self.attempt).unwrap_or(u16::MAX);
-        packed[34..36].copy_from_slice(&attempt.to_be_bytes());
-        packed[36] = self.via.code() | if self.minute { MINUTE } else { 0 };
+        packed[34] = self.change;
+        // There are at most a hundred.
+        packed[35] = u8::try_from(self.attempt).unwrap_or(u8::MAX);
+        let minute = if self.minute { MINUTE } else { 0 };
+        packed[36] = self.via.code() | self.priority.code() << PRIORITY_SHIFT | minute;
         packed
     }
 
@@ -111,12 +136,14 @@ impl Pointer {
             uid: Uid(Uuid::from_slice(&packed[..16]).ok()?),
             shard,
             generation: Generation(i32::from_be_bytes(packed[30..34].try_into().ok()?)),
-            attempt: i32::from(u16::from_be_bytes(packed[34..36].try_into().ok()?)),
+            attempt: i32::from(packed[35]),
             wake_at: UnixMs::new(i64::from_be_bytes(wake)),
             lane: i64::from_be_bytes(packed[16..24].try_into().ok()?),
             minute: packed[36] & MINUTE != 0,
+            priority: Priority::from_code((packed[36] & !MINUTE) >> PRIORITY_SHIFT)?,
+            change: packed[34],
             overdue: false,
-            via: Via::from_code(packed[36] & !MINUTE)?,
+            via: Via::from_code(packed[36] & VIA)?,
         })
     }
 }
@@ -127,7 +154,9 @@ mod tests {
 
     #[test]
     fn a_pointer_survives_packing() {
-        for (attempt, minute, via) in [(0, false, Via::Loader), (65_535, true, Via::Replay)] {
+        for (attempt, minute, via, priority) in
+            [(0, false, Via::Loader, Priority::High), (255, true, Via::Replay, Priority::Low)]
+        {
             let pointer = Pointer {
                 uid: Uid(Uuid::from_u128(u128::MAX / 3)),
                 shard: 63,
@@ -136,12 +165,24 @@ mod tests {
                 wake_at: super::super::time::LAST,
                 lane: i64::MIN,
                 minute,
+                priority,
+                change: 255,
                 overdue: false,
                 via,
             };
             assert_eq!(Pointer::unpack(63, &pointer.pack()), Some(pointer));
         }
+        let plain = Pointer::unpack(0, &[0; PACKED]).map(|pointer| (pointer.priority, pointer.change));
+        assert_eq!(plain, Some((Priority::Normal, 0)), "as the version before packed it");
         assert_eq!(Pointer::unpack(0, &[0; PACKED - 1]), None);
         assert_eq!(Pointer::unpack(0, &[0x7f; PACKED]), None, "an unknown path");
+    }
+
+    #[test]
+    fn of_two_pointers_to_one_attempt_the_later_change_is_the_newer() {
+        let of = |attempt, change| Revision { generation: Generation(1), attempt, change };
+        assert!(of(0, 1) > of(0, 0) && of(0, 0) > of(0, 255) && of(0, 200) > of(0, 100));
+        assert!(of(1, 0) > of(0, 9), "an attempt later");
+        assert!(of(0, 7) >= of(0, 7) && of(0, 7) <= of(0, 7));
     }
 }

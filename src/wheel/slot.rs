@@ -136,6 +136,7 @@ mod tests {
     use super::*;
     use crate::model::id::{Generation, Uid};
     use crate::model::pointer::Via;
+    use crate::model::priority::Priority;
 
     fn at(wake_ms: i64, minute: bool, attempt: i32) -> Pointer {
         Pointer {
@@ -146,6 +147,8 @@ mod tests {
             wake_at: UnixMs::new(wake_ms),
             lane: 0,
             minute,
+            priority: Priority::Normal,
+            change: 0,
             overdue: false,
             via: Via::Loader,
         }

@@ -5,6 +5,7 @@ use std::fmt::Write;
 use serde_json::json;
 
 use crate::cold::TimerRow;
+use crate::model::priority::Priority;
 use crate::model::target::Target;
 use crate::model::time::UnixMs;
 
@@ -66,6 +67,9 @@ fn request(row: &TimerRow, data: &str) -> String {
     if row.minute {
         fields.push(("precision", json!("minute").to_string()));
     }
+    if row.priority != Priority::default() {
+        fields.push(("priority", json!(row.priority).to_string()));
+    }
     if let Some(late) = &row.policies.late {
         fields.push(("late", json!(late).to_string()));
     }
@@ -122,6 +126,7 @@ mod tests {
             epoch: Epoch(1),
             lane: hook.lane(),
             minute: true,
+            priority: Priority::default(),
             target: Target::Webhook(hook),
             data: Some(b"{\"say\":\"it's 2.50\"}".to_vec()),
             labels: Some("{\"app\":\"shop\"}".into()),

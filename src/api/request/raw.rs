@@ -10,6 +10,7 @@ use serde_json::value::RawValue;
 use super::target::TargetIn;
 use crate::api::schema;
 use crate::model::policy::Then;
+use crate::model::priority::Priority;
 
 /// A timer in a request: a time (`fire_at`, `delay`, or `local` with `zone`), a target, and what else it needs.
 /// A field that is `null` counts as left out.
@@ -45,8 +46,7 @@ pub struct RawTimer {
     #[schema(value_type = Option<schema::Labels>)]
     pub labels: Option<BTreeMap<String, String>>,
     /// Default: `normal`.
-    #[schema(value_type = Option<Priority>)]
-    pub priority: Option<PriorityIn>,
+    pub priority: Option<Priority>,
     /// Default: `second`.
     pub precision: Option<Precision>,
     /// What happens when the timer is found late. Default: it is delivered.
@@ -64,26 +64,6 @@ pub struct RawTimer {
     #[schema(ignore)]
     #[serde(default)]
     pub(super) dispatch: Option<IgnoredAny>,
-}
-
-/// `priority` as this version has it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, utoipa::ToSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Priority {
-    /// The only one.
-    Normal,
-}
-
-/// `priority` as a caller may write it; all but `normal` are refused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum PriorityIn {
-    /// Goes before the others.
-    High,
-    /// The default.
-    Normal,
-    /// Goes after the others.
-    Low,
 }
 
 /// `precision`: `second` fires at the due time, `minute` rounds the due time up to the whole minute.

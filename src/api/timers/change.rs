@@ -12,12 +12,13 @@ use serde_json::value::RawValue;
 use super::{ApiResult, MAX_BODY, TimerPath, parse_id, timer_answer};
 use crate::api::ApiState;
 use crate::api::problem::{FieldError, Problem};
-use crate::api::request::{self, Priority, PriorityIn, TargetIn};
+use crate::api::request::{self, TargetIn};
 use crate::api::schema;
 use crate::api::state::{caller, if_match};
 use crate::api::view::TimerView;
 use crate::cold::{ChangeEvent, Edit, TimerRow};
 use crate::model::id::TimerId;
+use crate::model::priority::Priority;
 use crate::model::timer::Answer;
 use crate::service::Service;
 use crate::service::answer::conflict;
@@ -47,8 +48,7 @@ pub struct Patch {
     #[schema(value_type = Option<schema::Labels>)]
     labels: Option<std::collections::BTreeMap<String, String>>,
     /// The new priority.
-    #[schema(value_type = Option<Priority>)]
-    priority: Option<PriorityIn>,
+    priority: Option<Priority>,
     /// The new target, in place of the former one as a whole: its secret and headers too.
     #[schema(value_type = Option<TargetIn>)]
     target: Option<Box<RawValue>>,
@@ -88,7 +88,6 @@ pub async fn patch(
     let body = state.body(request, MAX_BODY).await?;
     let raw: Patch = state.check(caller, body.bytes.len(), move || request::read(&body.bytes, "")).await??;
     let mut errors = Vec::new();
-    request::check_priority(raw.priority, &mut errors);
     let now = service.store.clock().now();
     let times = [&raw.fire_at, &raw.delay, &raw.local, &raw.zone].into_iter().any(Option::is_some);
     let due_at = if times {
@@ -110,7 +109,7 @@ pub async fn patch(
         return Err(Problem::invalid(errors));
     }
     let data = raw.data.map(|data| (data.get() != "null").then(|| data.get().as_bytes().to_vec()));
-    let edit = Edit { due_at, data, labels, target, if_version };
+    let edit = Edit { due_at, data, labels, priority: raw.priority, target, if_version };
     match change(service, &timer_id, ChangeEvent::Edit(edit)).await? {
         (row, Answer::Done) => Ok(timer_answer(StatusCode::OK, &row, state.tiers(service))),
         (row, answer) => Err(refused(&row, answer)),

@@ -6,6 +6,7 @@ use tokio::sync::oneshot;
 
 use super::pace::Pace;
 use crate::model::pointer::Pointer;
+use crate::model::priority::Priority;
 
 /// The limit of a new lane: attempts that may be sent at once to a receiver of which nothing is known. It rises with each
 /// answer, so a quick receiver has it doubled within one round trip.
@@ -23,44 +24,76 @@ pub(super) const MIN_CAPACITY: usize = 64;
 /// The longest time for which a row is postponed, in milliseconds.
 const POSTPONE_MAX_MS: f64 = 300_000.0;
 
-/// The pointers that wait in a lane, unclaimed, first in first out.
+/// The pointers that wait in a lane, unclaimed: of one priority first in first out, of several by turns.
 ///
-/// The order in which a lane hands out its pointers is decided here alone: a priority will be a queue of its own
-/// inside this type.
+/// The turns are smooth: each priority that waits gains its weight at each turn, the one that has gained most has the
+/// turn and pays what all gained. So sixteen high ones do not go in a row before four normal ones.
 #[derive(Debug, Default)]
 pub(super) struct LaneQueue {
-    pointers: VecDeque<Pointer>,
+    pointers: [VecDeque<Pointer>; Priority::ALL.len()],
+    gained: [i32; Priority::ALL.len()],
 }
 
 impl LaneQueue {
-    /// Adds a pointer behind all others.
+    /// Adds a pointer behind all others of its priority.
     pub fn push(&mut self, pointer: Pointer) {
-        self.pointers.push_back(pointer);
+        self.pointers[pointer.priority as usize].push_back(pointer);
+    }
+
+    /// Takes the next pointer.
+    pub fn pop(&mut self) -> Option<Pointer> {
+        let (mut turn, mut all) = (None, 0);
+        for priority in Priority::ALL {
+            let place = priority as usize;
+            if self.pointers[place].is_empty() {
+                // Who does not wait saves nothing up.
+                self.gained[place] = 0;
+                continue;
+            }
+            self.gained[place] += priority.weight();
+            all += priority.weight();
+            if turn.is_none_or(|turn: usize| self.gained[place] > self.gained[turn]) {
+                turn = Some(place);
+            }
+        }
+        let turn = turn?;
+        self.gained[turn] -= all;
+        self.pointers[turn].pop_front()
     }
 
     /// Takes the next `count` pointers, at most as many as there are.
-    pub fn take(&mut self, count: usize) -> impl Iterator<Item = Pointer> {
-        self.pointers.drain(..count.min(self.pointers.len()))
+    pub fn take(&mut self, count: usize) -> Vec<Pointer> {
+        std::iter::from_fn(|| self.pop()).take(count).collect()
     }
 
-    /// Takes the pointer whose turn is last.
+    /// Takes the last pointer of the lowest priority.
     pub fn take_last(&mut self) -> Option<Pointer> {
-        self.pointers.pop_back()
+        self.pointers.iter_mut().rev().find_map(VecDeque::pop_back)
+    }
+
+    /// Takes the last pointer of the lowest priority, if that is lower than this.
+    pub fn take_below(&mut self, priority: Priority) -> Option<Pointer> {
+        self.pointers[priority as usize + 1..].iter_mut().rev().find_map(VecDeque::pop_back)
     }
 
     /// How many pointers wait.
     pub fn len(&self) -> usize {
-        self.pointers.len()
+        self.pointers.iter().map(VecDeque::len).sum()
+    }
+
+    /// How many pointers of this priority wait.
+    pub fn len_of(&self, priority: Priority) -> usize {
+        self.pointers[priority as usize].len()
     }
 
     /// Whether no pointer waits.
     pub fn is_empty(&self) -> bool {
-        self.pointers.is_empty()
+        self.pointers.iter().all(VecDeque::is_empty)
     }
 
     /// Drops all pointers.
     pub fn clear(&mut self) {
-        self.pointers.clear();
+        self.pointers.iter_mut().for_each(VecDeque::clear);
     }
 }
 
@@ -82,8 +115,8 @@ pub(super) enum Waits {
 pub(super) struct Lane {
     pub queue: LaneQueue,
     pub waits: Waits,
-    /// Its queue is long: the sweep skips its rows.
-    pub is_backlogged: bool,
+    /// By priority: so many wait that the sweep skips the rows.
+    pub is_backlogged: [bool; Priority::ALL.len()],
     /// When it was last idle, in milliseconds.
     pub idle_since_ms: i64,
     /// Claimed pointers: they wait for the due millisecond or for a permit, or are being sent.
@@ -97,8 +130,8 @@ pub(super) struct Lane {
     pub pace: Pace,
     /// When the queue was last empty as a pointer came.
     last_empty_at_ms: i64,
-    /// Pointers that were dropped and that the sweep has not brought yet, about.
-    dropped: usize,
+    /// By priority: pointers that were dropped and that the sweep has not brought yet, about.
+    dropped: [usize; Priority::ALL.len()],
     /// Rows that were postponed and come before the next one, as of `postponed_at_ms`.
     postponed: f64,
     postponed_at_ms: i64,
@@ -109,7 +142,7 @@ impl Lane {
         Self {
             queue: LaneQueue::default(),
             waits: Waits::Nowhere,
-            is_backlogged: false,
+            is_backlogged: [false; Priority::ALL.len()],
             idle_since_ms: now_ms,
             in_flight: 0,
             sending: 0,
@@ -117,7 +150,7 @@ impl Lane {
             limit,
             pace: Pace::new(now_ms),
             last_empty_at_ms: now_ms,
-            dropped: 0,
+            dropped: [0; Priority::ALL.len()],
             postponed: 0.0,
             postponed_at_ms: now_ms,
         }
@@ -138,7 +171,7 @@ impl Lane {
     /// Drops every queued pointer.
     pub fn clear(&mut self) {
         self.queue.clear();
-        (self.waits, self.is_backlogged) = (Waits::Nowhere, false);
+        (self.waits, self.is_backlogged) = (Waits::Nowhere, [false; Priority::ALL.len()]);
     }
 
     /// How many pointers may wait.
@@ -147,21 +180,25 @@ impl Lane {
     }
 
     /// Counts a pointer that the queue did not take and that the sweep will bring again.
-    pub fn count_dropped(&mut self) {
-        self.dropped += 1;
+    pub fn count_dropped(&mut self, priority: Priority) {
+        self.dropped[priority as usize] += 1;
     }
 
-    /// Whether the sweep has still to bring pointers that were dropped: these are older than what falls due now.
-    pub fn is_owed_by_sweep(&self) -> bool {
-        self.dropped > 0
+    /// Whether the sweep has still to bring pointers of this priority that were dropped: these are older than what falls
+    /// due now.
+    pub fn is_owed_by_sweep(&self, priority: Priority) -> bool {
+        self.dropped[priority as usize] > 0
     }
 
     /// Queues a pointer; `swept` if the sweep has brought it.
     pub fn push(&mut self, pointer: Pointer, swept: bool, now_ms: i64) {
-        self.dropped = self.dropped.saturating_sub(usize::from(swept));
+        let dropped = &mut self.dropped[pointer.priority as usize];
+        *dropped = dropped.saturating_sub(usize::from(swept));
+        // Some of the timers that were dropped may have been cancelled, so the count may never come to 0.
+        if self.queue.len_of(pointer.priority) == 0 {
+            *dropped = 0;
+        }
         if self.queue.is_empty() {
-            // Some of the timers that were dropped may have been cancelled, so the count may never come to 0.
-            self.dropped = 0;
             self.last_empty_at_ms = now_ms;
         }
         self.queue.push(pointer);

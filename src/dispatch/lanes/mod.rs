@@ -37,6 +37,7 @@ use tokio::sync::oneshot;
 
 use crate::model::id::Uid;
 use crate::model::pointer::{Pointer, Revision, Via};
+use crate::model::priority::Priority;
 use crate::model::time::UnixMs;
 use lane::{INITIAL_LIMIT, Lane};
 use newcomers::Newcomers;
@@ -209,7 +210,7 @@ pub struct Lanes {
     in_hand: HashMap<Uid, InHand>,
     /// Timers in hand that take no place: they will never be sent from here.
     set_aside: usize,
-    backlogged: HashSet<LaneKey>,
+    backlogged: HashSet<(LaneKey, Priority)>,
     /// How often a lane has ceased to have a backlog.
     backlogs_cleared: u64,
     /// Pointers in queues.
@@ -285,10 +286,10 @@ impl Lanes {
     /// Drops what waits in a lane.
     fn empty(&mut self, key: LaneKey) {
         let Some(lane) = self.lanes.get_mut(&key) else { return };
-        let dropped: Vec<Pointer> = lane.queue.take(usize::MAX).collect();
+        let dropped = lane.queue.take(usize::MAX);
         lane.refuse_permits();
         self.unqueued(key, &dropped, true);
-        self.clear_backlog(key);
+        self.clear_backlogs(key, 1);
         for pointer in dropped {
             self.queued_revisions.remove(&pointer.uid);
         }
@@ -357,23 +358,35 @@ impl Lanes {
             Lane::new(limit, now_ms)
         });
         lane.pace.measure(lane.queue.is_empty(), now_ms);
-        let is_full = lane.queue.len() >= lane.capacity().min(free);
-        if is_full && swept {
-            return Offer::Postpone(lane.postpone_ms(now_ms));
-        }
+        let priority = pointer.priority;
         // The pointers that the sweep has still to bring are older than what falls due now.
-        if is_full || (!swept && lane.is_owed_by_sweep() && lane.queue.len() >= threshold / 4) {
-            lane.count_dropped();
+        if !swept && lane.is_owed_by_sweep(priority) && lane.queue.len_of(priority) >= threshold / 4 {
+            lane.count_dropped(priority);
             return Offer::Dropped;
         }
+        if lane.queue.len() >= lane.capacity().min(free) {
+            match lane.queue.take_below(priority) {
+                Some(lower) => {
+                    lane.count_dropped(lower.priority);
+                    self.queued_revisions.remove(&lower.uid);
+                    self.unqueued(key, &[lower], false);
+                }
+                None if swept => return Offer::Postpone(lane.postpone_ms(now_ms)),
+                None => {
+                    lane.count_dropped(priority);
+                    return Offer::Dropped;
+                }
+            }
+        }
+        let Some(lane) = self.lanes.get_mut(&key) else { return Offer::Dropped };
         self.lanes_queued += usize::from(lane.queue.is_empty());
         lane.push(pointer, swept, now_ms);
-        if lane.is_backlogged {
+        if lane.is_backlogged[priority as usize] {
             self.queued_in_backlogs += 1;
-        } else if lane.queue.len() >= threshold {
-            lane.is_backlogged = true;
-            self.backlogged.insert(key);
-            self.queued_in_backlogs += lane.queue.len();
+        } else if lane.queue.len_of(priority) >= threshold {
+            lane.is_backlogged[priority as usize] = true;
+            self.backlogged.insert((key, priority));
+            self.queued_in_backlogs += lane.queue.len_of(priority);
         }
         self.queued += 1;
         *self.ages.entry(age_of(&pointer)).or_default() += 1;
@@ -394,7 +407,7 @@ impl Lanes {
     }
 
     /// The lanes with a backlog, but for those that are held: the sweep skips them until [`Lanes::backlogs_cleared`] rises.
-    pub fn backlogged(&self) -> impl Iterator<Item = LaneKey> {
+    pub fn backlogged(&self) -> impl Iterator<Item = (LaneKey, Priority)> {
         self.backlogged.iter().copied()
     }
 
@@ -413,12 +426,17 @@ impl Lanes {
         self.queued - self.queued_in_backlogs
     }
 
-    fn clear_backlog(&mut self, key: LaneKey) {
-        if self.backlogged.remove(&key) {
-            self.backlogs_cleared += 1;
-            if let Some(lane) = self.lanes.get_mut(&key) {
-                lane.is_backlogged = false;
-                self.queued_in_backlogs -= lane.queue.len();
+    /// Ends the backlogs of a lane's priorities of which fewer than `least` pointers wait.
+    fn clear_backlogs(&mut self, key: LaneKey, least: usize) {
+        let Some(lane) = self.lanes.get_mut(&key) else { return };
+        for priority in Priority::ALL {
+            let waiting = lane.queue.len_of(priority);
+            let is_backlogged = &mut lane.is_backlogged[priority as usize];
+            if *is_backlogged && waiting < least {
+                *is_backlogged = false;
+                self.backlogged.remove(&(key, priority));
+                self.backlogs_cleared += 1;
+                self.queued_in_backlogs -= waiting;
             }
         }
     }
@@ -429,6 +447,9 @@ impl Lanes {
             return;
         }
         for pointer in pointers {
+            if self.backlogged.contains(&(key, pointer.priority)) {
+                self.queued_in_backlogs -= 1;
+            }
             let age = age_of(pointer);
             if let Some(count) = self.ages.get_mut(&age) {
                 *count -= 1;
@@ -439,9 +460,6 @@ impl Lanes {
         }
         self.queued -= pointers.len();
         self.lanes_queued -= usize::from(is_empty);
-        if self.backlogged.contains(&key) {
-            self.queued_in_backlogs -= pointers.len();
-        }
         self.change_receiver(key.lane, |receiver| receiver.waiting -= pointers.len());
     }
 
@@ -556,9 +574,7 @@ impl Lanes {
         if !dropped.is_empty() {
             let queued = self.lanes.get(&key).map_or(0, |lane| lane.queue.len());
             self.unqueued(key, &dropped, queued == 0);
-            if queued < threshold / 4 {
-                self.clear_backlog(key);
-            }
+            self.clear_backlogs(key, threshold / 4);
         }
         for pointer in dropped {
             self.queued_revisions.remove(&pointer.uid);

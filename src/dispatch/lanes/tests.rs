@@ -17,6 +17,8 @@ fn pointer(n: u128, lane: i64, attempt: i32) -> Pointer {
         wake_at: UnixMs::new(0),
         lane,
         minute: false,
+        priority: Priority::Normal,
+        change: 0,
         overdue: false,
         via: Via::Loader,
     }
@@ -290,7 +292,7 @@ fn a_pause_does_not_make_a_quick_receiver_a_slow_one() {
         lanes.attempt_ended(key, AttemptEnd::NoAnswer, 130_000);
     }
     assert!(lanes.queued() > queued * 3 / 4, "{} of {queued} are queued still", lanes.queued());
-    assert_eq!(lanes.backlogged().collect::<Vec<_>>(), [key], "the sweep skips the lane");
+    assert_eq!(lanes.backlogged().collect::<Vec<_>>(), [(key, Priority::Normal)], "the sweep skips the lane");
     let postponed = (0..queued as u128).filter_map(|n| match lanes.offer(swept(n << 96, 1), 130_000) {
         Offer::Postpone(ms) => Some(ms),
         _ => None,
@@ -378,7 +380,7 @@ fn a_lane_has_a_backlog_until_a_quarter_is_left() {
     lanes.offer(pointer(0, 2, 0), 0);
     lanes.offer(pointer(u128::MAX, 2, 0), 0);
     let key = LaneKey { lane: 1, class: Class::First };
-    assert_eq!(lanes.backlogged().collect::<Vec<_>>(), [key]);
+    assert_eq!(lanes.backlogged().collect::<Vec<_>>(), [(key, Priority::Normal)]);
     assert_eq!(lanes.queued_without_backlog(), 1);
     while lanes.queued() >= BACKLOG_MAX / 4 {
         assert_eq!(lanes.backlogs_cleared(), 0);
@@ -600,7 +602,8 @@ impl Lanes {
         assert_eq!(self.lanes_queued, sum(|lane| usize::from(!lane.queue.is_empty())));
         assert_eq!(self.in_flight(), sum(|lane| lane.in_flight));
         assert_eq!(self.forgettable.len(), self.lanes.len());
-        let backlogs = self.backlogged.iter().map(|key| self.lanes[key].queue.len()).sum::<usize>();
+        let backlogs =
+            self.backlogged.iter().map(|(key, one)| self.lanes[key].queue.len_of(*one)).sum::<usize>();
         assert_eq!(self.queued_in_backlogs, backlogs);
         let (mut states, mut by_standing) = (States::default(), [0; 3]);
         let mut groups: HashMap<u32, usize> = HashMap::new();
@@ -619,4 +622,166 @@ impl Lanes {
         assert_eq!((self.states, self.by_standing), (states, by_standing));
         assert_eq!(self.turns.groups.counts(), groups);
     }
+}
+
+fn ranked(n: u128, lane: i64, priority: Priority) -> Pointer {
+    Pointer { priority, ..pointer(n, lane, 0) }
+}
+
+#[test]
+fn priorities_take_turns_by_their_weights() {
+    let mut lanes = proven(100, 100, [1]);
+    for n in 0..100 {
+        for (place, priority) in Priority::ALL.into_iter().enumerate() {
+            assert_eq!(lanes.offer(ranked(n * 3 + place as u128, 1, priority), 0), Offer::Queued);
+        }
+    }
+    let mut order = Vec::new();
+    while order.len() < 63 {
+        let taken = take(&mut lanes, 63 - order.len());
+        for one in taken {
+            order.push(one.priority);
+            finish(&mut lanes, &one, AttemptEnd::Answered, 0);
+        }
+    }
+    let count =
+        |part: &[Priority]| Priority::ALL.map(|one| part.iter().filter(|other| **other == one).count());
+    assert_eq!(count(&order), [48, 12, 3]);
+    assert_eq!(count(&order[..21]), [16, 4, 1], "each round of turns has all of them");
+    assert_eq!(order[0], Priority::High);
+}
+
+#[test]
+fn a_full_lane_takes_what_is_more_important() {
+    let mut lanes = Lanes::new(100, 10);
+    // A slow receiver, behind which timers wait: its queue is as short as a queue gets.
+    let low = |n: i64| ranked(1 << 100 | n as u128, 1, Priority::Low);
+    (0..20).for_each(|n| drop(lanes.offer(low(n), 0)));
+    for at in (1..60).map(|n| n * 1000) {
+        let taken = take_at(&mut lanes, 1, at);
+        taken.iter().for_each(|one| finish(&mut lanes, one, AttemptEnd::Answered, at));
+        lanes.offer(low(at), at);
+    }
+    let at = 60_000;
+    assert_eq!(lanes.lanes[&LaneKey { lane: 1, class: Class::First }].capacity(), MIN_CAPACITY);
+    let mut offered = Vec::new();
+    for n in 0..2 * MIN_CAPACITY as u128 {
+        offered.push(lanes.offer(ranked(n, 1, Priority::Low), at));
+    }
+    assert!(offered.contains(&Offer::Dropped), "it is full");
+    assert_eq!(lanes.offer(ranked(1000, 1, Priority::Normal), at), Offer::Queued);
+    assert_eq!(lanes.offer(ranked(1001, 1, Priority::High), at), Offer::Queued);
+    lanes.check();
+    let taken = take_at(&mut lanes, 2, at);
+    assert_eq!(taken.iter().map(|one| one.priority).collect::<Vec<_>>(), [Priority::High, Priority::Normal]);
+    // The low ones that were put out come by the sweep.
+    assert!(lanes.lanes[&LaneKey { lane: 1, class: Class::First }].is_owed_by_sweep(Priority::Low));
+}
+
+#[test]
+fn a_backlog_of_low_ones_hides_no_high_one_from_the_sweep() {
+    let mut lanes = Lanes::new(100, 10);
+    for n in 0..BACKLOG_MAX as u128 {
+        assert_eq!(lanes.offer(ranked(n, 1, Priority::Low), 0), Offer::Queued);
+    }
+    let key = LaneKey { lane: 1, class: Class::First };
+    assert_eq!(lanes.backlogged().collect::<Vec<_>>(), [(key, Priority::Low)]);
+    assert_eq!(lanes.offer(Pointer { via: Via::Sweep, ..ranked(9999, 1, Priority::High) }, 0), Offer::Queued);
+    assert_eq!(lanes.queued_without_backlog(), 1);
+    lanes.check();
+}
+
+#[test]
+fn a_changed_priority_counts_also_for_what_waits() {
+    let mut lanes = proven(100, 10, [1]);
+    for n in 0..5 {
+        lanes.offer(ranked(n, 1, Priority::Normal), 0);
+    }
+    let raised = Pointer { change: 1, ..ranked(4, 1, Priority::High) };
+    assert_eq!(lanes.offer(raised, 0), Offer::Queued);
+    assert_eq!(lanes.offer(ranked(4, 1, Priority::Normal), 0), Offer::Duplicate, "an older one");
+    assert_eq!(take(&mut lanes, 1), [raised]);
+    let rest: Vec<u128> = take(&mut lanes, 10).iter().map(|one| one.uid.0.as_u128()).collect();
+    assert_eq!(rest, [0, 1, 2, 3], "each once");
+}
+
+fn terms(lane: i64, terms: Terms) -> HashMap<i64, Terms> {
+    HashMap::from([(lane, terms)])
+}
+
+const PLAIN: Terms = Terms { concurrency: None, step_us: None, held: false };
+
+#[test]
+fn a_lane_that_is_held_queues_nothing_and_the_sweep_looks_again_when_it_is_not() {
+    let mut lanes = proven(100, 10, [1, 2]);
+    for n in 0..20 {
+        lanes.offer(pointer(n, 1, 0), 0);
+    }
+    let cleared = lanes.backlogs_cleared();
+    lanes.set_terms(terms(1, Terms { held: true, ..PLAIN }));
+    lanes.check();
+    assert_eq!((lanes.queued(), lanes.held().collect::<Vec<_>>()), (0, vec![1]));
+    assert_eq!(lanes.offer(pointer(50, 1, 0), 0), Offer::Held);
+    assert_eq!(lanes.offer(pointer(51, 2, 0), 0), Offer::Queued);
+    assert_eq!(lanes.backlogs_cleared(), cleared);
+    lanes.set_terms(terms(1, PLAIN));
+    assert_eq!(lanes.backlogs_cleared(), cleared + 1);
+    assert_eq!(lanes.offer(pointer(50, 1, 0), 0), Offer::Queued);
+    lanes.check();
+}
+
+#[test]
+fn a_lane_with_a_rate_hands_out_as_many_as_it_has_slots() {
+    let mut lanes = proven(100, 10, [1]);
+    lanes.set_terms(terms(1, Terms { step_us: Some(20_000), ..PLAIN }));
+    for n in 0..30 {
+        lanes.offer(pointer(n, 1, 0), 1000);
+    }
+    assert!(take_at(&mut lanes, 100, 1000).is_empty(), "no slot yet");
+    assert!(lanes.needs_slots());
+    let wanted = lanes.wanted_slots();
+    assert_eq!(wanted, [(1, 12, 20_000)], "a quarter of a second");
+    lanes.grant_slots(1, 1_060_000, 12, 20_000, 1000);
+    assert!(take_at(&mut lanes, 100, 1000).is_empty(), "the first comes up in 60 ms");
+    assert_eq!(lanes.next_trial_ms(), Some(1010));
+    let taken = take_at(&mut lanes, 100, 1030);
+    assert_eq!(taken.len(), 2);
+    assert_eq!(
+        taken.iter().map(|one| lanes.slot_of(&one.uid)).collect::<Vec<_>>(),
+        [Some(1_060_000), Some(1_080_000)]
+    );
+    lanes.check();
+}
+
+#[test]
+fn a_destination_that_refuses_again_and_again_is_tried_singly() {
+    let mut lanes = Lanes::new(100, 10);
+    lanes.set_terms(terms(1, PLAIN));
+    // Lane 2 is no destination's.
+    for lane in [1, 2] {
+        for n in 0..5 {
+            attempt(&mut lanes, lane, AttemptEnd::Refused, n);
+        }
+        for n in 0..10 {
+            lanes.offer(pointer(n + 100 * lane as u128, lane, 0), 10);
+        }
+    }
+    let taken = take_at(&mut lanes, 100, 10);
+    assert!(taken.iter().all(|one| one.lane == 2) && taken.len() == 10);
+    let trial = take_at(&mut lanes, 100, 200);
+    assert_eq!(trial.len(), 1, "one at a time");
+    finish(&mut lanes, &trial[0], AttemptEnd::Answered, 201);
+    assert_eq!(take_at(&mut lanes, 100, 202).len(), 9, "it is well again");
+}
+
+#[test]
+fn a_concurrency_of_its_own_holds_for_one_lane() {
+    let mut lanes = proven(1000, 100, [1, 2]);
+    lanes.set_terms(terms(1, Terms { concurrency: Some(2), ..PLAIN }));
+    for n in 0..40 {
+        lanes.offer(pointer(n, 1 + (n % 2) as i64, 0), 0);
+    }
+    let taken = take(&mut lanes, 100);
+    let of = |lane| taken.iter().filter(|one| one.lane == lane).count();
+    assert_eq!((of(1), of(2)), (2, 20));
 }

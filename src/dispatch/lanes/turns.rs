@@ -298,9 +298,8 @@ impl Lanes {
             self.turns.trials.insert((at_ms, key));
             return;
         }
-        let popped: Vec<Pointer> = lane.queue.take(slots.unwrap_or(count)).collect();
+        let popped = lane.queue.take(slots.unwrap_or(count));
         let is_empty = lane.queue.is_empty();
-        let left = lane.queue.len();
         let before = taken.len();
         for pointer in &popped {
             let revision = pointer.revision();
@@ -325,8 +324,6 @@ impl Lanes {
         self.in_flight[key.class as usize] += count;
         self.change_receiver(key.lane, |receiver| receiver.in_flight += count);
         self.unqueued(key, &popped, is_empty);
-        if left < self.backlog_threshold() / 4 {
-            self.clear_backlog(key);
-        }
+        self.clear_backlogs(key, self.backlog_threshold() / 4);
     }
 }

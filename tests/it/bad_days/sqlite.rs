@@ -10,6 +10,7 @@ use mainspring::config::Config;
 use mainspring::model::id::{Epoch, TimerId};
 use mainspring::model::pointer::Pointer;
 use mainspring::model::policy::Policies;
+use mainspring::model::priority::Priority;
 use mainspring::model::target::{Target, Webhook};
 use mainspring::model::time::UnixMs;
 use mainspring::model::timer::State;
@@ -94,6 +95,7 @@ impl Fixture {
             owner: None,
             due_at: self.clock.now().plus(due_in),
             minute: false,
+            priority: Priority::Normal,
             target: Target::Webhook(
                 Webhook::new("http://127.0.0.1:9/", None, BTreeMap::new()).expect("a hook"),
             ),

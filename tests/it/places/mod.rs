@@ -3,6 +3,7 @@
 mod calls;
 mod limits;
 mod pausing;
+mod priority;
 mod secrets;
 mod timers;
 

@@ -146,7 +146,7 @@ impl Checked<'_> {
         headers: &[(&str, &str)],
         body: Option<&str>,
     ) -> Answer {
-        let url = path.replace("{id}", id);
+        let url = path.replace("{id}", id).replace("{name}", id);
         let answer = self.api.send_bytes(method.clone(), &url, headers, body.unwrap_or_default()).await;
         self.document.check(&method, path.split('?').next().unwrap_or_default(), &answer);
         answer
@@ -172,7 +172,9 @@ impl Checked<'_> {
 /// A body that is right for a call, and its content type.
 fn body_for(method: &Method, path: &str) -> (&'static str, Option<String>) {
     let body = match (method.as_str(), path.rsplit('/').next()) {
-        ("POST", Some("fire")) => None,
+        ("POST", Some("fire" | "test" | "pause" | "resume")) => None,
+        ("PUT", Some("{name}")) => Some(json!({"webhook": {"url": NOWHERE}})),
+        ("PATCH", Some("{name}")) => Some(json!({"concurrency": 5})),
         ("POST", Some("batch")) => Some(json!({"timers": [later()]})),
         ("POST", Some("stream")) => return ("application/x-ndjson", Some(format!("{}\n", later()))),
         ("POST" | "PUT", _) => Some(later()),
@@ -192,15 +194,17 @@ async fn every_answer_is_in_the_document_and_every_status_of_the_document_is_giv
     let calls = document.calls();
     let under_v1: Vec<_> = calls.iter().filter(|(_, path)| path.starts_with("/v1/")).cloned().collect();
     let health: Vec<_> = calls.iter().filter(|(_, path)| !path.starts_with("/v1/")).cloned().collect();
-    let on_a_timer: Vec<_> = calls.iter().filter(|(_, path)| path.contains("{id}")).cloned().collect();
+    let on_one: Vec<_> = calls.iter().filter(|(_, path)| path.contains('{')).cloned().collect();
     let with_json: Vec<_> = calls.iter().filter(|(m, path)| document.takes_json(m, path)).cloned().collect();
     let writes: Vec<_> = under_v1.iter().filter(|(method, _)| method != Method::GET).cloned().collect();
-    assert!(under_v1.len() >= 16 && health.len() == 4 && on_a_timer.len() == 7 && with_json.len() == 4);
+    assert_eq!((health.len(), on_one.len(), with_json.len()), (4, 14, 6));
+    assert!(under_v1.len() >= 24);
 
     let mut checked = Checked { document: &mut document, api: node.api() };
     checked.all_give(200, &health, "", &[]).await;
     one_timer_in_each_state(&mut checked).await;
     many_timers(&mut checked).await;
+    destinations(&mut checked).await;
     for path in ["/v1/ledger", "/v1/nodes", "/v1/wheels", "/v1/receivers", "/v1/forecast"] {
         assert_eq!(checked.call(Method::GET, path, "", None).await.status, 200);
     }
@@ -222,9 +226,9 @@ async fn every_answer_is_in_the_document_and_every_status_of_the_document_is_giv
     assert_eq!(stream.status, 200);
     checked.api = node.api();
     checked.all_give(403, &under_v1, "t", &[("origin", "https://evil.example")]).await;
-    checked.all_give(400, &on_a_timer, "%FF", &[]).await;
-    checked.all_give(422, &on_a_timer, "a%20b", &[]).await;
-    let not_put: Vec<_> = on_a_timer.iter().filter(|(method, _)| method != Method::PUT).cloned().collect();
+    checked.all_give(400, &on_one, "%FF", &[]).await;
+    checked.all_give(422, &on_one, "a%20b", &[]).await;
+    let not_put: Vec<_> = on_one.iter().filter(|(method, _)| method != Method::PUT).cloned().collect();
     checked.all_give(404, &not_put, "none", &[]).await;
     let too_large = " ".repeat(16 * 1024 * 1024 + 1);
     for (method, path) in &with_json {
@@ -335,6 +339,60 @@ async fn one_timer_in_each_state(checked: &mut Checked<'_>) {
     }
     for (id, status) in [("full", 202), ("cancelled", 409)] {
         assert_eq!(checked.call(Method::POST, "/v1/timers/{id}/fire", id, None).await.status, status);
+    }
+}
+
+/// A destination with everything, and one that fails; and what is refused.
+async fn destinations(checked: &mut Checked<'_>) {
+    const ONE: &str = "/v1/destinations/{name}";
+    let receiver = Receiver::start().await;
+    let hook = json!({"url": receiver.url("/ok"), "secret": "whsec_c2VjcmV0",
+        "headers": {"X-Tenant": "shop", "authorization": "x"}});
+    let full = json!({"webhook": hook, "concurrency": 3, "rate_per_second": 9, "timeout": "PT1S",
+        "retry": {"attempts": 2, "first": "PT1S", "cap": "PT1M"}});
+    for (name, body, status) in [
+        ("full", &full, 201),
+        ("full", &full, 200),
+        ("failing", &json!({"webhook": {"url": receiver.url("/status/500")}}), 201),
+        ("unused", &json!({"webhook": {"url": receiver.url("/ok")}}), 201),
+    ] {
+        assert!(checked.document.faults("/components/schemas/Destination", body).is_empty(), "{body}");
+        assert_eq!(checked.call(Method::PUT, ONE, name, Some(body)).await.status, status);
+    }
+    for (id, name) in [("to-full", "full"), ("to-failing", "failing")] {
+        let timer = json!({"delay": "PT0S", "target": {"destination": name}, "retry": {"attempts": 5, "first": "PT1H"}});
+        assert!(checked.document.allows_put(&timer), "{timer}");
+        assert_eq!(checked.call(Method::PUT, TIMER, id, Some(&timer)).await.status, 201);
+    }
+    in_state(&checked.api, "to-full", "delivered").await;
+    in_state(&checked.api, "to-failing", "retrying").await;
+    for name in ["full", "failing"] {
+        for verb in ["test", "pause", "resume"] {
+            assert_eq!(checked.call(Method::POST, &format!("{ONE}/{verb}"), name, None).await.status, 200);
+        }
+        assert_eq!(checked.call(Method::GET, ONE, name, None).await.status, 200);
+    }
+    assert_eq!(checked.call(Method::GET, "/v1/destinations", "", None).await.status, 200);
+    let part = json!({"webhook": {"secret": null}}).to_string();
+    for (tag, status) in [("*", 200), ("\"99\"", 412)] {
+        let tag = [("if-match", tag)];
+        assert_eq!(checked.call_with(Method::PATCH, ONE, "full", &tag, Some(&part)).await.status, status);
+    }
+    let stale =
+        checked.call_with(Method::PUT, ONE, "full", &[("if-match", "\"99\"")], Some(&full.to_string())).await;
+    assert_eq!(stale.status, 412);
+    for (name, status) in [("unused", 200), ("failing", 409)] {
+        assert_eq!(checked.call(Method::DELETE, ONE, name, None).await.status, status);
+    }
+    for bad in [
+        json!({"webhook": {"url": NOWHERE}, "concurrency": 0}),
+        json!({"webhook": {"url": NOWHERE}, "rate_per_second": 0}),
+        json!({"webhook": {"url": NOWHERE}, "timeout": "soon"}),
+        json!({"webhook": {"url": "ftp://a/"}}),
+        json!({}),
+    ] {
+        assert!(!checked.document.faults("/components/schemas/Destination", &bad).is_empty(), "{bad}");
+        assert_eq!(checked.call(Method::PUT, ONE, "bad", Some(&bad)).await.status, 422);
     }
 }
 

@@ -157,7 +157,7 @@ async fn a_filter_that_cannot_be_is_422() {
         ("cursor=nonsense", "?cursor"),
         ("due_after=yesterday", "?due_after"),
         ("due_before=2030-01-01T00:00:00+08:00", "?due_before"),
-        ("destination=x", "?destination"),
+        ("destination=no%20name", "?destination"),
         ("queue=x", "?queue"),
         ("schedule=x", "?schedule"),
     ] {

@@ -5,9 +5,10 @@ use std::ops::Range;
 use std::time::Duration;
 
 use mainspring::cold::{Applied, Backlogged, Change, ChangeEvent, Edit, NewTimer};
-use mainspring::model::id::{Epoch, Generation};
+use mainspring::model::id::{Epoch, Generation, Uid};
 use mainspring::model::pointer::{Pointer, Via};
 use mainspring::model::policy::{Late, Policies, Then};
+use mainspring::model::priority::Priority;
 use mainspring::model::target::{Target, Webhook};
 use mainspring::model::time::Span;
 use mainspring::model::timer::{Answer, AttemptResult, Next, State};
@@ -27,6 +28,8 @@ async fn a_timer_is_claimed_at_its_due_time_and_never_before(f: Fixture) {
         wake_at: f.now(),
         lane: 0,
         minute: false,
+        priority: Priority::Normal,
+        change: 0,
         overdue: false,
         via: Via::Loader,
     };
@@ -250,9 +253,10 @@ async fn rows_of_a_lane_with_a_backlog_are_skipped_and_ends_are_not(f: Fixture) 
     };
     f.register(&[other.clone(), late.clone()]).await;
     f.clock.set(row.life.wake_at.plus(Duration::from_secs(60)));
+    let normal = |lanes: &[i64]| lanes.iter().map(|lane| (*lane, Priority::Normal)).collect();
     let but = async |first: &[i64], retry: &[i64]| {
         let found = f
-            .due_but(&owned, &Backlogged { first: first.to_vec(), retry: retry.to_vec(), held: Vec::new() })
+            .due_but(&owned, &Backlogged { first: normal(first), retry: normal(retry), held: Vec::new() })
             .await;
         let mut found: Vec<_> = found.into_iter().map(|(pointer, _)| pointer.uid).collect();
         for always in [&other, &late] {
@@ -267,6 +271,39 @@ async fn rows_of_a_lane_with_a_backlog_are_skipped_and_ends_are_not(f: Fixture) 
     f.clock.advance(Duration::from_secs(60));
     assert_eq!(but(&[lane], &[1]).await, [claimed], "it is a retry now");
     assert!(but(&[lane], &[lane, 1]).await.is_empty());
+}
+
+/// A backlog is of one priority, and one that is held is of all; what is held does not expire either.
+async fn a_backlog_of_low_ones_hides_no_high_one(f: Fixture) {
+    let owned = f.own_all().await;
+    let ranked = |id: &str, priority| NewTimer { priority, ..f.timer(id, 0) };
+    let grace = Late { grace: Span::parse("PT1S").expect("a span"), then: Then::Expire };
+    let policies = Policies { late: Some(grace), ..Policies::default() };
+    let timers = [
+        ranked("high", Priority::High),
+        ranked("low", Priority::Low),
+        f.timer("normal", 0),
+        NewTimer { policies, ..ranked("late", Priority::Low) },
+    ];
+    f.register(&timers).await;
+    f.clock.advance(Duration::from_secs(60));
+    let lane = timers[0].target.lane();
+    let found = async |backlogged: Backlogged| {
+        let found = f.due_but(&owned, &backlogged).await;
+        let id = |uid: Uid| timers.iter().find(|timer| timer.uid == uid).map(|timer| timer.id.to_string());
+        let mut ids: Vec<String> = found.into_iter().filter_map(|(pointer, _)| id(pointer.uid)).collect();
+        ids.sort();
+        ids.join(" ")
+    };
+    let of = |first: &[Priority]| Backlogged {
+        first: first.iter().map(|priority| (lane, *priority)).collect(),
+        ..Backlogged::default()
+    };
+    assert_eq!(found(of(&[])).await, "high late low normal");
+    assert_eq!(found(of(&[Priority::Low])).await, "high late normal", "what has to expire is no attempt");
+    assert_eq!(found(of(&[Priority::Normal])).await, "high late low");
+    assert_eq!(found(of(&[Priority::Normal, Priority::Low])).await, "high late");
+    assert_eq!(found(Backlogged { held: vec![lane], ..Backlogged::default() }).await, "");
 }
 
 /// One unreadable row (of a newer version, or damaged) holds nobody else up.
@@ -329,6 +366,7 @@ on_both_stores!(
     a_release_is_only_for_the_holder_of_the_epoch,
     postponed_rows_leave_the_head_and_keep_their_due_time,
     rows_of_a_lane_with_a_backlog_are_skipped_and_ends_are_not,
+    a_backlog_of_low_ones_hides_no_high_one,
     an_unreadable_timer_is_left_alone,
     a_timer_of_an_unknown_kind_is_never_claimed_and_can_be_cancelled,
 );

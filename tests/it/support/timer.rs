@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use mainspring::cold::NewTimer;
 use mainspring::model::id::TimerId;
 use mainspring::model::policy::Policies;
+use mainspring::model::priority::Priority;
 use mainspring::model::target::{Target, Webhook};
 use mainspring::model::time::UnixMs;
 
@@ -20,6 +21,7 @@ pub fn new_timer(id: &str, due_at: UnixMs, created_at: UnixMs) -> NewTimer {
         owner: None,
         due_at,
         minute: false,
+        priority: Priority::Normal,
         target: Target::Webhook(hook),
         data: None,
         labels: None,

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use mainspring::config::HotUrl;
 use mainspring::model::id::{Epoch, Generation, Uid};
 use mainspring::model::pointer::{Pointer, Via};
+use mainspring::model::priority::Priority;
 use mainspring::model::time::UnixMs;
 use mainspring::wheel::{
     Append, Appended, Error, HotWheel, Level, Marks, RedisWheel, Slot, Standing, Take, Taken, Tick,
@@ -108,6 +109,8 @@ fn pointer(shard: i32) -> Pointer {
         wake_at: UnixMs::new(START_MS),
         lane: 7,
         minute: false,
+        priority: Priority::Normal,
+        change: 0,
         overdue: false,
         via: Via::Loader,
     }

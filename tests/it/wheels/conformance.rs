@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use mainspring::model::id::{Epoch, Generation, Uid};
 use mainspring::model::pointer::{Pointer, Via};
+use mainspring::model::priority::Priority;
 use mainspring::model::time::{LAST, UnixMs};
 use mainspring::wheel::{
     Append, Appended, EXPRESS, HotWheel, Level, Marks, MemoryWheel, PAGE, Slot, Standing, Take, Taken, Tick,
@@ -116,6 +117,8 @@ fn pointer(shard: i32, n: u128) -> Pointer {
         wake_at: UnixMs::new(START_MS),
         lane: 7,
         minute: false,
+        priority: Priority::Normal,
+        change: 0,
         overdue: false,
         via: Via::Loader,
     }
@@ -307,7 +310,7 @@ async fn pointers_survive_exactly(f: Fixture) {
     for (n, via) in Via::ALL.into_iter().enumerate() {
         for (wake_at, attempt, generation, lane, minute) in [
             (UnixMs::new(0), 0, 1, 0, false),
-            (LAST, 65_535, i32::MAX, i64::MIN, true),
+            (LAST, 255, i32::MAX, i64::MIN, true),
             (UnixMs::new(START_MS + 1), 1, 2, i64::MAX, false),
             (UnixMs::new(START_MS), 0, 3, -1, true),
         ] {
@@ -319,6 +322,8 @@ async fn pointers_survive_exactly(f: Fixture) {
                 wake_at,
                 lane,
                 minute,
+                priority: Priority::ALL[n as usize % 3],
+                change: n as u8,
                 overdue: false,
                 via,
             });
