@@ -488,7 +488,7 @@ impl Config {
 }
 
 /// The time to record the result, by which a claim lasts longer than its attempt may take.
-const CLAIM_MARGIN: Duration = Duration::from_secs(10);
+pub const CLAIM_MARGIN: Duration = Duration::from_secs(10);
 
 /// What could not be read, by key and source; one clause for each.
 fn described(why: &figment::Error) -> String {

@@ -81,7 +81,8 @@
 //!     `fleet::isolation::a_receiver_that_is_slow_and_much_in_demand_does_not_delay_another`,
 //!     `fleet::isolation::without_wheels_what_waits_for_one_receiver_does_not_hide_what_is_due_for_another`,
 //!     `fleet::isolation::retries_do_not_delay_first_attempts_at_the_same_receiver`,
-//!     `bad_days::strain::receivers_that_cannot_be_reached_do_not_delay_others`
+//!     `bad_days::strain::receivers_that_cannot_be_reached_do_not_delay_others`,
+//!     `places::limits::one_that_fails_is_tried_singly_and_comes_back`
 //!
 //! All of these together, in seeded runs of whole nodes while everything goes wrong: `tests/it/sim`, which also
 //! shows that it would find six defects ([`planted`]).
@@ -97,6 +98,7 @@
 //! | [`model`] | ids, time, state and its one transition, pointer, target, policies; no I/O |
 //! | [`cold`] | the SQL truth, on PostgreSQL and SQLite |
 //! | [`wheel`] | the slots, in Redis and in process: theory, levels, a worked example |
+//! | [`destinations`] | named places for deliveries: known here, sealed in SQL, paced for all nodes together |
 //! | [`ownership`], [`positions`] | which shards are this node's; where their wheels stand |
 //! | [`promotion`] | the queue of timers that were just written, on their way into the wheels |
 //! | [`writer`] | the only writer of timers: commits in groups, then promotes and counts |

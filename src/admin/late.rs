@@ -153,7 +153,7 @@ pub async fn page(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Respo
 
 /// Where a target leads; empty for a kind that this node does not know.
 fn receiver(target: &Target) -> String {
-    target.receiver().unwrap_or_default()
+    target.shown().unwrap_or_default()
 }
 
 fn shown(receiver: String) -> String {

@@ -187,7 +187,9 @@ async fn work(
         () = node.stop_asked() => Ok(()),
         why = failure.recv() => Err(why.unwrap_or_else(|| anyhow::anyhow!("every loop ended"))),
     };
-    let grace = (node.config.webhook.timeout.get() + Duration::from_secs(1)).min(LAST_ATTEMPTS);
+    let longest = node.service().map(|service| service.destinations.longest_attempt()).unwrap_or_default();
+    let longest = longest.max(node.config.webhook.timeout.get());
+    let grace = (longest + Duration::from_secs(1)).min(LAST_ATTEMPTS);
     stop(phases, dispatcher, store.is_shared(), grace).await;
     ended
 }

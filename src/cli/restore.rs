@@ -113,7 +113,8 @@ mod tests {
         assert_eq!(oldest(None).expect("all").get(), 0);
         let at = oldest(Some("2026-12-01T09:00:00+01:00")).expect("a time");
         assert_eq!(at.rfc3339(), "2026-12-01T08:00:00.000Z");
-        let ago = SystemClock.now().get() - oldest(Some("2h")).expect("a duration").get();
+        let then = oldest(Some("2h")).expect("a duration");
+        let ago = SystemClock.now().get() - then.get();
         assert!((7_200_000..7_260_000).contains(&ago), "{ago}");
         assert!(oldest(Some("yesterday")).unwrap_err().to_string().contains("neither a time"));
     }

@@ -268,7 +268,7 @@ impl ColdStore {
             ],
         );
         let now = s.now(self.bound_now());
-        let ttl = s.int(self.claim_ttl_ms);
+        let ttl = s.int(self.claim_ttl_ms());
         let node = s.text(node);
         let lead = s.int(lead_ms);
         let seen = s.int(self.seen());

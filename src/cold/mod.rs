@@ -60,6 +60,7 @@ pub use shards::{FUTURE_MS, Heartbeat, Identity, NodeRow};
 pub use watermark::{Range, ReplayNote, ScanPosition, Scanned, ShardRow};
 
 use crate::clock::{Monotonic, StoreClock};
+use crate::config::CLAIM_MARGIN;
 use crate::metrics::{Connections, Metrics};
 use crate::planted::Planted;
 use sql::{Column, Dialect, Pool, Statement, Tx};
@@ -94,6 +95,8 @@ pub struct ColdStore {
     shards: u16,
     retention_ms: i64,
     claim_ttl_ms: i64,
+    /// The longest attempt that a destination allows, in milliseconds.
+    longest_attempt_ms: Arc<AtomicI64>,
     /// The first of the rows of each total that this process adds to, in turn. They are its own, so that
     /// transactions of several processes do not wait for each other's flush.
     slot: i64,
@@ -182,6 +185,18 @@ impl ColdStore {
     /// The planted defect, for the rooms that work with this store.
     pub const fn planted(&self) -> Planted {
         self.planted
+    }
+
+    /// From now on a claim lasts for an attempt of this length, too.
+    pub fn set_longest_attempt(&self, longest: Duration) {
+        let longest_ms = i64::try_from(longest.as_millis()).unwrap_or(i64::MAX / 4);
+        self.longest_attempt_ms.store(longest_ms, Ordering::Relaxed);
+    }
+
+    /// How long a claim lasts, in milliseconds.
+    fn claim_ttl_ms(&self) -> i64 {
+        let margin_ms = i64::try_from(CLAIM_MARGIN.as_millis()).unwrap_or(0);
+        self.claim_ttl_ms.max(self.longest_attempt_ms.load(Ordering::Relaxed) + margin_ms)
     }
 
     /// Every shard of the store.

@@ -15,6 +15,7 @@ use crate::clock::Monotonic;
 use crate::cold::{ColdStore, DestinationEdit, DestinationRow, Error, Removed, Reserved, Written};
 use crate::model::destination::{Destination, Limits, Place, Secrets, Settings};
 use crate::model::target::Webhook;
+use crate::model::time::Span;
 use crate::telemetry::Streak;
 use vault::{Locked, Vault};
 
@@ -164,6 +165,7 @@ impl Destinations {
             next.insert(row.name.clone(), Arc::new(self.opened(&row)));
         }
         *self.known.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(next);
+        self.store.set_longest_attempt(self.longest_attempt());
         self.changed.send_modify(|count| *count += 1);
         Ok(())
     }
@@ -191,6 +193,11 @@ impl Destinations {
             _ => Place::Unknown { kind },
         };
         Destination { name: row.name.clone(), place, limits, paused: row.paused, version: row.version }
+    }
+
+    /// The longest attempt that a destination allows.
+    pub fn longest_attempt(&self) -> Duration {
+        self.known().values().filter_map(|one| one.limits.timeout).max().map(Span::get).unwrap_or_default()
     }
 
     /// All destinations.

@@ -8,6 +8,7 @@ use super::lanes::{AttemptEnd, LaneKey};
 use super::record::Report;
 use crate::clock::Monotonic;
 use crate::cold::{AttemptRecord, TimerRow};
+use crate::config::CLAIM_MARGIN;
 use crate::metrics::Metrics;
 use crate::model::destination::{Destination, Place};
 use crate::model::id::Epoch;
@@ -211,8 +212,15 @@ impl Dispatcher {
 
 /// The delivery of a claimed row. Takes the payload out of the row.
 fn delivery(row: &mut TimerRow, destination: Option<Arc<Destination>>) -> Delivery {
+    let claimed_at = row.claimed_at.unwrap_or(row.life.wake_at);
+    let claim = row.life.wake_at.since(claimed_at);
     Delivery {
         event: Event::Fired,
+        // No longer than the claim lasts: it may be of before this node knew the destination.
+        timeout: destination
+            .as_ref()
+            .and_then(|one| one.limits.timeout)
+            .map(|timeout| timeout.get().min(claim.saturating_sub(CLAIM_MARGIN))),
         destination,
         id: row.delivery_id(),
         timer: row.id.clone(),

@@ -46,6 +46,8 @@ pub struct Delivery {
     pub target: Target,
     /// The destination that the target names, if there is one of the name.
     pub destination: Option<Arc<Destination>>,
+    /// How long the attempt may take, where it is not what every attempt may.
+    pub timeout: Option<Duration>,
     /// The payload: JSON.
     pub data: Vec<u8>,
     /// The trace of the call that registered the timer.
@@ -78,7 +80,7 @@ impl Event {
 impl Delivery {
     /// A test of a destination. Its subject is the destination's name.
     pub fn test(destination: Arc<Destination>, now: UnixMs) -> Self {
-        let name = destination.name.clone();
+        let (name, timeout) = (destination.name.clone(), destination.limits.timeout.map(Span::get));
         let data = serde_json::json!({"destination": name}).to_string().into_bytes();
         Self {
             event: Event::Test,
@@ -89,6 +91,7 @@ impl Delivery {
             attempt: 1,
             target: Target::Destination(name),
             destination: Some(destination),
+            timeout,
             data,
             trace: None,
             onward: Onward::default(),
@@ -161,10 +164,10 @@ impl Sinks {
 impl Sink for Sinks {
     fn send<'a>(&'a self, delivery: &'a Delivery) -> BoxFuture<'a, Result<Outcome, Lack>> {
         match &delivery.target {
-            Target::Webhook(hook) => self.webhook.send(delivery, hook, None).boxed(),
+            Target::Webhook(hook) => self.webhook.send(delivery, hook).boxed(),
             Target::Destination(name) => match delivery.destination.as_deref() {
-                Some(Destination { place: Place::Webhook(hook), limits, .. }) => {
-                    self.webhook.send(delivery, hook, limits.timeout.map(Span::get)).boxed()
+                Some(Destination { place: Place::Webhook(hook), .. }) => {
+                    self.webhook.send(delivery, hook).boxed()
                 }
                 Some(Destination { place, .. }) => {
                     refused(format!("this node cannot send to destinations of kind {}", place.kind()))

@@ -61,13 +61,8 @@ impl Webhooks {
         self.clients.keep_idle(per_receiver, in_all);
     }
 
-    /// Makes one attempt, under a time limit of its own if there is one.
-    pub async fn send(
-        &self,
-        delivery: &Delivery,
-        hook: &Webhook,
-        timeout: Option<Duration>,
-    ) -> Result<Outcome, Lack> {
+    /// Makes one attempt.
+    pub async fn send(&self, delivery: &Delivery, hook: &Webhook) -> Result<Outcome, Lack> {
         if let Err(refused) = self.guard.check_url(&hook.url) {
             return Ok(failed(AttemptResult::Refused, refused.to_string()));
         }
@@ -89,12 +84,12 @@ impl Webhooks {
             set("webhook-signature", &signature);
         }
         let mut request = self.clients.current().post(hook.url.clone()).headers(headers);
-        if let Some(timeout) = timeout {
+        if let Some(timeout) = delivery.timeout {
             request = request.timeout(timeout);
         }
         match request.body(delivery.data.clone()).send().await {
             Ok(response) => Ok(self.outcome_of(response).await),
-            Err(why) => self.outcome_of_error(&why, timeout.unwrap_or(self.timeout)),
+            Err(why) => self.outcome_of_error(&why, delivery.timeout.unwrap_or(self.timeout)),
         }
     }
 

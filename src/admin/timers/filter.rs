@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use super::list_of;
 use crate::admin::words::Zone;
 use crate::cold::{Filter, ListCursor};
+use crate::model::destination::is_name;
 use crate::model::id::TimerId;
 use crate::model::target::Webhook;
 use crate::model::timer::State;
@@ -90,12 +91,20 @@ impl Search {
                 }
                 self.keep("state", value);
             }
+            // One field of the form takes both: no URL is a name.
+            "receiver" | "destination" if is_name(value) => {
+                self.asked.receiver = value.to_owned();
+                self.filter.destination = Some(value.to_owned());
+                self.keep("destination", value);
+            }
+            "destination" => self.wrongs.push(format!("{value} is no name of a destination.")),
             "receiver" => {
                 self.asked.receiver = value.to_owned();
                 match Webhook::new(value, None, BTreeMap::new()) {
                     Ok(hook) => self.filter.lanes = Some(hook.lanes()),
                     Err(_) => self.wrongs.push(format!(
-                        "{value} is no receiver: give scheme, host and port, such as https://shop.example."
+                        "{value} is no receiver: give scheme, host and port, such as https://shop.example, or the name of a \
+                         destination."
                     )),
                 }
                 self.keep("receiver", value);
@@ -263,6 +272,19 @@ mod tests {
     }
 
     #[test]
+    fn one_field_takes_receivers_and_destinations() {
+        let found = search("receiver=shop-orders");
+        assert_eq!(
+            found.canonical("receiver=shop-orders").as_deref(),
+            Some("/timers?destination=shop-orders")
+        );
+        assert_eq!(found.filter.destination.as_deref(), Some("shop-orders"));
+        assert_eq!(found.asked.receiver, "shop-orders");
+        let direct = search("destination=shop-orders");
+        assert_eq!((direct.canonical("destination=shop-orders"), direct.asked), (None, found.asked));
+    }
+
+    #[test]
     fn nothing_asked_for_is_every_timer() {
         let empty = "id=&owner=&label=&state=&receiver=&due_after=&due_before=";
         let search = search(empty);
@@ -273,9 +295,16 @@ mod tests {
 
     #[test]
     fn what_is_wrong_is_said_and_stays_to_be_mended() {
-        for query in
-            ["id=a/b", "state=lost", "receiver=shop", "due_after=tomorrow", "label=app", "cursor=1", "kind=x"]
-        {
+        for query in [
+            "id=a/b",
+            "state=lost",
+            "receiver=shop/x",
+            "destination=a b",
+            "due_after=tomorrow",
+            "label=app",
+            "cursor=1",
+            "kind=x",
+        ] {
             let search = search(query);
             assert_eq!(search.wrongs.len(), 1, "{query}");
             assert_eq!(search.canonical(query), None, "{query}");

@@ -65,7 +65,7 @@ impl RowView {
     /// A row, as of `now`.
     pub fn new(row: &TimerRow, zone: Zone, now: UnixMs) -> Self {
         let life = &row.life;
-        let receiver = row.target.receiver();
+        let receiver = row.target.shown();
         let next = match life.state {
             TimerState::Retrying => {
                 format!("attempt {} {}", life.attempt + 1, zone.moment(life.wake_at, now).distance)
@@ -104,7 +104,7 @@ pub fn list_of(fields: &[(&str, &str)]) -> String {
 /// How many of these timers go to which receiver, most first.
 pub fn by_receiver<'a>(rows: impl Iterator<Item = &'a TimerRow>) -> Vec<(String, usize)> {
     let mut counts: HashMap<String, usize> = HashMap::new();
-    for receiver in rows.filter_map(|row| row.target.receiver()) {
+    for receiver in rows.filter_map(|row| row.target.shown()) {
         *counts.entry(receiver).or_default() += 1;
     }
     let mut counts: Vec<_> = counts.into_iter().collect();
