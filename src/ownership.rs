@@ -273,3 +273,23 @@ impl Ownership {
         write(&mut self.own.write().unwrap_or_else(std::sync::PoisonError::into_inner))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lease_ends_by_the_stores_clock_too() {
+        let me = Identity { name: "n".into(), incarnation: "1".into(), address: "127.0.0.1:1".into() };
+        let ownership = Ownership::new(me, Duration::from_secs(3), 4, false);
+        let until_there = UnixMs::new(10_000);
+        let lease = Lease { until: Monotonic::now().plus(Duration::from_secs(60)), until_there };
+        let held = Held { epoch: Epoch(7), lease, ceding: false, recalled: true };
+        ownership.own.write().expect("no panic").held.insert(2, held);
+        let valid = |epoch, now| ownership.valid(2, Epoch(epoch), UnixMs::new(now));
+        assert!(valid(7, 9999));
+        assert!(!valid(7, 10_000), "the store's clock has jumped past its end");
+        assert!(!valid(6, 9999), "another epoch");
+        assert!(!ownership.valid(3, Epoch(7), UnixMs::new(0)), "another shard");
+    }
+}

@@ -61,24 +61,26 @@ impl Reload {
         if taken.is_empty() {
             return tracing::info!("the settings were read again; the capacity is as it was");
         }
-        let files = FileLimits::of(&read, limits::in_force());
-        let (total, per_receiver) = (files.attempts(&read), read.webhook.concurrency);
+        // What else was changed is not in force until a restart.
+        let mut next = self.current.clone();
+        next.dispatch.concurrency = read.dispatch.concurrency;
+        next.webhook.concurrency = read.webhook.concurrency;
+        next.wheel.load_per_second = read.wheel.load_per_second;
+        next.wheel.catch_up_per_second = read.wheel.catch_up_per_second;
+        let files = FileLimits::of(&next, limits::in_force());
+        let (total, per_receiver) = (files.attempts(&next), next.webhook.concurrency);
         // These begin anew with what is known of receivers, and with connections.
         if taken.iter().any(|(key, ..)| key.ends_with(".concurrency")) {
             capacity.dispatcher.set_limits(total, per_receiver);
-            capacity.sinks.keep_idle(per_receiver, files.kept_open(&read));
+            capacity.sinks.keep_idle(per_receiver, files.kept_open(&next));
         }
-        capacity.rates.set(read.wheel.load_per_second, read.wheel.catch_up_per_second);
+        capacity.rates.set(next.wheel.load_per_second, next.wheel.catch_up_per_second);
         for (key, before, now) in taken {
             tracing::info!(key, before, now, "changed while it runs");
         }
-        if total < read.dispatch.concurrency {
+        if total < next.dispatch.concurrency {
             tracing::warn!(total, "fewer attempts at once than `dispatch.concurrency`: {}", files.cure());
         }
-        let current = &mut self.current;
-        current.dispatch.concurrency = read.dispatch.concurrency;
-        current.webhook.concurrency = read.webhook.concurrency;
-        current.wheel.load_per_second = read.wheel.load_per_second;
-        current.wheel.catch_up_per_second = read.wheel.catch_up_per_second;
+        self.current = next;
     }
 }

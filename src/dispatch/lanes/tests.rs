@@ -656,7 +656,9 @@ fn a_full_lane_takes_what_is_more_important() {
     let mut lanes = Lanes::new(100, 10);
     // A slow receiver, behind which timers wait: its queue is as short as a queue gets.
     let low = |n: i64| ranked(1 << 100 | n as u128, 1, Priority::Low);
-    (0..20).for_each(|n| drop(lanes.offer(low(n), 0)));
+    for n in 0..20 {
+        lanes.offer(low(n), 0);
+    }
     for at in (1..60).map(|n| n * 1000) {
         let taken = take_at(&mut lanes, 1, at);
         taken.iter().for_each(|one| finish(&mut lanes, one, AttemptEnd::Answered, at));
