@@ -20,7 +20,7 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Added to the message when the answer to a change was lost.
-const OUTCOME_UNKNOWN: &str = "; the change may have been made, `mainspring timer get` shows it";
+const OUTCOME_UNKNOWN: &str = "; it may have been done all the same, the verb `get` shows it";
 
 /// Which server to call, and with which key.
 #[derive(Args)]
@@ -182,6 +182,11 @@ impl Client {
             None => None,
         };
         Ok(Self { http: http(TIMEOUT)?, base: url.as_str().trim_end_matches('/').to_owned(), key })
+    }
+
+    /// The same client with another time limit for each call.
+    pub fn with_timeout(self, timeout: Duration) -> anyhow::Result<Self> {
+        Ok(Self { http: http(timeout)?, ..self })
     }
 
     /// Makes one call. `path` is appended to the server's URL unchanged.

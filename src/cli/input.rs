@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::Context;
 use jiff::fmt::friendly::SpanParser;
 
+use crate::model::destination::{MAX_NAME, is_name};
 use crate::model::id::TimerId;
 use crate::model::time::{Span, UnixMs};
 
@@ -33,20 +34,31 @@ pub fn instant(text: &str) -> Result<String, String> {
 
 /// A timer's id that can stand in a URL.
 pub fn id(text: &str) -> Result<String, String> {
-    if matches!(text, "." | "..") {
-        return Err("`.` and `..` cannot stand in a URL, where they are steps of a path".into());
-    }
+    no_step(text)?;
     TimerId::parse(text).map(|id| id.as_str().to_owned()).map_err(|why| why.to_string())
 }
 
-/// `Name: value`.
+/// A destination's name that can stand in a URL.
+pub fn name(text: &str) -> Result<String, String> {
+    no_step(text)?;
+    if is_name(text) { Ok(text.to_owned()) } else { Err(format!("1 to {MAX_NAME} of A-Z a-z 0-9 . _ -")) }
+}
+
+fn no_step(text: &str) -> Result<(), String> {
+    match text {
+        "." | ".." => Err("`.` and `..` cannot stand in a URL, where they are steps of a path".into()),
+        _ => Ok(()),
+    }
+}
+
+/// `Name: value`; the name in lower case, for its case means nothing.
 pub fn header(text: &str) -> Result<(String, String), String> {
     let (name, value) = text.split_once(':').ok_or("write it as 'Name: value'")?;
     let (name, value) = (name.trim(), value.trim());
     if name.is_empty() || name.contains(char::is_whitespace) {
         return Err(format!("`{name}` is not a header name; write it as 'Name: value'"));
     }
-    Ok((name.to_owned(), value.to_owned()))
+    Ok((name.to_ascii_lowercase(), value.to_owned()))
 }
 
 /// `name=value`.
@@ -71,6 +83,22 @@ pub fn file(flag: &str, path: &Path) -> anyhow::Result<String> {
 /// The key or secret in a file, without blanks around it.
 pub fn secret_file(flag: &str, path: &Path) -> anyhow::Result<String> {
     Ok(file(flag, path)?.trim().to_owned())
+}
+
+/// The secret of `--secret` or `--secret-file`, if one is given.
+pub fn secret(text: Option<&String>, path: Option<&Path>) -> anyhow::Result<Option<String>> {
+    match path {
+        Some(path) => secret_file("--secret-file", path).map(Some),
+        None => Ok(text.cloned()),
+    }
+}
+
+/// The flags of a verb, from a line that is split at blanks.
+#[cfg(test)]
+pub fn parsed<T: clap::Args>(line: &str) -> T {
+    let command = T::augment_args(clap::Command::new("verb").no_binary_name(true));
+    let matches = command.try_get_matches_from(line.split_whitespace());
+    T::from_arg_matches(&matches.unwrap_or_else(|why| panic!("{why}"))).unwrap()
 }
 
 #[cfg(test)]
@@ -125,8 +153,8 @@ mod tests {
 
     #[test]
     fn headers_and_labels_are_split_at_the_first_separator() {
-        assert_eq!(header("Authorization: Bearer a:b"), Ok(("Authorization".into(), "Bearer a:b".into())));
-        assert_eq!(header("X-Empty:"), Ok(("X-Empty".into(), String::new())));
+        assert_eq!(header("Authorization: Bearer a:b"), Ok(("authorization".into(), "Bearer a:b".into())));
+        assert_eq!(header("X-Empty:"), Ok(("x-empty".into(), String::new())));
         for bad in ["", "Name value", ": x", "a b: c"] {
             assert!(header(bad).is_err(), "{bad}");
         }
@@ -136,10 +164,11 @@ mod tests {
     }
 
     #[test]
-    fn ids_that_a_url_cannot_hold_are_refused() {
-        assert!(id("order-1").is_ok() && id("...").is_ok());
+    fn ids_and_names_that_a_url_cannot_hold_are_refused() {
+        assert!(id("order:1").is_ok() && id("...").is_ok());
+        assert!(name("shop-orders").is_ok() && name("...").is_ok() && name("a:b").is_err());
         for bad in [".", "..", "", "a/b", "ä"] {
-            assert!(id(bad).is_err(), "{bad}");
+            assert!(id(bad).is_err() && name(bad).is_err(), "{bad}");
         }
     }
 }

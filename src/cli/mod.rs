@@ -8,6 +8,8 @@ mod bench;
 mod client;
 mod completions;
 mod config;
+mod delivery;
+mod destination;
 mod doctor;
 mod drill;
 mod exit;
@@ -62,6 +64,8 @@ enum Verb {
     Serve(Serve),
     /// Register, read, change and cancel timers on a running server
     Timer(timer::Timer),
+    /// Name places for deliveries, with their credentials and limits; try, pause and remove them
+    Destination(destination::Destination),
     /// Watch the wheels of a running server
     Wheel(watch::Wheel),
     /// Show which receiver fails, since when, and what waits for it
@@ -150,6 +154,7 @@ async fn dispatch(cli: &Cli) -> anyhow::Result<Exit> {
             }
         }
         Verb::Timer(timer) => timer::run(timer, cli.json).await,
+        Verb::Destination(args) => destination::run(args, cli.json).await,
         Verb::Wheel(wheel) => watch::run(wheel, cli.json).await,
         Verb::Receivers(args) => look::receivers(args, cli.json).await,
         Verb::Forecast(args) => look::forecast(args, cli.json).await,
@@ -226,6 +231,16 @@ mod tests {
             "timer move a --in 1h",
             "timer cancel a",
             "timer ls --id a --id b --receiver http://a:81",
+            "timer ls --destination a",
+            "timer put a --in 5s --destination shop-orders --priority high --attempts 3",
+            "destination put a --webhook http://a/ --secret s --concurrency 7 --rate 5 --timeout 3s",
+            "destination set a --header X-A:b --attempts 3 --retry-first 1s --retry-cap 1m --no-rate",
+            "destination get a --json",
+            "destination --server http://a ls",
+            "destination test a",
+            "destination pause a",
+            "destination resume a",
+            "destination rm a",
             "forecast",
             "forecast --from 2026-12-01T09:00:00Z --for 10m --step 1m --json",
             "receivers --server http://a",
@@ -265,6 +280,22 @@ mod tests {
             "timer put a/b --in 5s --webhook http://a/",
             "timer move a",
             "timer ls --state asleep",
+            "timer ls --destination a:b",
+            "timer put a --in 5s --webhook http://a/ --destination b",
+            "timer put a --in 5s --destination b --secret s",
+            "timer put a --in 5s --destination b --secret-file s",
+            "timer put a --in 5s --destination b --header X-A:b",
+            "timer put a --in 5s --webhook http://a/ --priority urgent",
+            "destination",
+            "destination put a",
+            "destination put a b --webhook http://a/",
+            "destination put .. --webhook http://a/",
+            "destination put a --webhook http://a/ --secret s --secret-file f",
+            "destination put a --webhook http://a/ --no-rate",
+            "destination set a --rate 5 --no-rate",
+            "destination set a --timeout soon",
+            "destination get",
+            "destination get a:b",
             "wheel",
             "forecast --from tomorrow",
             "forecast --to 2026-12-01T09:00:00Z --for 1h",

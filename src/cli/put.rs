@@ -7,17 +7,19 @@ use clap::{ArgGroup, Args, ValueEnum};
 use serde::Serialize;
 use serde_json::value::RawValue;
 
+use super::delivery::{Extras, Retry, Webhook, unique};
 use super::exit::usage;
 use super::input;
 use super::timer::When;
-use crate::model::policy::Retry;
 
 /// `timer put`
 #[derive(Args)]
 #[command(
     group(ArgGroup::new("time").required(true)),
+    group(ArgGroup::new("place").required(true)),
     after_help = "Examples:\n  \
         mainspring timer put order-1 --in 30m --webhook https://shop.example/hook --data '{\"order\":1}'\n  \
+        mainspring timer put order-1 --in 30m --destination shop-orders --priority high\n  \
         mainspring timer put --local 2026-12-01T09:00 --zone Asia/Shanghai --webhook https://shop.example"
 )]
 pub struct Put {
@@ -27,17 +29,14 @@ pub struct Put {
     #[command(flatten)]
     when: When,
     /// Deliver to this http or https URL
-    #[arg(long, value_name = "URL")]
-    webhook: String,
-    /// Sign with this secret (Standard Webhooks, whsec_ and base64)
-    #[arg(long, value_name = "SECRET", conflicts_with = "secret_file")]
-    secret: Option<String>,
-    /// Sign with the secret in this file
-    #[arg(long, value_name = "FILE")]
-    secret_file: Option<PathBuf>,
-    /// Send this header too; repeatable
-    #[arg(long, value_name = "'Name: value'", value_parser = input::header)]
-    header: Vec<(String, String)>,
+    #[arg(long, value_name = "URL", group = "place")]
+    webhook: Option<String>,
+    /// Deliver to this destination, with its secret, headers and limits
+    #[arg(long, value_name = "NAME", group = "place", value_parser = input::name,
+        conflicts_with_all = ["secret", "secret_file", "header"])]
+    destination: Option<String>,
+    #[command(flatten)]
+    extras: Extras,
     /// The data to send, as JSON
     #[arg(long, value_name = "JSON", conflicts_with = "data_file")]
     data: Option<String>,
@@ -56,15 +55,11 @@ pub struct Put {
     /// What happens later than --grace past due, as after an outage
     #[arg(long, requires = "grace")]
     then: Option<Then>,
-    /// The number of attempts [default: 8]
-    #[arg(long, value_name = "N")]
-    attempts: Option<u32>,
-    /// The wait after the first attempt, doubling from then on [default: 1s]
-    #[arg(long, value_name = "DURATION", value_parser = input::span)]
-    retry_first: Option<String>,
-    /// The longest wait between two attempts [default: 1h]
-    #[arg(long, value_name = "DURATION", value_parser = input::span)]
-    retry_cap: Option<String>,
+    #[command(flatten)]
+    retry: Retry,
+    /// Who goes first when more is due than can be sent at once; low still moves [default: normal]
+    #[arg(long)]
+    priority: Option<Priority>,
     /// Fire at the due millisecond, or within the first seconds of the due minute [default: second]
     #[arg(long)]
     precision: Option<Precision>,
@@ -78,6 +73,14 @@ pub struct Put {
 enum Then {
     Deliver,
     Expire,
+}
+
+#[derive(Clone, Copy, ValueEnum, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Priority {
+    High,
+    Normal,
+    Low,
 }
 
 #[derive(Clone, Copy, ValueEnum, Serialize)]
@@ -106,25 +109,22 @@ pub struct Request<'a> {
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     labels: BTreeMap<&'a str, &'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    priority: Option<Priority>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     precision: Option<Precision>,
     #[serde(skip_serializing_if = "Option::is_none")]
     late: Option<Late<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    retry: Option<Retries>,
+    retry: Option<&'a Retry>,
 }
 
+/// Where it goes. It has one of the two.
 #[derive(Serialize)]
 struct Target<'a> {
-    webhook: Webhook<'a>,
-}
-
-#[derive(Serialize)]
-struct Webhook<'a> {
-    url: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
-    secret: Option<String>,
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    headers: BTreeMap<&'a str, &'a str>,
+    webhook: Option<Webhook<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    destination: Option<&'a str>,
 }
 
 #[derive(Serialize)]
@@ -133,20 +133,9 @@ struct Late<'a> {
     then: Then,
 }
 
-#[derive(Serialize)]
-struct Retries {
-    attempts: u32,
-    first: String,
-    cap: String,
-}
-
 impl Put {
     /// The request that the flags describe.
     pub fn request(&self) -> anyhow::Result<Request<'_>> {
-        let secret = match &self.secret_file {
-            Some(path) => Some(input::secret_file("--secret-file", path)?),
-            None => self.secret.clone(),
-        };
         Ok(Request {
             fire_at: self.when.at.as_deref(),
             delay: self.when.delay.as_deref(),
@@ -154,13 +143,15 @@ impl Put {
             zone: self.when.zone.as_deref(),
             owner: self.owner.as_deref(),
             target: Target {
-                webhook: Webhook { url: &self.webhook, secret, headers: unique("--header", &self.header)? },
+                webhook: self.extras.webhook(self.webhook.as_deref())?,
+                destination: self.destination.as_deref(),
             },
             data: self.data()?,
             labels: unique("--label", &self.label)?,
+            priority: self.priority,
             precision: self.precision,
             late: self.grace.as_deref().zip(self.then).map(|(grace, then)| Late { grace, then }),
-            retry: self.retry(),
+            retry: self.retry.given(),
         })
     }
 
@@ -175,27 +166,28 @@ impl Put {
             Err(why) => Err(usage(format!("{flag} is not JSON ({why}); text needs quotes: '\"text\"'"))),
         }
     }
-
-    /// With one retry flag the others are sent with their defaults: the server takes all three or none.
-    fn retry(&self) -> Option<Retries> {
-        let default = Retry::default();
-        let any = self.attempts.is_some() || self.retry_first.is_some() || self.retry_cap.is_some();
-        any.then(|| Retries {
-            attempts: self.attempts.unwrap_or(default.attempts),
-            first: self.retry_first.clone().unwrap_or_else(|| default.first.to_string()),
-            cap: self.retry_cap.clone().unwrap_or_else(|| default.cap.to_string()),
-        })
-    }
 }
 
-/// Names to values. A name that stands twice is refused, for one value would be lost.
-fn unique<'a>(flag: &str, pairs: &'a [(String, String)]) -> anyhow::Result<BTreeMap<&'a str, &'a str>> {
-    let mut map = BTreeMap::new();
-    for (name, value) in pairs {
-        let twice = map.keys().any(|other: &&str| other.eq_ignore_ascii_case(name));
-        if twice && flag == "--header" || map.insert(name.as_str(), value.as_str()).is_some() {
-            return Err(usage(format!("{flag} names `{name}` twice")));
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn only_what_is_given_is_sent() {
+        for (line, sent) in [
+            ("--webhook http://a/", json!({"target": {"webhook": {"url": "http://a/"}}})),
+            ("--destination a", json!({"target": {"destination": "a"}})),
+            (
+                "--destination a --priority high --retry-first 2h",
+                json!({"target": {"destination": "a"}, "priority": "high", "retry": {"first": "PT2H"}}),
+            ),
+        ] {
+            let put: Put = input::parsed(&format!("a --in 5s {line}"));
+            let mut sent = sent;
+            sent["delay"] = json!("PT5S");
+            assert_eq!(serde_json::to_value(put.request().unwrap()).unwrap(), sent, "{line}");
         }
     }
-    Ok(map)
 }

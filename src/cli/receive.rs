@@ -93,10 +93,7 @@ pub async fn run(flags: &Receive, json: bool) -> anyhow::Result<Exit> {
             flags.listen
         )));
     }
-    let secret = match &flags.secret_file {
-        Some(path) => Some(input::secret_file("--secret-file", path)?),
-        None => flags.secret.clone(),
-    };
+    let secret = input::secret(flags.secret.as_ref(), flags.secret_file.as_deref())?;
     let key = secret.as_deref().map(secret_bytes).transpose().map_err(usage)?;
     let secret = key.map(Webhook::from_bytes).transpose()?;
     let listener = tokio::net::TcpListener::bind(flags.listen)

@@ -1,10 +1,12 @@
-//! Timers and attempts as text for people.
+//! Timers and attempts as text for people; the fields of any answer.
 //!
 //! Answers are read field by field, so that the additional fields of a newer server are shown too, and numbers keep
 //! their digits.
 
 use std::collections::BTreeMap;
 
+use anyhow::Context;
+use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::out;
@@ -12,6 +14,25 @@ use crate::model::time::UnixMs;
 
 /// One object of an answer; its values are JSON text.
 pub type Fields = BTreeMap<String, Box<RawValue>>;
+
+/// One page of a list, each item as the server wrote it.
+#[derive(Deserialize)]
+pub struct Items<'a> {
+    /// May be empty, also if there is a next page.
+    #[serde(borrow)]
+    pub items: Vec<&'a RawValue>,
+    /// The cursor of the next page, if there may be one.
+    pub next: Option<String>,
+}
+
+impl Items<'_> {
+    /// The fields of each item.
+    pub fn read(&self) -> anyhow::Result<Vec<Fields>> {
+        let read =
+            |item: &&RawValue| serde_json::from_str(item.get()).context("the server's answer cannot be read");
+        self.items.iter().map(read).collect()
+    }
+}
 
 /// The fields of a timer that are shown first, in this order; all others follow by name.
 const FIRST: [&str; 10] = [
@@ -36,19 +57,25 @@ pub fn line(verb: &str, timer: &Fields, now: UnixMs) -> String {
     format!("{verb} {id}: {state}, due {}", instant(&text(timer, "due_at"), now))
 }
 
-/// All fields of a timer, one a line. Absent and empty ones are left out.
+/// All fields of a timer, one a line.
 pub fn block(timer: &Fields, now: UnixMs) -> String {
-    let rest = timer.keys().map(String::as_str).filter(|name| *name != "id" && !FIRST.contains(name));
+    fields(&text(timer, "id"), &FIRST, &["id"], timer, now)
+}
+
+/// A title, and below it the fields `of` an object, one a line: those of `first` in this order, then all others by name
+/// but the `hidden` ones. Absent and empty ones are left out.
+pub fn fields(title: &str, first: &[&str], hidden: &[&str], of: &Fields, now: UnixMs) -> String {
+    let is_rest = |name: &&str| !hidden.contains(name) && !first.contains(name);
     let mut rows = Vec::new();
-    for name in FIRST.into_iter().chain(rest) {
-        let empty = timer.get(name).is_none_or(|value| matches!(value.get(), "null" | "{}" | "[]"));
+    for name in first.iter().copied().chain(of.keys().map(String::as_str).filter(is_rest)) {
+        let empty = of.get(name).is_none_or(|value| matches!(value.get(), "null" | "{}" | "[]"));
         if !empty {
-            let value = out::short(&text(timer, name), MAX_VALUE);
+            let value = out::short(&text(of, name), MAX_VALUE);
             let value = if name.ends_with("_at") { instant(&value, now) } else { value };
             rows.push(vec![format!("  {name}"), value]);
         }
     }
-    format!("{}\n{}", text(timer, "id"), out::table(&rows))
+    format!("{title}\n{}", out::table(&rows))
 }
 
 /// A table of timers, one a line.
@@ -108,7 +135,7 @@ fn cells(texts: &[&str]) -> Vec<String> {
 }
 
 /// A field as text, safe for a terminal; empty if absent or null. A string is shown without quotes, all else as JSON.
-fn text(fields: &Fields, name: &str) -> String {
+pub fn text(fields: &Fields, name: &str) -> String {
     let Some(value) = fields.get(name).map(|value| value.get()).filter(|value| *value != "null") else {
         return String::new();
     };
@@ -178,6 +205,15 @@ mod tests {
                 .collect::<Vec<_>>(),
             ["order-1", "scheduled", "2026-12-01T01:00:00.000Z", "in 29m 59s", "0", "http://a/x"]
         );
+    }
+
+    #[test]
+    fn a_destination_is_shown_as_the_target() {
+        let (mut timer, now) = timer();
+        let target = RawValue::from_string(r#"{"destination":"shop-orders"}"#.into()).unwrap();
+        timer.insert("target".into(), target);
+        assert!(list(&[timer.clone()], now).ends_with("  shop-orders"));
+        assert!(block(&timer, now).contains("\n  target     {\"destination\":\"shop-orders\"}\n"));
     }
 
     #[test]

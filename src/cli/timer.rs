@@ -1,6 +1,5 @@
 //! `timer …`: register, read, change and cancel timers on a running server.
 
-use anyhow::Context;
 use clap::{ArgGroup, Args, Subcommand};
 use reqwest::{Method, StatusCode};
 use serde::{Deserialize, Serialize};
@@ -9,7 +8,8 @@ use serde_json::value::RawValue;
 use super::client::{Client, Connection, Reply};
 use super::exit::Exit;
 use super::put::Put;
-use super::{input, out, show};
+use super::show::{self, Fields, Items};
+use super::{input, out};
 use crate::clock::{Clock, SystemClock};
 use crate::model::timer::State;
 
@@ -76,6 +76,9 @@ struct Ls {
     /// Only those to this receiver: scheme, host and port
     #[arg(long, value_name = "URL")]
     receiver: Option<String>,
+    /// Only those to this destination
+    #[arg(long, value_name = "NAME", value_parser = input::name)]
+    destination: Option<String>,
     /// Only those with this label; repeatable
     #[arg(long, value_name = "NAME=VALUE", value_parser = input::label)]
     label: Vec<(String, String)>,
@@ -202,8 +205,8 @@ async fn get(client: &Client, id: &str, attempts: bool, json: bool) -> anyhow::R
         let both = Both { timer: timer.read()?, attempts: &items.items };
         return out::print(&serde_json::to_string(&both)?);
     }
-    let items = read_each(&items)?;
-    out::print(&format!("{}\n\n{}", show::block(&timer.read()?, SystemClock.now()), show::attempts(&items)))
+    let shown = show::block(&timer.read()?, SystemClock.now());
+    out::print(&format!("{shown}\n\n{}", show::attempts(&items.read()?)))
 }
 
 async fn explain(client: &Client, id: &str, json: bool) -> anyhow::Result<()> {
@@ -220,6 +223,7 @@ async fn list(client: &Client, ls: &Ls, json: bool) -> anyhow::Result<()> {
         ("state", &ls.state),
         ("owner", &ls.owner),
         ("receiver", &ls.receiver),
+        ("destination", &ls.destination),
         ("due_after", &ls.due_after),
         ("due_before", &ls.due_before),
     ]
@@ -246,7 +250,7 @@ async fn list(client: &Client, ls: &Ls, json: bool) -> anyhow::Result<()> {
         if json {
             page.items.iter().try_for_each(|item| out::print(item.get()))?;
         } else {
-            found.extend(read_each(&page)?);
+            found.extend(page.read()?);
         }
         match page.next {
             Some(next) => cursor = Some(next),
@@ -280,8 +284,8 @@ async fn cancel(client: &Client, id: &str, json: bool) -> anyhow::Result<()> {
 
 #[derive(Deserialize)]
 struct Explanation {
-    timer: show::Fields,
-    events: Vec<show::Fields>,
+    timer: Fields,
+    events: Vec<Fields>,
     waiting_for: Option<String>,
 }
 
@@ -295,17 +299,4 @@ struct Cancelled {
 struct Both<'a> {
     timer: &'a RawValue,
     attempts: &'a [&'a RawValue],
-}
-
-#[derive(Deserialize)]
-struct Items<'a> {
-    #[serde(borrow)]
-    items: Vec<&'a RawValue>,
-    next: Option<String>,
-}
-
-fn read_each(page: &Items) -> anyhow::Result<Vec<show::Fields>> {
-    let read =
-        |item: &&RawValue| serde_json::from_str(item.get()).context("the server's answer cannot be read");
-    page.items.iter().map(read).collect()
 }

@@ -38,6 +38,9 @@ async fn completions_complete_verbs_and_flags() {
     };
     assert_eq!(complete("mainspring ser"), ["serve"]);
     assert_eq!(complete("mainspring timer exp"), ["explain"]);
+    assert_eq!(complete("mainspring destination res"), ["resume"]);
+    assert_eq!(complete("mainspring timer put --prio"), ["--priority"]);
+    assert_eq!(complete("mainspring timer put --priority h"), ["high"]);
     assert_eq!(complete("mainspring serve --hot"), ["--hot-url"]);
     assert_eq!(complete("mainspring doctor --only w"), ["wheels"]);
     for shell in ["zsh", "fish", "elvish", "powershell"] {
@@ -66,8 +69,13 @@ async fn man_writes_a_page_for_each_verb() {
     let pages = shell.run("man share/man1").await.printed();
     let names: Vec<&str> = pages.lines().filter_map(|path| path.strip_prefix("share/man1/")).collect();
     assert_eq!(names.len(), pages.lines().count(), "paths as they were asked for: {pages}");
-    for name in ["mainspring.1", "mainspring-serve.1", "mainspring-timer-put.1", "mainspring-config-check.1"]
-    {
+    for name in [
+        "mainspring.1",
+        "mainspring-serve.1",
+        "mainspring-timer-put.1",
+        "mainspring-destination-put.1",
+        "mainspring-config-check.1",
+    ] {
         assert!(names.contains(&name), "no {name}: {pages}");
     }
     assert!(names.iter().all(|name| !name.contains("help")), "{pages}");

@@ -4,6 +4,7 @@
 //! Code 6 of `bench` and `drill` is in `bench` and `drill::verdicts`.
 
 mod calls;
+mod destinations;
 mod look;
 mod manuals;
 mod receive;
