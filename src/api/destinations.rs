@@ -14,7 +14,7 @@ use super::ApiState;
 use super::problem::{FieldError, Problem};
 use super::request::{self, DestinationIn};
 use super::schema;
-use super::state::{caller, if_match};
+use super::state::{caller, if_match, wants_any};
 use super::view::RetryView;
 use crate::cold::{DestinationRow, MAX_DESTINATIONS, Removed, Written};
 use crate::destinations::{Refused, Wanted};
@@ -136,7 +136,7 @@ async fn views(
     let waiting = service.store.destinations_waiting(&names).await?;
     let webhook = &state.node.config.webhook;
     let view = |row: &DestinationRow| {
-        let Destination { name, place, limits, paused, version } = service.destinations.opened(row);
+        let Destination { name, place, limits, paused, version, .. } = service.destinations.opened(row);
         let load = loads.get(&name);
         let (last_error, last_error_at) =
             load.and_then(|load| load.last_error.clone()).map(|error| (error.detail, error.at)).unzip();
@@ -179,7 +179,7 @@ fn checked_name(name: &str) -> Result<(), Problem> {
     if is_name(name) {
         return Ok(());
     }
-    let detail = "1 to 64 of A-Z a-z 0-9 . _ -";
+    let detail = "1 to 64 of A-Z a-z 0-9 . _ -, not a dot first";
     Err(Problem::invalid(vec![FieldError::new("?name", "bad_name", detail)]))
 }
 
@@ -239,6 +239,9 @@ pub async fn put(
     let service = state.service()?;
     checked_name(&name)?;
     let if_version = if_match(request.headers()).map(|version| version.0);
+    if wants_any(request.headers()) && service.destinations.find(&name).await?.is_none() {
+        return Err(Problem::other_version("destination", 0));
+    }
     let caller = caller(&request);
     let body = state.body(request, MAX_BODY).await?;
     let (all, size) = (Arc::clone(&state), body.bytes.len());
@@ -305,8 +308,18 @@ fn merged(
     };
     let whole = serde_json::to_value(Settings { limits, webhook: Some(hook) });
     let mut whole = whole.map_err(|_| crate::cold::Error::Corrupt("a destination".into()))?;
-    merge(&mut whole, patch);
+    merge(&mut whole, &with_lower_case_headers(patch));
     Ok(request::destination(whole.to_string().as_bytes(), &state.guard)?)
+}
+
+/// The patch, with its headers named as they are stored: `X-Tenant` is `x-tenant`.
+fn with_lower_case_headers(patch: &Value) -> Value {
+    let mut patch = patch.clone();
+    if let Some(headers) = patch.pointer_mut("/webhook/headers").and_then(Value::as_object_mut) {
+        let lower = |(name, value): (String, Value)| (name.to_ascii_lowercase(), value);
+        *headers = std::mem::take(headers).into_iter().map(lower).collect();
+    }
+    patch
 }
 
 /// Merges a patch over a value (RFC 7396).
@@ -346,8 +359,9 @@ pub async fn remove(State(state): State<Arc<ApiState>>, Path(name): Path<String>
         Removed::Done => Ok(Json(RemovedAnswer { outcome: "removed" }).into_response()),
         Removed::NoSuch => Err(no_such(&name)),
         Removed::InUse(uses) => {
+            let timers = if uses == 1 { "timer goes" } else { "timers go" };
             let detail =
-                format!("{uses} live timers go to `{name}`; cancel them or change their target first");
+                format!("{uses} live {timers} to `{name}`; cancel them or change their target first");
             Err(Problem::new(StatusCode::CONFLICT, "in_use", detail))
         }
     }

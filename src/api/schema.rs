@@ -65,7 +65,7 @@ schemas! {
         map(name("A-Za-z0-9!#$%&'*+.^_`|~-", MAX_HEADER_BYTES), text().max_length(Some(MAX_HEADER_BYTES - 1)).pattern(Some("^[ -~]*$")))
             .max_properties(Some(MAX_HEADERS)).examples([serde_json::json!({"x-tenant": "shop"})]);
     DestinationName: "A destination's name." =
-        text().pattern(Some(format!("^[A-Za-z0-9._-]{{1,{MAX_NAME}}}$"))).examples(["shop-orders"]);
+        text().pattern(Some(format!("^[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{}}}$", MAX_NAME - 1))).examples(["shop-orders"]);
     ShownHeaders: "Headers by name; `null` where the value is not shown." =
         map(text(), text().schema_type(SchemaType::from_iter([Type::String, Type::Null])));
     DestinationState: "`failing`: its last attempts failed, and it is tried one at a time. `paused`: what falls due is kept." =

@@ -68,6 +68,11 @@ pub(super) fn if_match(headers: &HeaderMap) -> Option<Version> {
     (text != "*").then(|| Version(text.trim_matches('"').parse().unwrap_or(-1)))
 }
 
+/// Whether a call wants to find any version (`If-Match: *`).
+pub(super) fn wants_any(headers: &HeaderMap) -> bool {
+    headers.get(header::IF_MATCH).is_some_and(|tag| tag.as_bytes().trim_ascii() == b"*")
+}
+
 /// The key of a call that was admitted.
 pub(super) fn caller(request: &Request) -> Caller {
     request.extensions().get().copied().unwrap_or(Caller(0))

@@ -135,11 +135,13 @@ impl ColdStore {
         self.pool.read(s).await?.iter().map(DestinationRow::read).collect()
     }
 
-    /// The versions of all destinations, by name.
-    pub async fn destination_versions(&self) -> Result<BTreeMap<String, i32>, Error> {
+    /// The versions of all destinations by name, each with when it was made: one that was removed and made again begins
+    /// with version 1.
+    pub async fn destination_versions(&self) -> Result<BTreeMap<String, (i32, UnixMs)>, Error> {
         let mut s = Statement::new(self.dialect(), "destination_versions");
-        s.push(&format!("SELECT name, version FROM destinations WHERE namespace = {NAMESPACE}"));
-        self.urgent.read(s).await?.iter().map(|row| Ok((row.get(0)?, row.get(1)?))).collect()
+        s.push(&format!("SELECT name, version, created_at FROM destinations WHERE namespace = {NAMESPACE}"));
+        let version = |row: &Row| Ok((row.get(0)?, (row.get(1)?, UnixMs::new(row.get(2)?))));
+        self.urgent.read(s).await?.iter().map(version).collect()
     }
 
     /// Writes a destination, new or in place of the one of this name, which keeps whether it is paused. Other nodes are

@@ -5,7 +5,7 @@
 
 pub mod vault;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::clock::Monotonic;
 use crate::cold::{ColdStore, DestinationEdit, DestinationRow, Error, Removed, Reserved, Written};
 use crate::model::destination::{Destination, Limits, Place, Secrets, Settings};
 use crate::model::target::Webhook;
-use crate::model::time::Span;
+use crate::model::time::{Span, UnixMs};
 use crate::telemetry::Streak;
 use vault::{Locked, Vault};
 
@@ -143,9 +143,11 @@ impl Destinations {
     /// Reads what has changed.
     pub async fn read(&self) -> Result<(), Error> {
         let _reading = self.reading.lock().await;
-        let versions: BTreeMap<String, i32> = self.store.destination_versions().await?;
+        let versions = self.store.destination_versions().await?;
         let known = self.known();
-        let is_current = |name: &str, version: i32| known.get(name).is_some_and(|one| one.version == version);
+        let is_current = |name: &str, version: (i32, UnixMs)| {
+            known.get(name).is_some_and(|one| (one.version, one.created_at) == version)
+        };
         let stale: Vec<String> = versions
             .iter()
             .filter(|(name, version)| !is_current(name, **version))
@@ -192,7 +194,8 @@ impl Destinations {
             },
             _ => Place::Unknown { kind },
         };
-        Destination { name: row.name.clone(), place, limits, paused: row.paused, version: row.version }
+        let DestinationRow { paused, version, created_at, .. } = *row;
+        Destination { name: row.name.clone(), place, limits, paused, version, created_at }
     }
 
     /// The longest attempt that a destination allows.
@@ -227,6 +230,9 @@ impl Destinations {
     /// Writes a destination, new or in place of the one of this name; only if it has `if_version`, where that is given.
     /// It is in force on this node when this returns.
     pub async fn put(&self, name: &str, wanted: Wanted, if_version: Option<i32>) -> Result<Written, Refused> {
+        if let Some(same) = self.as_wanted(name, &wanted, if_version).await? {
+            return Ok(Written::Done(same, false));
+        }
         let Wanted { mut webhook, limits } = wanted;
         let secrets = Secrets::taken_from(&mut webhook);
         let is_here = crate::model::destination::is_loopback(&webhook.url);
@@ -241,6 +247,22 @@ impl Destinations {
         let written = self.store.put_destination(&edit).await?;
         self.read_after_write().await;
         Ok(written)
+    }
+
+    /// The destination as it is, if it is as wanted: a repeat changes nothing.
+    async fn as_wanted(
+        &self,
+        name: &str,
+        wanted: &Wanted,
+        if_version: Option<i32>,
+    ) -> Result<Option<DestinationRow>, Error> {
+        let row = self.store.destinations(Some(&[name.to_owned()])).await?.into_iter().next();
+        Ok(row.filter(|row| {
+            let Destination { place, limits, version, .. } = self.opened(row);
+            limits == wanted.limits
+                && if_version.is_none_or(|wanted| wanted == version)
+                && matches!(place, Place::Webhook(hook) if hook == wanted.webhook)
+        }))
     }
 
     /// Pauses a destination, or resumes it; `None` if there is none of this name.

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::id::digest16;
 use super::policy::Retry;
 use super::target::Webhook;
-use super::time::Span;
+use super::time::{Span, UnixMs};
 
 /// The longest name, in bytes.
 pub const MAX_NAME: usize = 64;
@@ -28,6 +28,8 @@ pub const NOT_CARRIED: [&str; 5] = ["amqp", "nats", "mqtt", "kafka", "redis_stre
 /// Whether a text can be a destination's name.
 pub fn is_name(text: &str) -> bool {
     (1..=MAX_NAME).contains(&text.len())
+        // `.` and `..` mean something else in a path.
+        && !text.starts_with('.')
         && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
 }
 
@@ -50,6 +52,8 @@ pub struct Destination {
     pub paused: bool,
     /// Rises with every change.
     pub version: i32,
+    /// When it was made.
+    pub created_at: UnixMs,
 }
 
 impl Destination {
@@ -188,7 +192,7 @@ mod tests {
         for good in ["a", "task-log", "shop.orders_2", &"x".repeat(MAX_NAME)] {
             assert!(is_name(good), "{good}");
         }
-        for bad in ["", "a b", "a/b", "ä", "a:b", &"x".repeat(MAX_NAME + 1)] {
+        for bad in ["", ".", "..", ".a", "a b", "a/b", "ä", "a:b", &"x".repeat(MAX_NAME + 1)] {
             assert!(!is_name(bad), "{bad}");
         }
         assert_ne!(lane("a") >> 32, lane("b") >> 32);

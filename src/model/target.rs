@@ -204,7 +204,10 @@ impl Webhook {
             check_header(&lower, &value).map_err(|detail| {
                 bad(&format!("/headers/{}", name.replace('~', "~0").replace('/', "~1")), detail)
             })?;
-            kept.insert(lower, value);
+            if kept.insert(lower, value).is_some() {
+                let detail = "a header is given twice; upper and lower case are the same";
+                return Err(bad("/headers", detail.into()));
+            }
         }
         Ok(Self { url, secret, headers: kept })
     }

@@ -77,6 +77,9 @@ impl Event {
     }
 }
 
+/// The longest test of a destination: who asked for it waits.
+const LONGEST_TEST: Duration = Duration::from_secs(30);
+
 impl Delivery {
     /// A test of a destination. Its subject is the destination's name.
     pub fn test(destination: Arc<Destination>, now: UnixMs) -> Self {
@@ -91,7 +94,7 @@ impl Delivery {
             attempt: 1,
             target: Target::Destination(name),
             destination: Some(destination),
-            timeout,
+            timeout: timeout.map(|timeout| timeout.min(LONGEST_TEST)),
             data,
             trace: None,
             onward: Onward::default(),

@@ -178,7 +178,7 @@ async fn one_that_live_timers_use_is_not_removed() {
         assert_eq!(shell.run(line).await.code, OK);
     }
     let said = shell.run("destination rm a").await.refused(CONFLICT);
-    assert!(said.contains("1 live timers"), "{said}");
+    assert!(said.contains("1 live timer goes"), "{said}");
     assert_eq!(shell.run("timer cancel t").await.code, OK);
     assert_eq!(shell.run("destination rm a --json").await.json(), json!({"outcome": "removed"}));
 }

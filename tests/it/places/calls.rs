@@ -42,6 +42,14 @@ async fn one_is_made_shown_changed_and_removed(builder: NodeBuilder) {
     assert_eq!(changed.body["rate_per_second"], Value::Null);
     assert_eq!(changed.body["concurrency"], 7);
 
+    // Names of headers are the same in upper and lower case; a repeat changes nothing.
+    let part = json!({"webhook": {"headers": {"X-TENANT": "mall", "Authorization": null}}});
+    for _ in 0..2 {
+        let changed = call(&api, Method::PATCH, "shop-orders", "", Some(&part)).await;
+        assert_eq!((changed.status, &changed.body["version"]), (200, &json!(3)), "{:?}", changed.body);
+        assert_eq!(changed.body["webhook"]["headers"], json!({"x-tenant": "mall"}));
+    }
+
     // A PUT replaces all of it.
     let replaced = put(&api, "shop-orders", &json!({"webhook": {"url": "http://127.0.0.1:9/in"}})).await;
     assert_eq!((replaced.status, &replaced.body["webhook"]["signed"]), (200, &json!(false)));
@@ -49,8 +57,12 @@ async fn one_is_made_shown_changed_and_removed(builder: NodeBuilder) {
 
     made(&api, "a", &json!({"webhook": {"url": "http://127.0.0.1:9/"}})).await;
     let (_, list) = api.get("/v1/destinations").await;
-    let names: Vec<&str> =
-        list["items"].as_array().unwrap().iter().map(|one| one["name"].as_str().unwrap()).collect();
+    let names: Vec<&str> = list["items"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|one| one["name"].as_str().expect("a text"))
+        .collect();
     assert_eq!(names, ["a", "shop-orders"]);
     assert_eq!(list["items"][1], get(&api, "shop-orders").await);
 
@@ -77,8 +89,13 @@ async fn only_what_it_was_is_replaced(builder: NodeBuilder) {
     }
     let none = api.send(Method::PUT, "/v1/destinations/b", &at("\"1\""), Some(&body)).await;
     problem(&none, 412, "version_changed");
-    let known = api.send(Method::PUT, "/v1/destinations/a", &at("\"1\""), Some(&body)).await;
+    let none = api.send(Method::PUT, "/v1/destinations/b", &at("*"), Some(&body)).await;
+    problem(&none, 412, "version_changed");
+    let other = json!({"webhook": {"url": "http://127.0.0.1:9/other"}});
+    let known = api.send(Method::PUT, "/v1/destinations/a", &at("\"1\""), Some(&other)).await;
     assert_eq!((known.status, &known.body["version"]), (200, &json!(2)));
+    let same = api.send(Method::PUT, "/v1/destinations/a", &at("*"), Some(&other)).await;
+    assert_eq!((same.status, &same.body["version"]), (200, &json!(2)), "a repeat");
 }
 
 async fn what_is_not_valid_is_refused_by_field(builder: NodeBuilder) {
@@ -97,6 +114,11 @@ async fn what_is_not_valid_is_refused_by_field(builder: NodeBuilder) {
         (
             json!({"webhook": {"url": "http://127.0.0.1/", "headers": {"host": "x"}}}),
             "/webhook/headers/host",
+            "bad_webhook",
+        ),
+        (
+            json!({"webhook": {"url": "http://127.0.0.1/", "headers": {"X-A": "1", "x-a": "2"}}}),
+            "/webhook/headers",
             "bad_webhook",
         ),
         (json!({"webhook": hook, "concurrency": 0}), "/concurrency", "range"),
@@ -118,7 +140,9 @@ async fn what_is_not_valid_is_refused_by_field(builder: NodeBuilder) {
             answer.body
         );
     }
-    problem(&put(&api, "a%20b", &json!({"webhook": hook})).await, 422, "invalid");
+    for name in ["a%20b", ".a"] {
+        problem(&put(&api, name, &json!({"webhook": hook})).await, 422, "invalid");
+    }
     problem(&api.send_bytes(Method::PUT, "/v1/destinations/a", &[], "{").await, 400, "malformed");
     problem(&api.send_bytes(Method::PATCH, "/v1/destinations/a", &[], "[]").await, 422, "invalid");
     made(&api, "a", &json!({"webhook": hook})).await;
@@ -162,7 +186,11 @@ async fn one_in_use_is_not_removed(builder: NodeBuilder) {
     }
     let refused = call(&api, Method::DELETE, "a", "", None).await;
     problem(&refused, 409, "in_use");
-    assert!(refused.body["detail"].as_str().unwrap().starts_with("2 live timers"), "{:?}", refused.body);
+    assert!(
+        refused.body["detail"].as_str().expect("a text").starts_with("2 live timers"),
+        "{:?}",
+        refused.body
+    );
     assert_eq!(api.delete("x").await.0, 200);
     assert_eq!(api.patch("y", &json!({"target": {"webhook": {"url": "http://127.0.0.1:9/"}}})).await.0, 200);
     assert_eq!(call(&api, Method::DELETE, "a", "", None).await.status, 200);

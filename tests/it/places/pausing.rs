@@ -38,7 +38,7 @@ async fn what_falls_due_is_kept_until_it_is_resumed(builder: NodeBuilder) {
     assert!(receiver.received().iter().all(|one| one.timer.starts_with("beside")), "nothing is sent");
     let (_, explained) = api.get("/v1/timers/t0/explain").await;
     assert_eq!(explained["timer"]["state"], "scheduled", "its state stays");
-    let why = explained["waiting_for"].as_str().unwrap();
+    let why = explained["waiting_for"].as_str().expect("a text");
     assert!(why.contains("destination `a`") && why.contains("paused"), "{why}");
     assert_eq!(get(&api, "a").await["waiting"], 30);
 

@@ -11,7 +11,7 @@ async fn due_now(api: &Api, priority: &str, ids: impl Iterator<Item = usize>) {
     let timers: Vec<Value> = ids.map(timer).collect();
     let (status, body) = api.post("/v1/timers/batch", &json!({ "timers": timers })).await;
     assert_eq!(status, 200, "{body}");
-    assert!(body["results"].as_array().unwrap().iter().all(|one| one["status"] == 201), "{body}");
+    assert!(body["results"].as_array().expect("a list").iter().all(|one| one["status"] == 201), "{body}");
 }
 
 fn count(all: &[Received], priority: &str) -> usize {

@@ -22,7 +22,7 @@ async fn without_a_key_only_this_machine_may_have_secrets(builder: NodeBuilder) 
         problem(&answer, 422, "invalid");
         let error = &answer.body["errors"][0];
         assert_eq!(error["code"], "no_secrets_key");
-        assert!(error["detail"].as_str().unwrap().contains("server.secrets_key"), "{error}");
+        assert!(error["detail"].as_str().expect("a text").contains("server.secrets_key"), "{error}");
     }
     made(&api, "a", &json!({"webhook": {"url": "https://shop.example/in", "headers": {"x-tenant": "shop"}}}))
         .await;

@@ -45,7 +45,7 @@ async fn one_that_there_is_not_is_422(builder: NodeBuilder) {
     let timers = json!({"timers": [later("a"), later("nowhere"), later("a")]});
     let (_, body) = api.post("/v1/timers/batch", &timers).await;
     let statuses: Vec<&Value> =
-        body["results"].as_array().unwrap().iter().map(|one| &one["status"]).collect();
+        body["results"].as_array().expect("a list").iter().map(|one| &one["status"]).collect();
     assert_eq!(statuses, [201, 422, 201]);
     assert_eq!(code(&body["results"][1]["error"]), wanted);
     assert_eq!(api.ledger().await.registered, 2);
@@ -126,7 +126,11 @@ async fn a_list_finds_those_of_one(builder: NodeBuilder) {
     let ids = async |query: &str| {
         let (status, body) = api.get(&format!("/v1/timers?{query}")).await;
         assert_eq!(status, 200, "{body}");
-        let ids = body["items"].as_array().unwrap().iter().map(|one| one["id"].as_str().unwrap().to_owned());
+        let ids = body["items"]
+            .as_array()
+            .expect("a list")
+            .iter()
+            .map(|one| one["id"].as_str().expect("a text").to_owned());
         let mut ids: Vec<String> = ids.collect();
         ids.sort();
         ids.join(" ")
@@ -167,6 +171,37 @@ async fn every_node_learns_of_a_change() {
     all_at("/old").await.expect("it is known everywhere at once");
     put(&a, "d", &json!({"webhook": {"url": receiver.url("/ok")}})).await;
     eventually("both nodes send to the new place", LONG, async || all_at("/ok").await).await;
+}
+
+/// One that is removed and made again is another one, also for a node that saw neither.
+#[tokio::test]
+async fn one_that_was_made_again_is_another() {
+    let (url, receiver) = (fresh_database().await, Receiver::start().await);
+    let node = |name| Node::builder().name(name).cold(&url).start_ready();
+    let (a, b) = tokio::join!(node("a"), node("b"));
+    let (api, there) = (a.api(), b.api());
+    receiver.on("/old", |_| Reply::ok());
+    made(&api, "d", &json!({"webhook": {"url": receiver.url("/old")}})).await;
+    assert_eq!(there.put("first", &now("d")).await.0, 201);
+    in_state(&there, "first", "delivered").await;
+    b.pause();
+    assert_eq!(call(&api, Method::DELETE, "d", "", None).await.status, 200);
+    made(&api, "d", &json!({"webhook": {"url": receiver.url("/ok")}})).await;
+    b.resume();
+    let mut round = 0;
+    eventually("both nodes send to the new place", LONG, async || {
+        round += 1;
+        let ids: Vec<String> = (0..16).map(|n| format!("t{round}-{n}")).collect();
+        for id in &ids {
+            assert_eq!(there.put(id, &now("d")).await.0, 201);
+        }
+        for id in &ids {
+            in_state(&there, id, "delivered").await;
+        }
+        let paths: BTreeSet<String> = ids.iter().map(|id| receiver.of(id)[0].path.clone()).collect();
+        if paths.iter().eq(["/ok"]) { Ok(()) } else { Err(paths) }
+    })
+    .await;
 }
 
 on_both!(

@@ -322,7 +322,7 @@ async fn pointers_survive_exactly(f: Fixture) {
                 wake_at,
                 lane,
                 minute,
-                priority: Priority::ALL[n as usize % 3],
+                priority: Priority::ALL[n % 3],
                 change: n as u8,
                 overdue: false,
                 via,
