@@ -16,7 +16,7 @@ use super::request::{self, DestinationIn};
 use super::schema;
 use super::state::{caller, if_match, wants_any};
 use super::view::RetryView;
-use crate::cold::{DestinationRow, MAX_DESTINATIONS, Removed, Written};
+use crate::cold::{DestinationRow, MAX_DESTINATIONS, MOST_COUNTED, Removed, Written};
 use crate::destinations::{Refused, Wanted};
 use crate::dispatch::ReceiverLoad;
 use crate::model::destination::{Destination, Place, Settings, is_name, is_secret_header};
@@ -31,6 +31,9 @@ type ApiResult = Result<Response, Problem>;
 
 /// The most bytes of a destination's body.
 const MAX_BODY: usize = 64 * 1024;
+
+/// The most timers of each destination that a list counts.
+const MOST_COUNTED_EACH: i64 = 1000;
 
 /// How often a change is tried again on what another caller has changed meanwhile.
 const PATCH_TRIES: usize = 3;
@@ -74,9 +77,9 @@ pub struct DestinationView {
     /// Claimed timers whose attempt has not ended.
     in_flight: usize,
     /// Timers that are due and not under way: they wait for room, for the rate, for their next attempt, or to be resumed.
-    /// From 100,000 on it says no more.
-    #[schema(minimum = 0)]
-    waiting: i64,
+    /// From 100,000 on it says no more, in a list from 1,000 on. `null` if it could not be counted.
+    #[schema(required, minimum = 0)]
+    waiting: Option<i64>,
     /// Why the last attempt that failed did so.
     #[schema(required)]
     last_error: Option<String>,
@@ -129,11 +132,13 @@ async fn views(
     service: &Service,
     rows: &[DestinationRow],
 ) -> Result<Vec<DestinationView>, Problem> {
-    let loads = service.observer.receivers().await?;
+    // What was changed is answered also when this cannot be counted.
+    let loads = service.observer.receivers().await.unwrap_or_default();
     let loads: HashMap<String, ReceiverLoad> =
         loads.into_iter().filter(|one| one.is_destination).map(|one| (one.receiver.clone(), one)).collect();
     let names: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
-    let waiting = service.store.destinations_waiting(&names).await?;
+    let most = if rows.len() == 1 { MOST_COUNTED } else { MOST_COUNTED_EACH };
+    let waiting = service.store.destinations_waiting(&names, most).await.ok();
     let webhook = &state.node.config.webhook;
     let view = |row: &DestinationRow| {
         let Destination { name, place, limits, paused, version, .. } = service.destinations.opened(row);
@@ -154,7 +159,7 @@ async fn views(
             },
             rate: load.map_or(0.0, |load| load.rate),
             in_flight: load.map_or(0, |load| load.in_flight),
-            waiting: waiting.get(&name).copied().unwrap_or(0),
+            waiting: waiting.as_ref().map(|waiting| waiting.get(&name).copied().unwrap_or(0)),
             last_error,
             last_error_at,
             version,
@@ -306,10 +311,37 @@ fn merged(
         let detail = "this node cannot read this destination; change it on a node that can, or PUT it anew";
         return Err(Problem::invalid(vec![FieldError::new("", "unreadable", detail)]));
     };
+    let (patch, before) = (with_lower_case_headers(patch), hook.clone());
     let whole = serde_json::to_value(Settings { limits, webhook: Some(hook) });
     let mut whole = whole.map_err(|_| crate::cold::Error::Corrupt("a destination".into()))?;
-    merge(&mut whole, &with_lower_case_headers(patch));
-    Ok(request::destination(whole.to_string().as_bytes(), &state.guard)?)
+    merge(&mut whole, &patch);
+    let wanted = request::destination(whole.to_string().as_bytes(), &state.guard)?;
+    if before.url.origin() != wanted.webhook.url.origin() {
+        takes_no_secret_along(&before, &wanted.webhook, &patch)?;
+    }
+    Ok(wanted)
+}
+
+/// Secrets that are never shown must not go to another host because somebody changed the URL: they are given again, or
+/// removed, in the same call.
+fn takes_no_secret_along(before: &Webhook, after: &Webhook, patch: &Value) -> Result<(), Problem> {
+    let given = |pointer: &str| patch.pointer(&format!("/webhook/{pointer}")).is_some();
+    let is_kept = before.secret.is_some() && after.secret.is_some() && !given("secret");
+    let headers = before.headers.keys().filter(|name| is_secret_header(name));
+    let kept_headers = headers.filter(|name| {
+        let escaped = name.replace('~', "~0");
+        after.headers.contains_key(*name) && !given(&format!("headers/{escaped}"))
+    });
+    let kept: Vec<FieldError> = is_kept
+        .then(|| "/webhook/secret".to_owned())
+        .into_iter()
+        .chain(kept_headers.map(|name| format!("/webhook/headers/{name}")))
+        .map(|pointer| {
+            let detail = "the URL goes to another host: give this secret again, or null to remove it";
+            FieldError::new(pointer, "secret_needed", detail)
+        })
+        .collect();
+    if kept.is_empty() { Ok(()) } else { Err(Problem::invalid(kept)) }
 }
 
 /// The patch, with its headers named as they are stored: `X-Tenant` is `x-tenant`.
@@ -360,8 +392,9 @@ pub async fn remove(State(state): State<Arc<ApiState>>, Path(name): Path<String>
         Removed::NoSuch => Err(no_such(&name)),
         Removed::InUse(uses) => {
             let timers = if uses == 1 { "timer goes" } else { "timers go" };
+            let more = if uses >= MOST_COUNTED { " or more" } else { "" };
             let detail =
-                format!("{uses} live {timers} to `{name}`; cancel them or change their target first");
+                format!("{uses}{more} live {timers} to `{name}`; cancel them or change their target first");
             Err(Problem::new(StatusCode::CONFLICT, "in_use", detail))
         }
     }

@@ -269,7 +269,7 @@ async fn start(
     )
     .context("the HTTP client cannot be made")?;
     let sinks = Arc::new(sinks);
-    let destinations = Arc::new(Destinations::new(urgent.clone(), vault(config)?));
+    let destinations = Arc::new(Destinations::new(store.clone(), vault(config)?));
     destinations.open().await?;
     let rates = Arc::new(Rates::new(config.wheel.load_per_second, config.wheel.catch_up_per_second));
     let (dispatcher, recording) = Dispatcher::new(

@@ -123,9 +123,9 @@ pub struct Backlogged {
 }
 
 impl Backlogged {
-    /// Whether no lane has a backlog.
+    /// Whether no lane has a backlog; some may be held.
     pub fn is_empty(&self) -> bool {
-        self.first.is_empty() && self.retry.is_empty() && self.held.is_empty()
+        self.first.is_empty() && self.retry.is_empty()
     }
 }
 
@@ -169,6 +169,28 @@ impl ColdStore {
         limit: usize,
         per_shard: usize,
     ) -> Result<DueRows, Error> {
+        self.due_where("", probes, backlogged, limit, per_shard).await
+    }
+
+    /// The same of timers whose priority is high. They have an index of their own, so that nothing is read past.
+    pub async fn due_high(
+        &self,
+        probes: &[Probe],
+        backlogged: &Backlogged,
+        limit: usize,
+        per_shard: usize,
+    ) -> Result<DueRows, Error> {
+        self.due_where("AND t.priority = 1", probes, backlogged, limit, per_shard).await
+    }
+
+    async fn due_where(
+        &self,
+        which: &str,
+        probes: &[Probe],
+        backlogged: &Backlogged,
+        limit: usize,
+        per_shard: usize,
+    ) -> Result<DueRows, Error> {
         let mut s = Statement::new(self.dialect(), "due");
         let of = |pick: fn(&Probe) -> i64| Column::Int(probes.iter().map(pick).collect());
         let batch = s.batch(
@@ -193,7 +215,7 @@ impl ColdStore {
              COALESCE({MAY_FIRE}, false)"
         );
         let probe = format!(
-            "FROM timers t WHERE t.shard = b_shard AND t.wake_at >= b_floor AND t.wake_at <= {now} - b_grace \
+            "FROM timers t WHERE t.shard = b_shard AND t.wake_at >= b_floor AND t.wake_at <= {now} - b_grace {which} \
              AND t.state <> 3 AND (t.state = 1 OR {MAY_FIRE} OR {IS_ACCEPTED}) AND (t.state <> 1 OR {known}) AND (t.state = 1 OR (t.attempt = 0 AND t.expire_at < {now}) \
              OR NOT {skipped}) {held} ORDER BY t.wake_at LIMIT {per_shard}"
         );

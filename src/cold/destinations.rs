@@ -19,8 +19,8 @@ const NAMESPACE: i64 = 0;
 /// The most destinations of a store.
 pub const MAX_DESTINATIONS: i64 = 10_000;
 
-/// The most due timers of one destination that are counted.
-const MOST_WAITING: i64 = 100_000;
+/// The most timers of one destination that are counted.
+pub const MOST_COUNTED: i64 = 100_000;
 
 /// The condition that a row's target is a destination. Partial indexes serve it, by the first part.
 pub(super) fn is_for_destination(dialect: Dialect) -> String {
@@ -196,6 +196,12 @@ impl ColdStore {
 
     /// Removes a destination that no live timer uses. Other nodes are notified.
     pub async fn remove_destination(&self, name: &str) -> Result<Removed, Error> {
+        // Counted without the lock, for which registrations would wait.
+        let counted = self.pool.read(self.uses_statement(name, MOST_COUNTED)).await?;
+        let uses: i64 = counted.first().map_or(Ok(0), |row| row.get(0))?;
+        if uses > 0 {
+            return Ok(Removed::InUse(uses));
+        }
         let mut tx = self.pool.begin().await?;
         let mut s = Statement::new(self.dialect(), "lock_destination");
         let (bound, lock) = (s.text(name), self.dialect().lock("FOR UPDATE"));
@@ -206,11 +212,8 @@ impl ColdStore {
             return Ok(Removed::NoSuch);
         }
         // A statement of its own, after the lock: it sees what was registered meanwhile.
-        let mut s = Statement::new(self.dialect(), "destination_uses");
-        let of = s.int(lane(name));
-        let is_used = is_for_destination(self.dialect());
-        s.push(&format!("SELECT count(*) FROM timers WHERE {is_used} AND lane = {of}"));
-        let uses: i64 = tx.fetch(s).await?.first().map_or(Ok(0), |row| row.get(0))?;
+        let counted = tx.fetch(self.uses_statement(name, 1)).await?;
+        let uses: i64 = counted.first().map_or(Ok(0), |row| row.get(0))?;
         if uses > 0 {
             return Ok(Removed::InUse(uses));
         }
@@ -223,6 +226,16 @@ impl ColdStore {
         self.tell_destinations(&mut tx).await?;
         tx.commit().await.map_err(Error::at_commit)?;
         Ok(Removed::Done)
+    }
+
+    /// The number of live timers that use a destination, counted up to `most`.
+    fn uses_statement(&self, name: &str, most: i64) -> Statement {
+        let mut s = Statement::new(self.dialect(), "destination_uses");
+        let (of, is_used) = (s.int(lane(name)), is_for_destination(self.dialect()));
+        s.push(&format!(
+            "SELECT CAST(count(*) AS BIGINT) FROM (SELECT 1 FROM timers WHERE {is_used} AND lane = {of} LIMIT {most}) x"
+        ));
+        s
     }
 
     /// Reads a destination and keeps others from changing it until the end of the transaction.
@@ -244,8 +257,12 @@ impl ColdStore {
         Ok(())
     }
 
-    /// How many timers of each of these destinations are due and not under way; counted up to [`MOST_WAITING`].
-    pub async fn destinations_waiting(&self, names: &[&str]) -> Result<BTreeMap<String, i64>, Error> {
+    /// How many timers of each of these destinations are due and not under way, each counted up to `most`.
+    pub async fn destinations_waiting(
+        &self,
+        names: &[&str],
+        most: i64,
+    ) -> Result<BTreeMap<String, i64>, Error> {
         if names.is_empty() {
             return Ok(BTreeMap::new());
         }
@@ -261,7 +278,7 @@ impl ColdStore {
         let is_for = is_for_destination(self.dialect());
         s.push(&format!(
             "WITH {batch} SELECT b_name, (SELECT CAST(count(*) AS BIGINT) FROM (SELECT 1 FROM timers \
-             WHERE {is_for} AND lane = b_lane AND due_at <= {now} AND state IN (0, 2) LIMIT {MOST_WAITING}) x) FROM b"
+             WHERE {is_for} AND lane = b_lane AND due_at <= {now} AND state IN (0, 2) LIMIT {most}) x) FROM b"
         ));
         self.pool.read(s).await?.iter().map(|row| Ok((row.get(0)?, row.get(1)?))).collect()
     }
@@ -332,9 +349,8 @@ impl ColdStore {
         );
         let now = s.now_us(self.bound_now());
         let ahead = s.int(ahead_us);
-        // What lies further ahead than a slow destination's next turn and the nodes' reserves is from before the store's
-        // clock was set back.
-        let far = s.int(FAR_US);
+        // What lies further ahead than the reserves of all nodes is from before the store's clock was set back.
+        let far = format!("({FAR_US} + {FAR_STEPS} * (SELECT b_step FROM b WHERE b_lane = excluded.lane))");
         s.push(&format!(
             "WITH {batch} INSERT INTO destination_slots (lane, next_slot) SELECT b_lane, {now} + {ahead} + b_span FROM b \
              WHERE true ON CONFLICT (lane) DO UPDATE SET next_slot = excluded.next_slot + \
@@ -347,5 +363,7 @@ impl ColdStore {
     }
 }
 
-/// A slot further ahead than this, in microseconds, was reserved before the store's clock was set back.
-const FAR_US: i64 = 60_000_000;
+/// A slot that lies so many microseconds and so many steps ahead was reserved before the store's clock was set back: nodes
+/// reserve a quarter of a second each, or one step.
+const FAR_US: i64 = 10_000_000;
+const FAR_STEPS: i64 = 100;

@@ -42,7 +42,9 @@ use sea_orm::sqlx::PgPool;
 
 pub use apply::{Applied, Change, ChangeEvent, Edit, MAX_BATCH as MAX_APPLY_BATCH};
 pub use claim::{Backlogged, Claimed, DueRow, DueRows, Early, MAX_BATCH as MAX_CLAIM_BATCH, Probe};
-pub use destinations::{DestinationEdit, DestinationRow, MAX_DESTINATIONS, Removed, Reserved, Written};
+pub use destinations::{
+    DestinationEdit, DestinationRow, MAX_DESTINATIONS, MOST_COUNTED, Removed, Reserved, Written,
+};
 pub use error::Error;
 pub use forecast::{SCALES, Summary};
 pub use history::Step as RetentionStep;

@@ -140,6 +140,21 @@ impl ColdStore {
         for &i in &order {
             answers[i] = kept.remove(&timers[i].uid).map(|row| Ok(Registered::New(Box::new(row))));
         }
+        // Of equal ids one was tried. If its destination is missing, the others stand for themselves.
+        let goes_nowhere = |i: usize| order.contains(&i) && nowhere.contains(&timers[i].uid);
+        let again: Vec<usize> = match nowhere.is_empty() {
+            true => Vec::new(),
+            false => (0..timers.len())
+                .filter(|&i| answers[i].is_none() && nowhere.contains(&timers[i].uid) && !goes_nowhere(i))
+                .collect(),
+        };
+        if !again.is_empty() {
+            let others: Vec<NewTimer> = again.iter().map(|&i| timers[i].clone()).collect();
+            let answered = Box::pin(self.register_once(&others, rerun)).await?;
+            for (i, answer) in again.into_iter().zip(answered) {
+                answers[i] = Some(answer);
+            }
+        }
         let unanswered: Vec<usize> = (0..timers.len()).filter(|&i| answers[i].is_none()).collect();
         if !unanswered.is_empty() {
             let rows = self.find_many(&unanswered.iter().map(|&i| timers[i].uid).collect::<Vec<_>>()).await?;
@@ -147,11 +162,11 @@ impl ColdStore {
                 let same = |row: &&TimerRow| row.request_hash == timers[i].request_hash;
                 answers[i] = Some(match rows.get(&timers[i].uid) {
                     Some(row) if same(&row) => Ok(Registered::Same(Box::new(row.clone()))),
-                    Some(_) => Ok(Registered::Taken),
-                    None if nowhere.contains(&timers[i].uid) => {
+                    _ if goes_nowhere(i) => {
                         let name = timers[i].target.destination().unwrap_or_default();
                         Ok(Registered::NoDestination(name.to_owned()))
                     }
+                    Some(_) => Ok(Registered::Taken),
                     // The id is still taken and its history is removed already: the retention was shortened.
                     None => Ok(Registered::Taken),
                 });

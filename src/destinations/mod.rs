@@ -99,11 +99,13 @@ impl Destinations {
                 Some((row.name.as_str(), self.vault.open(&row.name, row.secrets.as_deref()).err()?))
             })
             .collect();
-        if let Some((first, why)) = locked.first() {
-            return Err(WrongKey { count: locked.len(), first: (*first).to_owned(), why: *why }.into());
+        // One that is damaged can be put anew only while nodes work.
+        let other_key: Vec<_> = locked.iter().filter(|(_, why)| *why == Locked::OtherKey).collect();
+        if let Some((first, why)) = other_key.first() {
+            return Err(WrongKey { count: other_key.len(), first: (*first).to_owned(), why: *why }.into());
         }
         for row in rows.iter().filter(|row| !self.vault.is_current(row.secrets.as_deref())) {
-            let secrets = self.vault.open(&row.name, row.secrets.as_deref())?;
+            let Ok(secrets) = self.vault.open(&row.name, row.secrets.as_deref()) else { continue };
             let edit = DestinationEdit {
                 name: row.name.clone(),
                 kind: row.kind.clone(),
@@ -164,6 +166,13 @@ impl Destinations {
             .map(|(n, d)| (n.clone(), Arc::clone(d)))
             .collect();
         for row in rows {
+            if let Err(why) = self.vault.open(&row.name, row.secrets.as_deref()) {
+                tracing::error!(
+                    destination = row.name,
+                    %why,
+                    "its secrets cannot be opened with this node's `server.secrets_key`; this node sends nothing there"
+                );
+            }
             next.insert(row.name.clone(), Arc::new(self.opened(&row)));
         }
         *self.known.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(next);
@@ -183,14 +192,7 @@ impl Destinations {
                     secrets.put_into(&mut hook);
                     Place::Webhook(hook)
                 }
-                Err(why) => {
-                    tracing::error!(
-                        destination = row.name,
-                        %why,
-                        "its secrets cannot be opened with this node's `server.secrets_key`; this node sends nothing there"
-                    );
-                    Place::Locked { kind }
-                }
+                Err(_) => Place::Locked { kind },
             },
             _ => Place::Unknown { kind },
         };

@@ -26,6 +26,9 @@ const ON_TIME: Duration = Duration::from_secs(1);
 /// The longest that a claimed timer waits for a permit of its lane.
 const PERMIT_WAIT: Duration = Duration::from_secs(2);
 
+/// How long a timer may wait for a permit and still use its slot.
+const SLOT_KEEPS: Duration = Duration::from_millis(100);
+
 /// The longest that a claimed timer waits for its due time: more than `wheel.lead` can be.
 const DUE_WAIT: Duration = Duration::from_secs(2);
 
@@ -62,12 +65,16 @@ impl Dispatcher {
         if let Some(slot_us) = slot_us.filter(|_| is_due) {
             self.wait_for_slot(slot_us).await;
         }
+        let waits_from = Monotonic::now();
         let has_permit = is_due && self.acquire(key).await;
+        // Slots that all waited for one receiver would be used together.
+        let has_slot = slot_us.is_none() || waits_from.elapsed() < SLOT_KEEPS;
         let place = match has_permit {
             true => self.place_of(&row).await,
             false => None,
         };
         let may_send = place.is_some()
+            && has_slot
             && !self.abandon.is_cancelled()
             && self.ownership.valid(row.shard, epoch, self.store.clock().now());
         let Some(destination) = place.filter(|_| may_send) else {

@@ -182,6 +182,11 @@ impl Dispatcher {
         backlogged
     }
 
+    /// How often a lane has ceased to be held.
+    pub fn released(&self) -> u64 {
+        self.with(|lanes| lanes.released())
+    }
+
     /// How many pointers are queued in lanes without a backlog.
     pub fn queued_without_backlog(&self) -> usize {
         self.with(|lanes| lanes.queued_without_backlog())

@@ -14,6 +14,9 @@ use crate::telemetry::Streak;
 /// would be used all at once.
 const SLOTS_AHEAD: Duration = Duration::from_millis(50);
 
+/// What is known of how long a reservation takes: so much more than that the slots lie ahead, at most.
+const SLOTS_FAR_AHEAD: Duration = Duration::from_secs(2);
+
 /// The pause after slots could not be reserved.
 const SLOTS_AGAIN: Duration = Duration::from_millis(200);
 
@@ -34,14 +37,14 @@ impl Dispatcher {
     pub fn take_terms(&self) {
         let known = self.destinations.known();
         let terms: HashMap<i64, Terms> = known.values().map(|one| (one.lane(), terms_of(one))).collect();
-        self.with(|lanes| lanes.set_terms(terms));
+        self.with(|lanes| lanes.set_terms(terms, Monotonic::now().as_ms()));
         self.work.notify_one();
         self.backlog_cleared.notify_one();
     }
 
     /// Reserves time at destinations that have a rate, for what waits. Runs until dropped.
     pub async fn reserve_slots(self: Arc<Self>) {
-        let mut streak = Streak::default();
+        let (mut streak, mut ahead) = (Streak::default(), SLOTS_AHEAD);
         loop {
             self.slots.notified().await;
             let wanted = self.with(super::lanes::Lanes::wanted_slots);
@@ -49,9 +52,13 @@ impl Dispatcher {
                 continue;
             }
             let asked_us = Monotonic::now().as_us();
-            match self.destinations.reserve(&wanted, SLOTS_AHEAD).await {
+            match self.destinations.reserve(&wanted, ahead).await {
                 Ok(reserved) => {
                     streak.succeeded();
+                    // Slots that are past when they are told would be of no use.
+                    let took = u64::try_from(Monotonic::now().as_us() - asked_us).unwrap_or(0);
+                    let took = Duration::from_micros(took + took / 2);
+                    ahead = (SLOTS_AHEAD + took).min(SLOTS_FAR_AHEAD);
                     let now_ms = Monotonic::now().as_ms();
                     self.with(|lanes| {
                         for (lane, count, step_us) in &wanted {
@@ -87,7 +94,7 @@ impl Dispatcher {
 fn terms_of(one: &Destination) -> Terms {
     Terms {
         concurrency: one.limits.concurrency,
-        step_us: one.limits.rate_per_second.map(|rate| 1_000_000 / i64::from(rate.max(1))),
+        step_us: one.limits.rate_per_second.map(|rate| i64::from(1_000_000_u32.div_ceil(rate.max(1)))),
         held: one.paused || !matches!(one.place, Place::Webhook(_)),
     }
 }

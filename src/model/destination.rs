@@ -165,7 +165,7 @@ impl Secrets {
 
 /// Whether a header of this name (in lower case) holds a credential: its value is then not shown.
 pub fn is_secret_header(name: &str) -> bool {
-    ["auth", "cookie", "key", "token", "secret", "password", "credential", "session"]
+    ["auth", "cookie", "key", "token", "secret", "pass", "pwd", "cred", "session", "bearer", "jwt", "sign"]
         .iter()
         .any(|word| name.contains(word))
 }

@@ -32,6 +32,9 @@ impl Priority {
     /// Every priority, the highest first.
     pub const ALL: [Self; 3] = [Self::High, Self::Normal, Self::Low];
 
+    /// The sum of all weights.
+    pub const WEIGHTS: i32 = 21;
+
     /// Its share of the turns, where all three wait.
     pub const fn weight(self) -> i32 {
         match self {

@@ -79,6 +79,8 @@ struct Progress {
     complete_at: Option<Monotonic>,
     /// The store's clock was set back not long ago.
     set_back: Option<SetBack>,
+    /// How often a lane had ceased to be held as the floors began to rise.
+    released: u64,
 }
 
 impl Progress {
@@ -150,9 +152,39 @@ impl Sweep {
 
     /// Sweeps until stopped; calls `on_first` after the first sweep that succeeds.
     pub async fn run(self, stop: CancellationToken, on_first: impl FnOnce()) {
-        SweepLoop { sweep: self, failing: false, streak: Streak::default(), on_first: Some(on_first) }
-            .run(stop)
-            .await;
+        let sweep = Arc::new(self);
+        let looping = SweepLoop {
+            sweep: Arc::clone(&sweep),
+            failing: false,
+            streak: Streak::default(),
+            on_first: Some(on_first),
+        };
+        tokio::select! {
+            () = looping.run(stop) => {}
+            () = sweep.look_for_high() => {}
+        }
+    }
+
+    /// Looks for high timers by themselves while some lane has a backlog: the sweep may need a second to read past it, and
+    /// rests then. Runs until dropped. A failure is the sweep's to tell.
+    async fn look_for_high(&self) {
+        loop {
+            tokio::time::sleep(WITHOUT_WHEELS).await;
+            let backlogged = self.dispatcher.backlogged();
+            if backlogged.is_empty() {
+                continue;
+            }
+            let now = self.store.clock().now();
+            let probe = |(shard, _): (i32, _)| Probe {
+                shard,
+                floor: self.floor(shard, &Floors::default()),
+                grace_ms: self.positions.grace_ms(shard, now),
+            };
+            let probes: Vec<Probe> = self.ownership.claimable().into_iter().map(probe).collect();
+            if let Ok(found) = self.store.due_high(&probes, &backlogged, PAGE, PAGE).await {
+                let _ = self.handle(found.rows).await;
+            }
+        }
     }
 
     /// Ends the claims that crashed owners left, then queries all owned shards, pass after pass while there is more and
@@ -274,7 +306,7 @@ impl Sweep {
         pass: &mut Pass,
     ) -> Result<&'a [Probe], Error> {
         let (probes, remaining) = self.progress().batch_size(rows).split(probes);
-        let backlogged = self.dispatcher.backlogged();
+        let (released, backlogged) = (self.dispatcher.released(), self.dispatcher.backlogged());
         // Rows that are queued are found here too.
         let queued = self.dispatcher.queued_without_backlog();
         let limit = queued + PAGE;
@@ -288,7 +320,8 @@ impl Sweep {
         let mut of_shard: HashMap<i32, usize> = HashMap::new();
         found.rows.iter().for_each(|due| *of_shard.entry(due.pointer.shard).or_default() += 1);
         let all = found.rows.len() < limit && of_shard.values().all(|rows| *rows < per_shard);
-        if all && backlogged.is_empty() {
+        // The rows of lanes that are held are below the floors; once one is not, these are read from the bottom.
+        if all && backlogged.is_empty() && released == self.dispatcher.released() {
             self.progress().floors.rise(probes, &found.rows, now.get());
         }
         pass.more |= !all;
@@ -358,6 +391,10 @@ impl Sweep {
         let now = self.store.clock().now();
         let shards: Vec<i32> = self.ownership.claimable().into_iter().map(|(shard, _)| shard).collect();
         let mut progress = self.progress();
+        let released = self.dispatcher.released();
+        if std::mem::replace(&mut progress.released, released) != released {
+            progress.floors = Floors::default();
+        }
         progress.floors.begin(now.get(), &shards);
         let probe = |shard| Probe {
             shard,
@@ -399,7 +436,7 @@ impl Sweep {
 
 /// The sweep as a loop.
 struct SweepLoop<F> {
-    sweep: Sweep,
+    sweep: Arc<Sweep>,
     /// The last sweep failed.
     failing: bool,
     streak: Streak,

@@ -71,9 +71,17 @@ impl LaneQueue {
         self.pointers.iter_mut().rev().find_map(VecDeque::pop_back)
     }
 
-    /// Takes the last pointer of the lowest priority, if that is lower than this.
-    pub fn take_below(&mut self, priority: Priority) -> Option<Pointer> {
-        self.pointers[priority as usize + 1..].iter_mut().rev().find_map(VecDeque::pop_back)
+    /// Makes room for a pointer of this priority in a queue that is full with `capacity`: takes the last pointer of the
+    /// lowest other priority that has more than its share, if that is lower or this one has less than its own. So what is
+    /// more important goes first, and each keeps as many as its turns will need.
+    pub fn make_room(&mut self, priority: Priority, capacity: usize) -> Option<Pointer> {
+        let share = |one: Priority| (capacity * one.weight() as usize / Priority::WEIGHTS as usize).max(1);
+        let lacks = self.len_of(priority) < share(priority);
+        let gives = |one: &Priority| {
+            *one != priority && self.len_of(*one) > share(*one) && (lacks || *one > priority)
+        };
+        let from = Priority::ALL.into_iter().rev().find(gives)?;
+        self.pointers[from as usize].pop_back()
     }
 
     /// How many pointers wait.
@@ -217,9 +225,15 @@ impl Lane {
         drain_ms.min(queue_ms).clamp(1000.0, POSTPONE_MAX_MS) as i64
     }
 
-    /// Gives a permit to send at once (`None`), or a receiver that completes when there is one.
-    pub fn acquire(&mut self) -> Option<oneshot::Receiver<()>> {
-        if self.sending < self.limit {
+    /// How many permits are given out.
+    pub fn sending(&self) -> usize {
+        self.sending
+    }
+
+    /// Gives a permit to send at once (`None`) if there are `free` ones for its receiver, or a receiver that completes when
+    /// there is one.
+    pub fn acquire(&mut self, free: usize) -> Option<oneshot::Receiver<()>> {
+        if self.sending < self.limit && free > 0 {
             self.sending += 1;
             return None;
         }
@@ -238,9 +252,10 @@ impl Lane {
         self.permit_waiters.clear();
     }
 
-    /// Gives free permits to the attempts that wait for one.
-    pub fn grant(&mut self) {
-        while self.sending < self.limit {
+    /// Gives permits, `free` at most, to the attempts that wait for one.
+    pub fn grant(&mut self, free: usize) {
+        let most = self.limit.min(self.sending.saturating_add(free));
+        while self.sending < most {
             let Some(permit) = self.permit_waiters.pop_front() else { break };
             // An attempt that no longer waits gets no permit.
             self.sending += usize::from(permit.send(()).is_ok());

@@ -227,6 +227,8 @@ pub struct Lanes {
     by_standing: [usize; 3],
     newcomers: Newcomers,
     agreed: Agreed,
+    /// How often a lane has ceased to be held.
+    released: u64,
     total: usize,
     per_lane: usize,
 }
@@ -253,6 +255,7 @@ impl Lanes {
             by_standing: [0; 3],
             newcomers: Newcomers::of(total),
             agreed: Agreed::default(),
+            released: 0,
             total,
             per_lane,
         }
@@ -262,25 +265,34 @@ impl Lanes {
     /// first.
     pub fn set_limits(&mut self, total: usize, per_lane: usize) {
         (self.total, self.per_lane, self.newcomers) = (total, per_lane, Newcomers::of(total));
-        self.limit_lanes();
-    }
-
-    fn limit_lanes(&mut self) {
         for (key, lane) in &mut self.lanes {
-            lane.limit = lane.limit.min(self.agreed.concurrency(key.lane, self.per_lane));
+            lane.limit = lane.limit.min(self.agreed.concurrency(key.lane, per_lane));
         }
     }
 
     /// Puts the terms of all destinations in force. What waits in lanes that are held now is dropped.
-    pub fn set_terms(&mut self, terms: HashMap<i64, Terms>) {
-        let (held, has_released) = self.agreed.set(terms);
-        for lane in held {
+    pub fn set_terms(&mut self, terms: HashMap<i64, Terms>, now_ms: i64) {
+        let changed = self.agreed.set(terms);
+        for lane in changed.lanes {
+            let most = self.agreed.concurrency(lane, self.per_lane);
             for class in Class::ALL {
-                self.empty(LaneKey { lane, class });
+                let key = LaneKey { lane, class };
+                if self.agreed.holds(lane) {
+                    self.empty(key);
+                }
+                if let Some(lane) = self.lanes.get_mut(&key) {
+                    lane.limit = lane.limit.min(most);
+                }
+                self.wake(key, now_ms);
             }
         }
-        self.backlogs_cleared += u64::from(has_released);
-        self.limit_lanes();
+        self.released += u64::from(changed.has_released);
+        self.backlogs_cleared += u64::from(changed.has_released);
+    }
+
+    /// How often a lane has ceased to be held.
+    pub fn released(&self) -> u64 {
+        self.released
     }
 
     /// Drops what waits in a lane.
@@ -290,8 +302,15 @@ impl Lanes {
         lane.refuse_permits();
         self.unqueued(key, &dropped, true);
         self.clear_backlogs(key, 1);
+        self.forget_revisions(&dropped);
+    }
+
+    /// Pointers that were dropped are no longer the newest of their timers, unless newer ones have replaced them.
+    fn forget_revisions(&mut self, dropped: &[Pointer]) {
         for pointer in dropped {
-            self.queued_revisions.remove(&pointer.uid);
+            if self.queued_revisions.get(&pointer.uid) == Some(&pointer.revision()) {
+                self.queued_revisions.remove(&pointer.uid);
+            }
         }
     }
 
@@ -347,7 +366,7 @@ impl Lanes {
         self.forget_idle(now_ms);
         let free = MAX_QUEUED.saturating_sub(self.queued);
         let threshold = self.backlog_threshold();
-        let limit = INITIAL_LIMIT.min(self.agreed.concurrency(key.lane, self.per_lane));
+        let limit = self.initial_limit(key.lane);
         let lane = self.lanes.entry(key).or_insert_with(|| {
             let receiver = self.receivers.entry(key.lane).or_insert_with(|| {
                 self.states.idle += 1;
@@ -364,12 +383,16 @@ impl Lanes {
             lane.count_dropped(priority);
             return Offer::Dropped;
         }
-        if lane.queue.len() >= lane.capacity().min(free) {
-            match lane.queue.take_below(priority) {
-                Some(lower) => {
-                    lane.count_dropped(lower.priority);
-                    self.queued_revisions.remove(&lower.uid);
-                    self.unqueued(key, &[lower], false);
+        let capacity = lane.capacity().min(free);
+        if lane.queue.len() >= capacity {
+            match lane.queue.make_room(priority, capacity) {
+                Some(other) => {
+                    let is_empty = lane.queue.is_empty();
+                    if self.queued_revisions.get(&other.uid) == Some(&other.revision()) {
+                        lane.count_dropped(other.priority);
+                        self.queued_revisions.remove(&other.uid);
+                    }
+                    self.unqueued(key, &[other], is_empty);
                 }
                 None if swept => return Offer::Postpone(lane.postpone_ms(now_ms)),
                 None => {
@@ -401,9 +424,29 @@ impl Lanes {
         (QUEUED_WITHOUT_BACKLOG / self.lanes_queued.max(1)).clamp(BACKLOG_MIN, BACKLOG_MAX)
     }
 
-    /// The limit of a new lane.
-    fn initial_limit(&self) -> usize {
-        INITIAL_LIMIT.min(self.per_lane)
+    /// The limit of a new lane of this receiver.
+    fn initial_limit(&self, lane: i64) -> usize {
+        INITIAL_LIMIT.min(self.agreed.concurrency(lane, self.per_lane))
+    }
+
+    /// Permits that a receiver's lanes may still give out together: a concurrency of its own holds for all classes.
+    fn free_permits(&self, lane: i64) -> usize {
+        let most = self.agreed.concurrency(lane, usize::MAX);
+        if most == usize::MAX {
+            return most;
+        }
+        let sending = |class| self.lanes.get(&LaneKey { lane, class }).map_or(0, Lane::sending);
+        most.saturating_sub(Class::ALL.into_iter().map(sending).sum())
+    }
+
+    /// Gives free permits to the attempts of a receiver that wait for one.
+    fn grant(&mut self, lane: i64) {
+        for class in Class::ALL {
+            let free = self.free_permits(lane);
+            if let Some(lane) = self.lanes.get_mut(&LaneKey { lane, class }) {
+                lane.grant(free);
+            }
+        }
     }
 
     /// The lanes with a backlog, but for those that are held: the sweep skips them until [`Lanes::backlogs_cleared`] rises.
@@ -514,7 +557,8 @@ impl Lanes {
     /// Asks for a permit to send a claimed pointer: `None` when it may be sent at once, else a receiver that
     /// completes when there is a permit.
     pub fn acquire(&mut self, key: LaneKey) -> Option<oneshot::Receiver<()>> {
-        self.lanes.get_mut(&key)?.acquire()
+        let free = self.free_permits(key.lane);
+        self.lanes.get_mut(&key)?.acquire(free)
     }
 
     /// A pointer that has no permit will not be sent: it is no longer in flight.
@@ -576,9 +620,7 @@ impl Lanes {
             self.unqueued(key, &dropped, queued == 0);
             self.clear_backlogs(key, threshold / 4);
         }
-        for pointer in dropped {
-            self.queued_revisions.remove(&pointer.uid);
-        }
+        self.forget_revisions(&dropped);
     }
 
     /// Forgets a lane that has been idle for long, or one of too many. It looks at two lanes, which keeps up with one that

@@ -85,6 +85,9 @@ impl Receiver {
         self.refused = self.refused.saturating_add(1);
         if self.refused >= TRIED_SINGLY_AFTER {
             self.open(now_ms);
+        } else {
+            // It can be reached.
+            self.breaker = None;
         }
     }
 

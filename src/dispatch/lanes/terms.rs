@@ -67,6 +67,14 @@ impl Slots {
     }
 }
 
+/// What new terms have changed.
+pub(super) struct Changed {
+    /// The lanes whose terms are others now.
+    pub lanes: Vec<i64>,
+    /// One of them is held no longer.
+    pub has_released: bool,
+}
+
 /// The terms of all destinations.
 #[derive(Debug, Default)]
 pub(super) struct Agreed {
@@ -77,11 +85,11 @@ pub(super) struct Agreed {
 }
 
 impl Agreed {
-    /// Puts these terms in force. Returns the lanes that are held from now on, and whether one is held no longer.
-    pub fn set(&mut self, terms: HashMap<i64, Terms>) -> (Vec<i64>, bool) {
+    /// Puts these terms in force; returns what has changed.
+    pub fn set(&mut self, terms: HashMap<i64, Terms>) -> Changed {
         let is_held = |terms: &HashMap<i64, Terms>, lane: &i64| terms.get(lane).is_some_and(|one| one.held);
-        let held = terms.keys().filter(|lane| is_held(&terms, lane) && !is_held(&self.terms, lane)).copied();
-        let held: Vec<i64> = held.collect();
+        let all: HashSet<i64> = terms.keys().chain(self.terms.keys()).copied().collect();
+        let lanes = all.into_iter().filter(|lane| terms.get(lane) != self.terms.get(lane)).collect();
         let has_released = self.terms.keys().any(|lane| is_held(&self.terms, lane) && !is_held(&terms, lane));
         let same_rate = |lane: &i64| {
             let step = |terms: &HashMap<i64, Terms>| terms.get(lane).and_then(|one| one.step_us);
@@ -90,7 +98,7 @@ impl Agreed {
         self.slots.retain(|lane, _| same_rate(lane));
         self.wanting.retain(|lane| terms.get(lane).is_some_and(|one| one.step_us.is_some()));
         self.terms = terms;
-        (held, has_released)
+        Changed { lanes, has_released }
     }
 
     /// Whether a lane is that of a destination.
@@ -106,6 +114,11 @@ impl Agreed {
     /// The lanes that are held.
     pub fn held(&self) -> impl Iterator<Item = i64> {
         self.terms.iter().filter(|(_, terms)| terms.held).map(|(lane, _)| *lane)
+    }
+
+    /// Whether a lane has a rate.
+    pub fn has_rate(&self, lane: i64) -> bool {
+        self.terms.get(&lane).is_some_and(|terms| terms.step_us.is_some())
     }
 
     /// The attempts that may be made at once in a lane; `otherwise` where nothing is agreed.

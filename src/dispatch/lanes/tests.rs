@@ -720,13 +720,13 @@ fn a_lane_that_is_held_queues_nothing_and_the_sweep_looks_again_when_it_is_not()
         lanes.offer(pointer(n, 1, 0), 0);
     }
     let cleared = lanes.backlogs_cleared();
-    lanes.set_terms(terms(1, Terms { held: true, ..PLAIN }));
+    lanes.set_terms(terms(1, Terms { held: true, ..PLAIN }), 0);
     lanes.check();
     assert_eq!((lanes.queued(), lanes.held().collect::<Vec<_>>()), (0, vec![1]));
     assert_eq!(lanes.offer(pointer(50, 1, 0), 0), Offer::Held);
     assert_eq!(lanes.offer(pointer(51, 2, 0), 0), Offer::Queued);
     assert_eq!(lanes.backlogs_cleared(), cleared);
-    lanes.set_terms(terms(1, PLAIN));
+    lanes.set_terms(terms(1, PLAIN), 0);
     assert_eq!(lanes.backlogs_cleared(), cleared + 1);
     assert_eq!(lanes.offer(pointer(50, 1, 0), 0), Offer::Queued);
     lanes.check();
@@ -735,7 +735,7 @@ fn a_lane_that_is_held_queues_nothing_and_the_sweep_looks_again_when_it_is_not()
 #[test]
 fn a_lane_with_a_rate_hands_out_as_many_as_it_has_slots() {
     let mut lanes = proven(100, 10, [1]);
-    lanes.set_terms(terms(1, Terms { step_us: Some(20_000), ..PLAIN }));
+    lanes.set_terms(terms(1, Terms { step_us: Some(20_000), ..PLAIN }), 0);
     for n in 0..30 {
         lanes.offer(pointer(n, 1, 0), 1000);
     }
@@ -758,7 +758,7 @@ fn a_lane_with_a_rate_hands_out_as_many_as_it_has_slots() {
 #[test]
 fn a_destination_that_refuses_again_and_again_is_tried_singly() {
     let mut lanes = Lanes::new(100, 10);
-    lanes.set_terms(terms(1, PLAIN));
+    lanes.set_terms(terms(1, PLAIN), 0);
     // Lane 2 is no destination's.
     for lane in [1, 2] {
         for n in 0..5 {
@@ -779,11 +779,56 @@ fn a_destination_that_refuses_again_and_again_is_tried_singly() {
 #[test]
 fn a_concurrency_of_its_own_holds_for_one_lane() {
     let mut lanes = proven(1000, 100, [1, 2]);
-    lanes.set_terms(terms(1, Terms { concurrency: Some(2), ..PLAIN }));
+    lanes.set_terms(terms(1, Terms { concurrency: Some(2), ..PLAIN }), 0);
     for n in 0..40 {
         lanes.offer(pointer(n, 1 + (n % 2) as i64, 0), 0);
     }
     let taken = take(&mut lanes, 100);
-    let of = |lane| taken.iter().filter(|one| one.lane == lane).count();
-    assert_eq!((of(1), of(2)), (2, 20));
+    let permits = taken.iter().filter(|one| lanes.acquire(LaneKey::of(one)).is_none());
+    let permits: Vec<i64> = permits.map(|one| one.lane).collect();
+    let of = |lane| permits.iter().filter(|one| **one == lane).count();
+    assert_eq!((of(1), of(2)), (2, 17), "the other has one more than a new lane");
+}
+
+/// A receiver slower than the high ones that come: low ones wait long, and still move.
+#[test]
+fn a_stream_of_high_ones_leaves_low_ones_their_turns() {
+    let mut lanes = proven(100, 4, [1]);
+    let (mut sent, mut n) = ([0; 3], 0);
+    for at in (1..400).map(|tenth| tenth * 100) {
+        // Ten times as many as are sent.
+        for priority in [Priority::High; 9].into_iter().chain([Priority::Normal, Priority::Low]) {
+            n += 1;
+            lanes.offer(ranked(n, 1, priority), at);
+        }
+        for one in take_at(&mut lanes, 1, at) {
+            sent[one.priority as usize] += 1;
+            finish(&mut lanes, &one, AttemptEnd::Answered, at);
+        }
+    }
+    let [high, normal, low] = sent;
+    assert!(low >= 10 && normal >= 2 * low && high >= 2 * normal, "{sent:?}");
+}
+
+#[test]
+fn a_concurrency_of_its_own_holds_for_all_classes_together() {
+    let mut lanes = proven(1000, 100, [1]);
+    lanes.set_terms(terms(1, Terms { concurrency: Some(2), ..PLAIN }), 0);
+    for n in 0..3 {
+        lanes.offer(pointer(n, 1, 0), 0);
+        lanes.offer(pointer(100 + n, 1, 1), 0);
+    }
+    let taken = take(&mut lanes, 100);
+    let mut waiting = Vec::new();
+    let mut sending = Vec::new();
+    for one in &taken {
+        match lanes.acquire(LaneKey::of(one)) {
+            None => sending.push(*one),
+            Some(granted) => waiting.push((*one, granted)),
+        }
+    }
+    assert_eq!(sending.len(), 2);
+    lanes.attempt_ended(LaneKey::of(&sending[0]), AttemptEnd::Answered, 1);
+    let granted = waiting.iter_mut().filter_map(|(_, granted)| granted.try_recv().ok()).count();
+    assert_eq!(granted, 1, "one for one that ended");
 }

@@ -196,8 +196,8 @@ impl Lanes {
         let Some(lane) = self.lanes.get_mut(&key) else { return };
         lane.in_flight = lane.in_flight.saturating_sub(1);
         end(lane);
-        lane.grant();
         lane.idle_since_ms = now_ms;
+        self.grant(key.lane);
         let in_flight = &mut self.in_flight[key.class as usize];
         *in_flight = in_flight.saturating_sub(1);
         self.change_receiver(key.lane, |receiver| receiver.in_flight = receiver.in_flight.saturating_sub(1));
@@ -252,7 +252,8 @@ impl Lanes {
 
     /// The turn of one lane, which was at the head of this ring.
     fn turn(&mut self, key: LaneKey, ring: usize, most: usize, now_ms: i64, taken: &mut Vec<Pointer>) {
-        let (in_flight, initial_limit) = (self.in_flight(), self.initial_limit());
+        let (in_flight, initial_limit) = (self.in_flight(), self.initial_limit(key.lane));
+        let has_rate = self.agreed.has_rate(key.lane);
         let of_node =
             (self.total + self.set_aside).saturating_sub(self.in_hand.len()).min(self.room_of_ring(ring));
         let (group, share) = (group_of(key.lane), self.group_share());
@@ -267,8 +268,9 @@ impl Lanes {
         }
         let of_lane = match trial {
             Some(_) => usize::from(receiver.in_flight == 0),
-            // Attempts that only wait for a permit take no room that other receivers need.
-            None if standing == Standing::Proven && in_flight < self.total / 2 => {
+            // Attempts that only wait for a permit take no room that other receivers need. With a rate they would wait while
+            // their slots pass.
+            None if standing == Standing::Proven && in_flight < self.total / 2 && !has_rate => {
                 lane.max_in_flight(initial_limit).saturating_sub(lane.in_flight)
             }
             None => lane.limit.saturating_sub(lane.in_flight),

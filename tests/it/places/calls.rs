@@ -42,6 +42,14 @@ async fn one_is_made_shown_changed_and_removed(builder: NodeBuilder) {
     assert_eq!(changed.body["rate_per_second"], Value::Null);
     assert_eq!(changed.body["concurrency"], 7);
 
+    // To another host no secret goes along by itself.
+    let away = json!({"webhook": {"url": "http://127.0.0.2:9/"}});
+    let refused = call(&api, Method::PATCH, "shop-orders", "", Some(&away)).await;
+    problem(&refused, 422, "invalid");
+    let pointers: Vec<&Value> =
+        refused.body["errors"].as_array().expect("a list").iter().map(|error| &error["pointer"]).collect();
+    assert_eq!(pointers, ["/webhook/secret", "/webhook/headers/authorization"]);
+
     // Names of headers are the same in upper and lower case; a repeat changes nothing.
     let part = json!({"webhook": {"headers": {"X-TENANT": "mall", "Authorization": null}}});
     for _ in 0..2 {

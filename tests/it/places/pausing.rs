@@ -62,12 +62,19 @@ async fn the_oldest_goes_first(builder: NodeBuilder) {
         assert_eq!(api.put(&format!("t{n:02}"), &timer).await.0, 201);
     }
     waiting(&api, "a", 20).await;
+    // Their pointers have come up, and were not taken: one that was registered after them is delivered.
+    made(&api, "b", &json!({"webhook": {"url": receiver.url("/ok")}})).await;
+    assert_eq!(api.put("beside", &now("b")).await.0, 201);
+    in_state(&api, "beside", "delivered").await;
     set(&api, "a", "resume").await;
-    let sent = receiver.wait_for(20, LONG).await;
-    let dues: Vec<i64> = sent.iter().filter_map(|one| one.due_at_ms).collect();
+    let mut sent = receiver.wait_for(21, LONG).await;
+    sent.retain(|one| one.timer != "beside");
+    // Three are claimed at a time; which of them has the permit first is the runtime's to choose.
     // Registered after they were due, they woke when they were registered: that is the order.
     let order: Vec<&str> = sent.iter().map(|one| one.timer.as_str()).collect();
-    assert!(order.is_sorted(), "{order:?} {dues:?}");
+    let is_near =
+        |(place, id): (usize, &&str)| id[1..].parse::<usize>().is_ok_and(|n| n.abs_diff(place) <= 2);
+    assert!(order.iter().enumerate().all(is_near), "{order:?}");
 }
 
 /// Whether a timer is too late is judged when its destination is resumed.

@@ -4,7 +4,9 @@ use base64::Engine;
 use serde_json::json;
 
 use super::{LONG, get, made, now, put};
-use crate::support::{Node, NodeBuilder, Receiver, ask_sql, fresh_database, in_state, on_both, problem};
+use crate::support::{
+    Node, NodeBuilder, Receiver, ask_sql, fresh_database, in_state, on_both, problem, run_sql,
+};
 
 const KEY: &str = "MAINSPRING__SERVER__SECRETS_KEY";
 
@@ -71,6 +73,35 @@ async fn they_are_sealed_in_the_store_and_keys_can_be_changed() {
             "{log}"
         );
     }
+}
+
+/// One damaged row is held, and can be put anew; the others work.
+#[tokio::test]
+async fn a_damaged_secret_keeps_no_node_from_its_work() {
+    let (url, receiver) = (fresh_database().await, Receiver::start().await);
+    let mut node = Node::builder().cold(&url).env(KEY, key(1)).start_ready().await;
+    let hook = json!({"url": receiver.url("/ok"), "secret": "whsec_c2VjcmV0"});
+    for name in ["whole", "damaged"] {
+        made(&node.api(), name, &json!({"webhook": hook})).await;
+    }
+    let damage = "UPDATE destinations SET secrets = set_byte(secrets, 30, 255 - get_byte(secrets, 30)) WHERE name = 'damaged'";
+    run_sql(&url, damage).await;
+    node.restart().await;
+    node.wait_ready(LONG).await;
+    let api = node.api();
+    for name in ["whole", "damaged"] {
+        assert_eq!(api.put(name, &now(name)).await.0, 201);
+    }
+    in_state(&api, "whole", "delivered").await;
+    let shown = get(&api, "damaged").await;
+    assert_eq!((&shown["kind"], &shown["webhook"]), (&json!("webhook"), &json!(null)));
+    let (_, explained) = api.get("/v1/timers/damaged/explain").await;
+    assert!(
+        explained["waiting_for"].as_str().expect("a reason").contains("destination `damaged`"),
+        "{explained}"
+    );
+    assert_eq!(put(&api, "damaged", &json!({"webhook": hook})).await.status, 200);
+    in_state(&api, "damaged", "delivered").await;
 }
 
 #[tokio::test]
