@@ -832,3 +832,35 @@ fn a_concurrency_of_its_own_holds_for_all_classes_together() {
     let granted = waiting.iter_mut().filter_map(|(_, granted)| granted.try_recv().ok()).count();
     assert_eq!(granted, 1, "one for one that ended");
 }
+
+/// A full lane puts out the replaced pointer of a timer that was raised: the one that counts stays.
+#[test]
+fn a_raised_timer_is_not_lost_with_its_old_pointer() {
+    let mut lanes = proven(100, 1, [1]);
+    for n in 0..20 {
+        lanes.offer(ranked(n, 1, Priority::Low), 0);
+    }
+    // A slow receiver: the queue is short.
+    for at in (1..60).map(|n| n * 1000) {
+        for one in take_at(&mut lanes, 1, at) {
+            finish(&mut lanes, &one, AttemptEnd::Answered, at);
+        }
+        lanes.offer(ranked(1 << 90 | at as u128, 1, Priority::Low), at);
+    }
+    let (at, key) = (60_000, LaneKey { lane: 1, class: Class::First });
+    while lanes.lanes[&key].queue.len() < MIN_CAPACITY - 2 {
+        lanes.offer(ranked(1 << 91 | lanes.queued() as u128, 1, Priority::Low), at);
+    }
+    let last = ranked(1 << 92, 1, Priority::Low);
+    let raised = Pointer { change: 1, priority: Priority::High, ..last };
+    let other = ranked(1 << 93, 1, Priority::High);
+    let offers = [last, raised, other].map(|one| lanes.offer(one, at));
+    assert_eq!(
+        offers,
+        [Offer::Queued; 3],
+        "for the other one the last low pointer is put out, which is the replaced one"
+    );
+    lanes.check();
+    assert_eq!(lanes.offer(raised, at), Offer::Duplicate, "it waits");
+    assert!(take_at(&mut lanes, 5, at).contains(&raised));
+}

@@ -134,7 +134,7 @@ async fn one_that_fails_is_tried_singly_and_comes_back(builder: NodeBuilder) {
     tokio::time::sleep(Duration::from_secs(2)).await;
     let in_two_seconds = tried.load(Ordering::SeqCst) - before;
     // By itself each timer would be tried every fifth of a second: a thousand attempts.
-    assert!((1..=30).contains(&in_two_seconds), "{in_two_seconds} attempts in two seconds");
+    assert!((1..=100).contains(&in_two_seconds), "{in_two_seconds} attempts in two seconds");
     is_back.store(true, Ordering::SeqCst);
     settled(&api, 100, 0).await;
     eventually("it is well", LONG, async || {
