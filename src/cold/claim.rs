@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use super::columns::{self, AFTER, ALL, TimerColumn};
 use super::restore::{IS_ACCEPTED, MAY_FIRE};
-use super::row::TimerRow;
+use super::row::{TimerRow, priority_of};
 use super::sql::{Column, Dialect, Row, Statement};
 use super::{ColdStore, Error};
 use crate::clock::Monotonic;
@@ -55,11 +55,6 @@ pub(super) fn pointer_of(row: &Row, via: Via) -> Result<Pointer, Error> {
         overdue: false,
         via,
     })
-}
-
-/// The priority that is stored as this; an unknown one counts as the default.
-pub(super) fn priority_of(stored: Option<i16>) -> Priority {
-    stored.and_then(|code| Priority::from_code(u8::try_from(code).ok()?)).unwrap_or_default()
 }
 
 /// A row whose `wake_at` has passed.

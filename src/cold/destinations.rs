@@ -148,7 +148,7 @@ impl ColdStore {
     /// notified.
     pub async fn put_destination(&self, edit: &DestinationEdit) -> Result<Written, Error> {
         let mut tx = self.pool.begin().await?;
-        let before = self.lock_destination(&mut tx, &edit.name).await?;
+        let before = self.lock_destination(&mut tx, &edit.name, CHANGING).await?;
         let version = before.as_ref().map_or(0, |row| row.version);
         if edit.if_version.is_some_and(|wanted| wanted != version) {
             return Ok(Written::OtherVersion(version));
@@ -178,7 +178,7 @@ impl ColdStore {
     /// Pauses a destination, or resumes it; `None` if there is none of this name. Other nodes are notified.
     pub async fn pause_destination(&self, name: &str, paused: bool) -> Result<Option<DestinationRow>, Error> {
         let mut tx = self.pool.begin().await?;
-        let Some(before) = self.lock_destination(&mut tx, name).await? else { return Ok(None) };
+        let Some(before) = self.lock_destination(&mut tx, name, CHANGING).await? else { return Ok(None) };
         if before.paused == paused {
             return Ok(Some(before));
         }
@@ -197,32 +197,27 @@ impl ColdStore {
     /// Removes a destination that no live timer uses. Other nodes are notified.
     pub async fn remove_destination(&self, name: &str) -> Result<Removed, Error> {
         // Counted without the lock, for which registrations would wait.
-        let counted = self.pool.read(self.uses_statement(name, MOST_COUNTED)).await?;
-        let uses: i64 = counted.first().map_or(Ok(0), |row| row.get(0))?;
+        let uses = counted(&self.pool.read(self.uses_statement(name, MOST_COUNTED)).await?)?;
         if uses > 0 {
             return Ok(Removed::InUse(uses));
         }
         let mut tx = self.pool.begin().await?;
-        let mut s = Statement::new(self.dialect(), "lock_destination");
-        let (bound, lock) = (s.text(name), self.dialect().lock("FOR UPDATE"));
-        s.push(&format!(
-            "SELECT name FROM destinations WHERE namespace = {NAMESPACE} AND name = {bound} {lock}"
-        ));
-        if tx.fetch(s).await?.is_empty() {
+        if self.lock_destination(&mut tx, name, "FOR UPDATE").await?.is_none() {
             return Ok(Removed::NoSuch);
         }
         // A statement of its own, after the lock: it sees what was registered meanwhile.
-        let counted = tx.fetch(self.uses_statement(name, 1)).await?;
-        let uses: i64 = counted.first().map_or(Ok(0), |row| row.get(0))?;
+        let uses = counted(&tx.fetch(self.uses_statement(name, 1)).await?)?;
         if uses > 0 {
             return Ok(Removed::InUse(uses));
         }
-        for table in ["destinations WHERE namespace = 0 AND name =", "destination_slots WHERE lane ="] {
-            let mut s = Statement::new(self.dialect(), "remove_destination");
-            let key = if table.ends_with("name =") { s.text(name) } else { s.int(lane(name)) };
-            s.push(&format!("DELETE FROM {table} {key}"));
-            tx.execute(s).await?;
-        }
+        let mut s = Statement::new(self.dialect(), "remove_destination");
+        let bound = s.text(name);
+        s.push(&format!("DELETE FROM destinations WHERE namespace = {NAMESPACE} AND name = {bound}"));
+        tx.execute(s).await?;
+        let mut s = Statement::new(self.dialect(), "remove_destination_slots");
+        let bound = s.int(lane(name));
+        s.push(&format!("DELETE FROM destination_slots WHERE lane = {bound}"));
+        tx.execute(s).await?;
         self.tell_destinations(&mut tx).await?;
         tx.commit().await.map_err(Error::at_commit)?;
         Ok(Removed::Done)
@@ -238,10 +233,15 @@ impl ColdStore {
         s
     }
 
-    /// Reads a destination and keeps others from changing it until the end of the transaction.
-    async fn lock_destination(&self, tx: &mut Tx, name: &str) -> Result<Option<DestinationRow>, Error> {
+    /// Reads a destination and keeps others from changing it until the end of the transaction, by this lock.
+    async fn lock_destination(
+        &self,
+        tx: &mut Tx,
+        name: &str,
+        lock: &'static str,
+    ) -> Result<Option<DestinationRow>, Error> {
         let mut s = Statement::new(self.dialect(), "lock_destination");
-        let (name, lock) = (s.text(name), self.dialect().lock("FOR NO KEY UPDATE"));
+        let (name, lock) = (s.text(name), self.dialect().lock(lock));
         s.push(&format!(
             "SELECT {COLUMNS} FROM destinations WHERE namespace = {NAMESPACE} AND name = {name} {lock}"
         ));
@@ -362,6 +362,14 @@ impl ColdStore {
         rows.iter().map(|row| Ok(Reserved { lane: row.get(0)?, start_us: row.get(1)? })).collect()
     }
 }
+
+/// The number in the only row of a count.
+fn counted(rows: &[Row]) -> Result<i64, Error> {
+    rows.first().map_or(Ok(0), |row| row.get(0))
+}
+
+/// The lock of whoever changes a destination: those who register timers for it go on.
+const CHANGING: &str = "FOR NO KEY UPDATE";
 
 /// A slot that lies so many microseconds and so many steps ahead was reserved before the store's clock was set back: nodes
 /// reserve a quarter of a second each, or one step.

@@ -141,7 +141,7 @@ impl ColdStore {
             answers[i] = kept.remove(&timers[i].uid).map(|row| Ok(Registered::New(Box::new(row))));
         }
         // Of equal ids one was tried. If its destination is missing, the others stand for themselves.
-        let goes_nowhere = |i: usize| order.contains(&i) && nowhere.contains(&timers[i].uid);
+        let goes_nowhere = |i: usize| nowhere.contains(&timers[i].uid) && order.contains(&i);
         let again: Vec<usize> = match nowhere.is_empty() {
             true => Vec::new(),
             false => (0..timers.len())

@@ -3,7 +3,6 @@
 use serde::{Deserialize, Serialize};
 
 use super::Error;
-use super::claim::priority_of;
 use super::columns::{AFTER, TimerColumn as C, WEBHOOK};
 use super::sql::Row;
 use crate::model::id::{Epoch, Generation, TimerId, Uid, Version, delivery_id};
@@ -94,6 +93,11 @@ pub struct AttemptRecord {
     pub detail: Option<String>,
     /// The node that made the attempt.
     pub node: String,
+}
+
+/// The priority that is stored as this; an unknown one counts as the default.
+pub(super) fn priority_of(stored: Option<i16>) -> Priority {
+    stored.and_then(|code| Priority::from_code(u8::try_from(code).ok()?)).unwrap_or_default()
 }
 
 impl TimerRow {

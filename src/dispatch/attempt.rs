@@ -10,7 +10,7 @@ use crate::clock::Monotonic;
 use crate::cold::{AttemptRecord, TimerRow};
 use crate::config::CLAIM_MARGIN;
 use crate::metrics::Metrics;
-use crate::model::destination::{Destination, Place};
+use crate::model::destination::Destination;
 use crate::model::id::Epoch;
 use crate::model::pointer::Pointer;
 use crate::model::policy::Retry;
@@ -154,7 +154,7 @@ impl Dispatcher {
         match self.destinations.find(name).await {
             // The sink says that there is none.
             Ok(None) => Some(None),
-            Ok(Some(known)) if known.paused || !matches!(known.place, Place::Webhook(_)) => None,
+            Ok(Some(known)) if known.is_held() => None,
             Ok(known) => Some(known),
             Err(_) => None,
         }

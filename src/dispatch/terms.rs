@@ -7,14 +7,14 @@ use std::time::Duration;
 use super::Dispatcher;
 use super::lanes::Terms;
 use crate::clock::Monotonic;
-use crate::model::destination::{Destination, Place};
+use crate::model::destination::Destination;
 use crate::telemetry::Streak;
 
 /// Slots are reserved no sooner than so long from now: a timer is offered as long before it is due, and slots before that
 /// would be used all at once.
 const SLOTS_AHEAD: Duration = Duration::from_millis(50);
 
-/// What is known of how long a reservation takes: so much more than that the slots lie ahead, at most.
+/// The furthest ahead that slots are reserved, where the store is slow.
 const SLOTS_FAR_AHEAD: Duration = Duration::from_secs(2);
 
 /// The pause after slots could not be reserved.
@@ -95,6 +95,6 @@ fn terms_of(one: &Destination) -> Terms {
     Terms {
         concurrency: one.limits.concurrency,
         step_us: one.limits.rate_per_second.map(|rate| i64::from(1_000_000_u32.div_ceil(rate.max(1)))),
-        held: one.paused || !matches!(one.place, Place::Webhook(_)),
+        held: one.is_held(),
     }
 }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::id::digest16;
 use super::policy::Retry;
-use super::target::Webhook;
+use super::target::{Webhook, is_local_name};
 use super::time::{Span, UnixMs};
 
 /// The longest name, in bytes.
@@ -57,6 +57,11 @@ pub struct Destination {
 }
 
 impl Destination {
+    /// Whether nothing is to be sent there from this node now: it is paused, or this node cannot.
+    pub const fn is_held(&self) -> bool {
+        self.paused || !matches!(self.place, Place::Webhook(_))
+    }
+
     /// Its lane.
     pub fn lane(&self) -> i64 {
         lane(&self.name)
@@ -175,10 +180,7 @@ pub fn is_loopback(url: &url::Url) -> bool {
     match url.host() {
         Some(url::Host::Ipv4(ip)) => IpAddr::from(ip).is_loopback(),
         Some(url::Host::Ipv6(ip)) => IpAddr::from(ip).is_loopback(),
-        Some(url::Host::Domain(name)) => {
-            let name = name.trim_end_matches('.');
-            name == "localhost" || name.ends_with(".localhost")
-        }
+        Some(url::Host::Domain(name)) => is_local_name(name),
         None => false,
     }
 }

@@ -245,6 +245,12 @@ fn group(host: &str) -> &str {
     }
 }
 
+/// Whether a name means this very machine.
+pub fn is_local_name(name: &str) -> bool {
+    let name = name.trim_end_matches('.').to_ascii_lowercase();
+    name == "localhost" || name.ends_with(".localhost")
+}
+
 fn check_url(text: &str) -> Result<Url, String> {
     if text.len() > MAX_URL {
         return Err(format!("a URL of {} bytes; at most {MAX_URL}", text.len()));

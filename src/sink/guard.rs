@@ -9,6 +9,7 @@ use std::sync::Arc;
 use url::Host;
 
 use crate::config::Config;
+use crate::model::target::is_local_name;
 
 /// Allows or refuses addresses and names.
 #[derive(Clone)]
@@ -61,11 +62,6 @@ impl Guard {
             _ => Ok(()),
         }
     }
-}
-
-fn is_local_name(name: &str) -> bool {
-    let name = name.trim_end_matches('.').to_ascii_lowercase();
-    name == "localhost" || name.ends_with(".localhost")
 }
 
 /// An IPv4 address inside IPv6 (mapped, NAT64, 6to4) is checked as the IPv4 address.

@@ -4,7 +4,8 @@
 //! a shard's wheel turns, only rows that are a second overdue are read, and in a healthy run there are none; without
 //! its wheel every timer of the shard fires from here. Found rows are offered to the dispatcher. Expired claims become
 //! retries. Timers later than their grace expire. Rows that the full lane of a slow receiver cannot queue are
-//! postponed. Lanes with a backlog are skipped until it is gone.
+//! postponed. Lanes with a backlog of a priority are skipped until it is gone, and lanes that are held until they are
+//! not. While a lane has a backlog, timers of high priority are looked for by themselves.
 //!
 //! The rows of skipped lanes are read past in SQL, and may be millions. So rows that woke within the last two minutes
 //! are queried by themselves. Deeper rows are queried in as many statements as it takes, with queries for recent
