@@ -1,5 +1,7 @@
 //! `/v1/destinations`: named places that deliveries go to.
 
+mod place;
+
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
@@ -10,6 +12,7 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::Value;
 
+use self::place::{HookView, RedisStreamView, keep_secrets};
 use super::ApiState;
 use super::problem::{FieldError, Problem};
 use super::request::{self, DestinationIn};
@@ -19,9 +22,9 @@ use super::view::RetryView;
 use crate::cold::{DestinationRow, MAX_DESTINATIONS, MOST_COUNTED, Removed, Written};
 use crate::destinations::{Refused, Wanted};
 use crate::dispatch::ReceiverLoad;
-use crate::model::destination::{Destination, Place, Settings, is_name, is_secret_header};
+use crate::model::destination::{Destination, Settings, is_name};
+use crate::model::place::Place;
 use crate::model::policy::Retry;
-use crate::model::target::Webhook;
 use crate::model::time::{Span, UnixMs};
 use crate::model::timer::AttemptResult;
 use crate::service::Service;
@@ -53,13 +56,17 @@ pub struct DestinationPath {
 pub struct DestinationView {
     #[schema(value_type = schema::DestinationName)]
     name: String,
-    /// What it is: `webhook`.
+    /// What it is: `webhook` or `redis_stream`. The field of this name says where it is; it is missing where this node
+    /// cannot send there: the kind is of a later version, or this node lacks the key of the secrets.
     kind: String,
-    /// An HTTP receiver. Missing where this node cannot send there: its build does not carry the kind, or it lacks the key
-    /// of the secrets.
+    /// An HTTP receiver.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = HookView, required = false)]
     webhook: Option<HookView>,
+    /// A stream of Redis.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = RedisStreamView, required = false)]
+    redis_stream: Option<RedisStreamView>,
     /// Attempts at once, for each node.
     #[schema(minimum = 1)]
     concurrency: usize,
@@ -95,31 +102,6 @@ pub struct DestinationView {
     changed_at: UnixMs,
 }
 
-/// An HTTP receiver, without its secrets.
-#[derive(Debug, Serialize, utoipa::ToSchema)]
-pub struct HookView {
-    /// As deliveries use it: normalized, so it may be longer than in the request.
-    #[schema(format = "uri")]
-    url: String,
-    /// Names in lower case. The value of a header that holds a credential, by its name, is `null`.
-    #[schema(value_type = schema::ShownHeaders)]
-    headers: BTreeMap<String, Option<String>>,
-    /// Whether deliveries are signed.
-    signed: bool,
-}
-
-impl HookView {
-    fn new(place: Place) -> Option<Self> {
-        let Place::Webhook(Webhook { url, secret, headers }) = place else { return None };
-        let shown = |(name, value): (String, String)| {
-            let value = Some(value).filter(|_| !is_secret_header(&name));
-            (name, value)
-        };
-        let headers = headers.into_iter().map(shown).collect();
-        Some(Self { url: url.into(), headers, signed: secret.is_some() })
-    }
-}
-
 /// All destinations.
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct DestinationsAnswer {
@@ -139,19 +121,25 @@ async fn views(
     let names: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
     let most = if rows.len() == 1 { MOST_COUNTED } else { MOST_COUNTED_EACH };
     let waiting = service.store.destinations_waiting(&names, most).await.ok();
-    let webhook = &state.node.config.webhook;
+    let settings = &state.node.config.webhook;
     let view = |row: &DestinationRow| {
-        let Destination { name, place, limits, paused, version, .. } = service.destinations.opened(row);
+        let Destination { name, kind, place, limits, paused, version, .. } = service.destinations.opened(row);
+        let (webhook, redis_stream) = match place {
+            Ok(Place::Webhook(hook)) => (Some(hook.into()), None),
+            Ok(Place::RedisStream(stream)) => (None, Some(stream.into())),
+            Err(_) => (None, None),
+        };
         let load = loads.get(&name);
         let (last_error, last_error_at) =
             load.and_then(|load| load.last_error.clone()).map(|error| (error.detail, error.at)).unzip();
         DestinationView {
-            kind: place.kind().to_owned(),
-            webhook: HookView::new(place),
-            concurrency: limits.concurrency.unwrap_or(webhook.concurrency),
+            kind,
+            webhook,
+            redis_stream,
+            concurrency: limits.concurrency.unwrap_or(settings.concurrency),
             rate_per_second: limits.rate_per_second,
             retry: limits.retry.unwrap_or_default(),
-            timeout: limits.timeout.unwrap_or(webhook.timeout),
+            timeout: limits.timeout.unwrap_or(settings.timeout),
             state: match load {
                 _ if paused => "paused",
                 Some(load) if load.failing => "failing",
@@ -203,8 +191,8 @@ async fn find(service: &Service, name: &str) -> Result<DestinationRow, Problem> 
 impl From<Refused> for Problem {
     fn from(why: Refused) -> Self {
         match why {
-            Refused::NoKey => {
-                Self::invalid(vec![FieldError::new("/webhook", "no_secrets_key", why.to_string())])
+            Refused::NoKey { kind } => {
+                Self::invalid(vec![FieldError::new(format!("/{kind}"), "no_secrets_key", why.to_string())])
             }
             Refused::NotSealed => Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", why.to_string()),
             Refused::Cold(why) => why.into(),
@@ -307,41 +295,17 @@ fn merged(
     state: &ApiState,
 ) -> Result<Wanted, Problem> {
     let Destination { place, limits, .. } = service.destinations.opened(row);
-    let Place::Webhook(hook) = place else {
+    let Ok(before) = place else {
         let detail = "this node cannot read this destination; change it on a node that can, or PUT it anew";
         return Err(Problem::invalid(vec![FieldError::new("", "unreadable", detail)]));
     };
-    let (patch, before) = (with_lower_case_headers(patch), hook.clone());
-    let whole = serde_json::to_value(Settings { limits, webhook: Some(hook) });
+    let patch = with_lower_case_headers(patch);
+    let whole = serde_json::to_value(Settings { limits, place: before.clone() });
     let mut whole = whole.map_err(|_| crate::cold::Error::Corrupt("a destination".into()))?;
     merge(&mut whole, &patch);
-    let wanted = request::destination(whole.to_string().as_bytes(), &state.guard)?;
-    if before.url.origin() != wanted.webhook.url.origin() {
-        takes_no_secret_along(&before, &wanted.webhook, &patch)?;
-    }
+    let mut wanted = request::destination(whole.to_string().as_bytes(), &state.guard)?;
+    keep_secrets(&before, &mut wanted.place, &patch)?;
     Ok(wanted)
-}
-
-/// Secrets that are never shown must not go to another host because somebody changed the URL: they are given again, or
-/// removed, in the same call.
-fn takes_no_secret_along(before: &Webhook, after: &Webhook, patch: &Value) -> Result<(), Problem> {
-    let given = |pointer: &str| patch.pointer(&format!("/webhook/{pointer}")).is_some();
-    let is_kept = before.secret.is_some() && after.secret.is_some() && !given("secret");
-    let headers = before.headers.keys().filter(|name| is_secret_header(name));
-    let kept_headers = headers.filter(|name| {
-        let escaped = name.replace('~', "~0");
-        after.headers.contains_key(*name) && !given(&format!("headers/{escaped}"))
-    });
-    let kept: Vec<FieldError> = is_kept
-        .then(|| "/webhook/secret".to_owned())
-        .into_iter()
-        .chain(kept_headers.map(|name| format!("/webhook/headers/{name}")))
-        .map(|pointer| {
-            let detail = "the URL goes to another host: give this secret again, or null to remove it";
-            FieldError::new(pointer, "secret_needed", detail)
-        })
-        .collect();
-    if kept.is_empty() { Ok(()) } else { Err(Problem::invalid(kept)) }
 }
 
 /// The patch, with its headers named as they are stored: `X-Tenant` is `x-tenant`.
@@ -435,7 +399,7 @@ pub struct TestAnswer {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = u16, required = false)]
     status: Option<u16>,
-    /// The first 1 KiB of the answer's body.
+    /// The first 1 KiB of the answer's body; of a Redis stream the id of the entry.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = String, required = false)]
     reply: Option<String>,

@@ -13,6 +13,7 @@ use super::request::{
 use super::timers::read::{DEFAULT_LIST, MAX_LIST};
 use crate::model::destination::{MAX_CONCURRENCY, MAX_NAME, MAX_RATE};
 use crate::model::id::MAX_ID_LEN;
+use crate::model::place::MAX_PLACE_NAME;
 use crate::model::target::{MAX_HEADER_BYTES, MAX_HEADERS, MAX_SECRET_BYTES, MAX_URL};
 
 /// Declares a schema of the document: its name, what it is, and how it is built.
@@ -66,6 +67,12 @@ schemas! {
             .max_properties(Some(MAX_HEADERS)).examples([serde_json::json!({"x-tenant": "shop"})]);
     DestinationName: "A destination's name." =
         text().pattern(Some(format!("^[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{}}}$", MAX_NAME - 1))).examples(["shop-orders"]);
+    RedisUrl: "`redis` or, with TLS, `rediss`; with user and password, and the number of the database as path, where \
+               there are any. The password is never shown again." =
+        text().format(Some(SchemaFormat::Custom("uri".into()))).max_length(Some(MAX_URL))
+            .pattern(Some("^rediss?://[^?#]+$")).examples(["rediss://shop:secret@redis.example/0"]);
+    StreamName: "A key of Redis, without control characters." =
+        text().min_length(Some(1)).max_length(Some(MAX_PLACE_NAME)).pattern(Some(NO_CONTROLS)).examples(["shop:viewings"]);
     ShownHeaders: "Headers by name; `null` where the value is not shown." =
         map(text(), text().schema_type(SchemaType::from_iter([Type::String, Type::Null])));
     DestinationState: "`failing`: its last attempts failed, and it is tried one at a time. `paused`: what falls due is kept." =

@@ -1,5 +1,6 @@
 //! `destination …`: make, read, change, try, pause and remove destinations on a running server.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
@@ -17,9 +18,10 @@ use crate::clock::{Clock, SystemClock};
 const TEST_TIMEOUT: Duration = Duration::from_secs(65);
 
 /// The fields of a destination that are shown first, in this order; all others follow by name.
-const FIRST: [&str; 10] = [
+const FIRST: [&str; 11] = [
     "state",
     "webhook",
+    "redis_stream",
     "concurrency",
     "rate_per_second",
     "retry",
@@ -72,14 +74,15 @@ struct Named {
 #[derive(Args)]
 #[command(after_help = "Examples:\n  \
     mainspring destination put shop-orders --webhook https://shop.example/hook --rate 100\n  \
+    mainspring destination put viewings --redis rediss://redis.example --password-file p --stream shop:viewings\n  \
     mainspring timer put order-1 --in 30m --destination shop-orders")]
 struct Put {
     /// Its name, to which timers are sent
     #[arg(value_parser = input::name)]
     name: String,
     /// Deliver to this http or https URL
-    #[arg(long, value_name = "URL")]
-    webhook: String,
+    #[arg(long, value_name = "URL", required_unless_present = "redis", conflicts_with_all = STREAM_FLAGS)]
+    webhook: Option<String>,
     #[command(flatten)]
     wanted: Wanted,
 }
@@ -90,7 +93,7 @@ struct Set {
     #[arg(value_parser = input::name)]
     name: String,
     /// Deliver to this http or https URL
-    #[arg(long, value_name = "URL")]
+    #[arg(long, value_name = "URL", conflicts_with_all = STREAM_FLAGS)]
     webhook: Option<String>,
     #[command(flatten)]
     wanted: Wanted,
@@ -99,12 +102,60 @@ struct Set {
     no_rate: bool,
 }
 
+/// The flags of a stream of Redis, which no webhook has, and the other way round.
+const STREAM_FLAGS: [&str; 4] = ["redis", "password_file", "stream", "max_len"];
+const HOOK_FLAGS: [&str; 4] = ["webhook", "secret", "secret_file", "header"];
+
+/// A stream of Redis, as far as it is given.
+#[derive(Args)]
+#[group(skip)]
+struct Stream {
+    /// Add to a stream of the Redis at this redis or rediss URL
+    #[arg(long, value_name = "URL", conflicts_with_all = HOOK_FLAGS)]
+    redis: Option<String>,
+    /// Put the password in this file into that URL
+    #[arg(long, value_name = "FILE", requires = "redis", conflicts_with_all = HOOK_FLAGS)]
+    password_file: Option<PathBuf>,
+    /// The key of the stream
+    #[arg(long, value_name = "KEY", conflicts_with_all = HOOK_FLAGS)]
+    stream: Option<String>,
+    /// Trim the stream to about this many entries
+    #[arg(long, value_name = "N", conflicts_with_all = HOOK_FLAGS)]
+    max_len: Option<u64>,
+}
+
+/// A stream in a request. A part that is not given is left out.
+#[derive(Serialize)]
+struct StreamRequest<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    url: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stream: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_len: Option<u64>,
+}
+
+impl Stream {
+    /// `None` if no part is given.
+    fn request(&self) -> anyhow::Result<Option<StreamRequest<'_>>> {
+        let mut url = self.redis.clone();
+        if let (Some(text), Some(file)) = (&self.redis, &self.password_file) {
+            url = Some(input::url_with_password(text, file)?);
+        }
+        let request = StreamRequest { url, stream: self.stream.as_deref(), max_len: self.max_len };
+        let any = request.url.is_some() || request.stream.is_some() || request.max_len.is_some();
+        Ok(any.then_some(request))
+    }
+}
+
 /// What a destination bears, as far as it is given.
 #[derive(Args)]
 #[group(skip)]
 struct Wanted {
     #[command(flatten)]
     extras: Extras,
+    #[command(flatten)]
+    redis: Stream,
     /// At most this many attempts at once, for each node; webhook.concurrency of the settings unless set
     #[arg(long, value_name = "N")]
     concurrency: Option<u32>,
@@ -124,6 +175,8 @@ struct Request<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     webhook: Option<Webhook<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    redis_stream: Option<StreamRequest<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     concurrency: Option<u32>,
     /// `Some(None)` removes the rate.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -138,6 +191,7 @@ impl Wanted {
     fn request<'a>(&'a self, url: Option<&'a str>) -> anyhow::Result<Request<'a>> {
         Ok(Request {
             webhook: self.extras.webhook(url)?,
+            redis_stream: self.redis.request()?,
             concurrency: self.concurrency,
             rate_per_second: self.rate.map(Some),
             retry: self.retry.given(),
@@ -164,7 +218,7 @@ pub async fn run(destination: &Destination, json: bool) -> anyhow::Result<Exit> 
     let client = Client::new(&destination.connection)?;
     match &destination.verb {
         Verb::Put(put) => {
-            let request = put.wanted.request(Some(&put.webhook))?;
+            let request = put.wanted.request(put.webhook.as_deref())?;
             let reply = client.call(Method::PUT, &path(&put.name, ""), &[], Some(&request)).await?;
             changed("put", &reply, json)?;
             if reply.status == StatusCode::OK {
@@ -272,8 +326,10 @@ fn place(destination: &Fields) -> String {
     if let Some(hook) = inner("webhook") {
         return show::text(&hook, "url");
     }
-    let kind = inner("unavailable").map_or_else(String::new, |place| show::text(&place, "kind"));
-    format!("{kind} (this node cannot send there)")
+    if let Some(place) = inner("redis_stream") {
+        return format!("{} {}", show::text(&place, "url"), show::text(&place, "stream"));
+    }
+    format!("{} (this node cannot send there)", show::text(destination, "kind"))
 }
 
 #[cfg(test)]
@@ -293,6 +349,8 @@ mod tests {
             ("a --webhook http://a/", json!({"webhook": {"url": "http://a/"}})),
             ("a --header X-Tenant:shop", json!({"webhook": {"headers": {"x-tenant": "shop"}}})),
             ("a --secret whsec_AAAA", json!({"webhook": {"secret": "whsec_AAAA"}})),
+            ("a --redis redis://h --stream s", json!({"redis_stream": {"url": "redis://h", "stream": "s"}})),
+            ("a --max-len 9", json!({"redis_stream": {"max_len": 9}})),
             ("a --concurrency 7 --rate 5", json!({"concurrency": 7, "rate_per_second": 5})),
             ("a --no-rate", json!({"rate_per_second": null})),
             (
@@ -305,7 +363,7 @@ mod tests {
         assert!(input::parsed::<Set>("a").request().is_err(), "nothing is given");
         let put = input::parsed::<Put>("a --webhook http://a/ --header X-A:1 --retry-first 2s");
         assert_eq!(
-            serde_json::to_value(put.wanted.request(Some(&put.webhook)).unwrap()).unwrap(),
+            serde_json::to_value(put.wanted.request(put.webhook.as_deref()).unwrap()).unwrap(),
             json!({"webhook": {"url": "http://a/", "headers": {"x-a": "1"}}, "retry": {"first": "PT2S"}})
         );
         let twice = input::parsed::<Set>("a --header X-A:1 --header x-a:2");
@@ -321,8 +379,11 @@ mod tests {
         let row = table(&[one]);
         let cells: Vec<_> = row.lines().nth(1).unwrap().split_whitespace().collect();
         assert_eq!(cells, ["a", "paused", "1.2", "1", "3", "http://a/x", "answered", "500\\u{1b}"]);
-        let other = json!({"name": "b", "state": "ok", "unavailable": {"kind": "kafka"}, "waiting": 0});
+        let other = json!({"name": "b", "state": "ok", "kind": "kafka", "waiting": 0});
         assert_eq!(line("set", &fields(other)), "set b: ok, kafka (this node cannot send there)");
+        let stream = json!({"name": "c", "state": "ok", "kind": "redis_stream", "waiting": 0,
+            "redis_stream": {"url": "redis://u@h", "stream": "s", "authenticated": true, "max_len": null}});
+        assert_eq!(line("put", &fields(stream)), "put c: ok, redis://u@h s");
     }
 
     #[test]

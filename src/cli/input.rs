@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::Context;
 use jiff::fmt::friendly::SpanParser;
 
+use super::exit::usage;
 use crate::model::destination::{MAX_NAME, is_name};
 use crate::model::id::TimerId;
 use crate::model::time::{Span, UnixMs};
@@ -93,6 +94,17 @@ pub fn secret(text: Option<&String>, path: Option<&Path>) -> anyhow::Result<Opti
     }
 }
 
+/// A URL with the password in a file in it.
+pub fn url_with_password(text: &str, path: &Path) -> anyhow::Result<String> {
+    let mut url: url::Url = text.parse().map_err(|why| usage(format!("`{text}` is not a URL: {why}")))?;
+    if url.password().is_some() {
+        return Err(usage("the URL has a password of its own, beside --password-file"));
+    }
+    let password = secret_file("--password-file", path)?;
+    url.set_password(Some(&password)).map_err(|()| usage(format!("`{text}` has no host")))?;
+    Ok(url.into())
+}
+
 /// The flags of a verb, from a line that is split at blanks.
 #[cfg(test)]
 pub fn parsed<T: clap::Args>(line: &str) -> T {
@@ -104,6 +116,15 @@ pub fn parsed<T: clap::Args>(line: &str) -> T {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_password_is_put_into_a_url() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        std::fs::write(file.path(), "p@ss\n").expect("written");
+        let with = |url| url_with_password(url, file.path());
+        assert_eq!(with("redis://u@h:1/2").expect("a URL"), "redis://u:p%40ss@h:1/2");
+        assert!(with("redis://u:q@h").is_err() && with("redis").is_err());
+    }
 
     #[test]
     fn shorthand_becomes_iso_8601() {

@@ -13,8 +13,8 @@ use tokio::sync::watch;
 
 use crate::clock::Monotonic;
 use crate::cold::{ColdStore, DestinationEdit, DestinationRow, Error, Removed, Reserved, Written};
-use crate::model::destination::{Destination, Limits, Place, Secrets, Settings};
-use crate::model::target::Webhook;
+use crate::model::destination::{Closed, Destination, Limits, Settings};
+use crate::model::place::Place;
 use crate::model::time::{Span, UnixMs};
 use crate::telemetry::Streak;
 use vault::{Locked, Vault};
@@ -42,7 +42,7 @@ pub struct Destinations {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wanted {
     /// Where it is.
-    pub webhook: Webhook,
+    pub place: Place,
     /// What it bears.
     pub limits: Limits,
 }
@@ -55,7 +55,10 @@ pub enum Refused {
         "secrets are kept encrypted, and this node has no key: set `server.secrets_key` (`openssl rand -base64 32`); \
          without one only destinations on this machine (loopback) may have secrets"
     )]
-    NoKey,
+    NoKey {
+        /// The word of its kind.
+        kind: &'static str,
+    },
     /// They could not be sealed.
     #[error("the secrets could not be sealed")]
     NotSealed,
@@ -183,21 +186,28 @@ impl Destinations {
 
     /// A stored destination, with its secrets.
     pub fn opened(&self, row: &DestinationRow) -> Destination {
-        let settings = serde_json::from_str::<Settings>(&row.settings).ok();
-        let limits = settings.as_ref().map(|settings| settings.limits.clone()).unwrap_or_default();
-        let kind = row.kind.clone();
-        let place = match settings.and_then(|settings| settings.webhook) {
-            Some(mut hook) if kind == "webhook" => match self.vault.open(&row.name, row.secrets.as_deref()) {
-                Ok(secrets) => {
-                    secrets.put_into(&mut hook);
-                    Place::Webhook(hook)
-                }
-                Err(_) => Place::Locked { kind },
-            },
-            _ => Place::Unknown { kind },
+        let place = match serde_json::from_str(&row.settings) {
+            Ok(Settings { mut place, .. }) if place.kind() == row.kind => {
+                self.vault.open(&row.name, row.secrets.as_deref()).map_err(|_| Closed::Locked).map(
+                    |secrets| {
+                        place.put_secrets(secrets);
+                        place
+                    },
+                )
+            }
+            _ => Err(Closed::Unknown),
         };
+        let limits = Limits::of_settings(&row.settings).unwrap_or_default();
         let DestinationRow { paused, version, created_at, .. } = *row;
-        Destination { name: row.name.clone(), place, limits, paused, version, created_at }
+        Destination {
+            name: row.name.clone(),
+            kind: row.kind.clone(),
+            place,
+            limits,
+            paused,
+            version,
+            created_at,
+        }
     }
 
     /// The longest attempt that a destination allows.
@@ -235,17 +245,15 @@ impl Destinations {
         if let Some(same) = self.as_wanted(name, &wanted, if_version).await? {
             return Ok(Written::Done(same, false));
         }
-        let Wanted { mut webhook, limits } = wanted;
-        let secrets = Secrets::taken_from(&mut webhook);
-        let is_here = crate::model::destination::is_loopback(&webhook.url);
-        if !secrets.is_empty() && !is_here && !self.vault.has_key() {
-            return Err(Refused::NoKey);
+        let Wanted { mut place, limits } = wanted;
+        let (kind, secrets) = (place.kind(), place.take_secrets());
+        if !secrets.is_empty() && !place.is_loopback() && !self.vault.has_key() {
+            return Err(Refused::NoKey { kind });
         }
         let secrets = self.vault.seal(name, &secrets).map_err(|_| Refused::NotSealed)?;
-        let settings =
-            serde_json::to_string(&Settings { limits, webhook: Some(webhook) }).unwrap_or_default();
+        let settings = serde_json::to_string(&Settings { limits, place }).unwrap_or_default();
         let edit =
-            DestinationEdit { name: name.to_owned(), kind: "webhook".into(), settings, secrets, if_version };
+            DestinationEdit { name: name.to_owned(), kind: kind.into(), settings, secrets, if_version };
         let written = self.store.put_destination(&edit).await?;
         self.read_after_write().await;
         Ok(written)
@@ -263,7 +271,7 @@ impl Destinations {
             let Destination { place, limits, version, .. } = self.opened(row);
             limits == wanted.limits
                 && if_version.is_none_or(|wanted| wanted == version)
-                && matches!(place, Place::Webhook(hook) if hook == wanted.webhook)
+                && place.is_ok_and(|place| place == wanted.place)
         }))
     }
 

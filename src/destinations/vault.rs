@@ -131,6 +131,7 @@ mod tests {
         Secrets {
             secret: Some("whsec_c2VjcmV0".into()),
             headers: [("authorization".into(), "t0p".into())].into(),
+            password: None,
         }
     }
 

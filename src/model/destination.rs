@@ -9,6 +9,7 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 
 use super::id::digest16;
+use super::place::Place;
 use super::policy::Retry;
 use super::target::{Webhook, is_local_name};
 use super::time::{Span, UnixMs};
@@ -21,9 +22,6 @@ pub const MAX_CONCURRENCY: usize = 10_000;
 
 /// The highest rate that may be asked for, in attempts a second.
 pub const MAX_RATE: u32 = 100_000;
-
-/// The kinds that the contract has and this version does not.
-pub const NOT_CARRIED: [&str; 5] = ["amqp", "nats", "mqtt", "kafka", "redis_stream"];
 
 /// Whether a text can be a destination's name.
 pub fn is_name(text: &str) -> bool {
@@ -44,8 +42,10 @@ pub fn lane(name: &str) -> i64 {
 pub struct Destination {
     /// Its name.
     pub name: String,
-    /// Where it is.
-    pub place: Place,
+    /// The word of its kind.
+    pub kind: String,
+    /// Where it is, or why this node cannot tell.
+    pub place: Result<Place, Closed>,
     /// What it bears.
     pub limits: Limits,
     /// What falls due for it is kept.
@@ -59,7 +59,7 @@ pub struct Destination {
 impl Destination {
     /// Whether nothing is to be sent there from this node now: it is paused, or this node cannot.
     pub const fn is_held(&self) -> bool {
-        self.paused || !matches!(self.place, Place::Webhook(_))
+        self.paused || self.place.is_err()
     }
 
     /// Its lane.
@@ -68,31 +68,13 @@ impl Destination {
     }
 }
 
-/// Where a destination is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Place {
-    /// An HTTP receiver.
-    Webhook(Webhook),
-    /// A kind that this build does not carry.
-    Unknown {
-        /// Its word.
-        kind: String,
-    },
+/// Why a node cannot use a destination.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Closed {
+    /// Its kind is of a later version.
+    Unknown,
     /// Its secrets cannot be opened with this node's keys.
-    Locked {
-        /// Its word.
-        kind: String,
-    },
-}
-
-impl Place {
-    /// The word of its kind.
-    pub fn kind(&self) -> &str {
-        match self {
-            Self::Webhook(_) => "webhook",
-            Self::Unknown { kind } | Self::Locked { kind } => kind,
-        }
-    }
+    Locked,
 }
 
 /// What a destination bears. `None` is the setting of the service.
@@ -115,19 +97,19 @@ pub struct Limits {
 impl Limits {
     /// The limits in the stored settings of a destination of any kind ([`Settings`]).
     pub fn of_settings(stored: &str) -> Option<Self> {
-        serde_json::from_str::<Settings>(stored).ok().map(|settings| settings.limits)
+        serde_json::from_str(stored).ok()
     }
 }
 
-/// The settings of a destination as they are stored: without secrets, and without what this version does not know.
+/// The settings of a destination as they are stored: without secrets.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
     /// What it bears.
     #[serde(flatten)]
     pub limits: Limits,
-    /// Where it is, if it is a webhook.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub webhook: Option<Webhook>,
+    /// Where it is.
+    #[serde(flatten)]
+    pub place: Place,
 }
 
 /// What of a destination is not shown and not stored in the clear.
@@ -139,6 +121,9 @@ pub struct Secrets {
     /// Headers that hold credentials.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub headers: BTreeMap<String, String>,
+    /// The password in the URL of a broker.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub password: Option<String>,
 }
 
 impl std::fmt::Debug for Secrets {
@@ -158,7 +143,7 @@ impl Secrets {
         let (hidden, shown) =
             std::mem::take(&mut hook.headers).into_iter().partition(|(name, _)| is_secret_header(name));
         hook.headers = shown;
-        Self { secret: hook.secret.take(), headers: hidden }
+        Self { secret: hook.secret.take(), headers: hidden, ..Self::default() }
     }
 
     /// Puts them back.
@@ -175,13 +160,11 @@ pub fn is_secret_header(name: &str) -> bool {
         .any(|word| name.contains(word))
 }
 
-/// Whether a place is on this very machine.
-pub fn is_loopback(url: &url::Url) -> bool {
-    match url.host() {
-        Some(url::Host::Ipv4(ip)) => IpAddr::from(ip).is_loopback(),
-        Some(url::Host::Ipv6(ip)) => IpAddr::from(ip).is_loopback(),
-        Some(url::Host::Domain(name)) => is_local_name(name),
-        None => false,
+/// Whether a host is this very machine.
+pub fn is_loopback_host(host: &str) -> bool {
+    match host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>() {
+        Ok(ip) => ip.is_loopback(),
+        Err(_) => is_local_name(host),
     }
 }
 
@@ -216,13 +199,9 @@ mod tests {
 
     #[test]
     fn loopback_is_this_machine() {
-        let is = |url: &str| is_loopback(&url.parse().unwrap());
-        assert!(
-            is("http://127.0.0.1:9/")
-                && is("http://[::1]/")
-                && is("http://localhost/")
-                && is("http://x.localhost/")
-        );
-        assert!(!is("http://10.0.0.1/") && !is("http://shop.example/"));
+        for here in ["127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost", "x.localhost"] {
+            assert!(is_loopback_host(here), "{here}");
+        }
+        assert!(!is_loopback_host("10.0.0.1") && !is_loopback_host("shop.example"));
     }
 }

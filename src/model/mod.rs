@@ -5,6 +5,7 @@
 
 pub mod destination;
 pub mod id;
+pub mod place;
 pub mod pointer;
 pub mod policy;
 pub mod priority;

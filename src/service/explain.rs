@@ -10,7 +10,7 @@ use super::Service;
 use super::tier::{Tier, Tiers};
 use crate::cold::{AttemptRecord, Error, ReplayNote, TimerRow};
 use crate::config::Config;
-use crate::model::destination::{Destination, Place};
+use crate::model::destination::Destination;
 use crate::model::pointer::Via;
 use crate::model::time::{Span, UnixMs};
 use crate::model::timer::State;
@@ -171,8 +171,8 @@ impl Facts<'_> {
         let name = &one.name;
         match (one.paused, &one.place, one.limits.rate_per_second) {
             (true, ..) => Some(format!("destination `{name}` to be resumed: it is paused")),
-            (_, Place::Unknown { kind } | Place::Locked { kind }, _) => {
-                Some(format!("a node that can send to destination `{name}` ({kind}): this one cannot"))
+            (_, Err(_), _) => {
+                Some(format!("a node that can send to destination `{name}` ({}): this one cannot", one.kind))
             }
             (_, _, Some(rate)) => {
                 Some(format!("its turn at destination `{name}`, which takes {rate} attempts a second"))

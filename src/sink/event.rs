@@ -1,4 +1,5 @@
-//! The request that a receiver gets: CloudEvents 1.0 in HTTP binary mode, signed according to Standard Webhooks.
+//! What a receiver gets: the attributes of CloudEvents 1.0; over HTTP as headers (binary mode), signed according to
+//! Standard Webhooks.
 
 use base64::Engine;
 use hmac::{Hmac, Mac};
@@ -13,29 +14,38 @@ pub fn source(namespace: &str) -> String {
     format!("/mainspring/{namespace}")
 }
 
-/// The headers of one attempt, without the static headers of the target. `at` is the time of the attempt.
-pub fn headers(delivery: &Delivery, source: &str, at: UnixMs) -> Vec<(&'static str, String)> {
-    let trace = delivery.trace.map(|trace| ("ce-traceparent", trace.to_string()));
+/// The CloudEvents attributes of one attempt by their bare names. `at` is the time of the attempt.
+pub fn attributes(delivery: &Delivery, source: &str, at: UnixMs) -> Vec<(&'static str, String)> {
     let always = [
+        ("specversion", "1.0".into()),
+        ("type", delivery.event.kind().into()),
+        ("source", source.into()),
+        ("id", delivery.id.clone()),
+        ("subject", delivery.timer.clone()),
+        ("time", at.rfc3339()),
+    ];
+    let of_timer = (delivery.event == Event::Fired).then(|| {
+        [
+            ("dueat", delivery.due_at.rfc3339()),
+            ("attempt", delivery.attempt.to_string()),
+            ("generation", delivery.generation.0.to_string()),
+        ]
+    });
+    let trace = delivery.trace.map(|trace| ("traceparent", trace.to_string()));
+    always.into_iter().chain(of_timer.into_iter().flatten()).chain(trace).collect()
+}
+
+/// The HTTP headers of one attempt, without the static headers of the target.
+pub fn headers(delivery: &Delivery, source: &str, at: UnixMs) -> Vec<(String, String)> {
+    let attributes = attributes(delivery, source, at).into_iter();
+    let others = [
         ("content-type", "application/json".into()),
-        ("ce-specversion", "1.0".into()),
-        ("ce-type", delivery.event.kind().into()),
-        ("ce-source", source.into()),
-        ("ce-id", delivery.id.clone()),
-        ("ce-subject", delivery.timer.clone()),
-        ("ce-time", at.rfc3339()),
         ("webhook-id", delivery.id.clone()),
         ("webhook-timestamp", at.get().div_euclid(1000).to_string()),
     ];
     let onward = delivery.onward.traceparent().map(|trace| ("traceparent", trace.to_string()));
-    let of_timer = (delivery.event == Event::Fired).then(|| {
-        [
-            ("ce-dueat", delivery.due_at.rfc3339()),
-            ("ce-attempt", delivery.attempt.to_string()),
-            ("ce-generation", delivery.generation.0.to_string()),
-        ]
-    });
-    always.into_iter().chain(of_timer.into_iter().flatten()).chain(trace).chain(onward).collect()
+    let others = others.into_iter().chain(onward).map(|(name, value)| (name.to_owned(), value));
+    attributes.map(|(name, value)| (format!("ce-{name}"), value)).chain(others).collect()
 }
 
 /// The `webhook-signature` header: HMAC-SHA256 over `id.timestamp.body`, base64, version 1.

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use url::Host;
 
 use crate::config::Config;
+use crate::model::place::Address;
 use crate::model::target::is_local_name;
 
 /// Allows or refuses addresses and names.
@@ -60,6 +61,17 @@ impl Guard {
             Some(Host::Ipv6(ip)) => self.check(ip.into()),
             Some(Host::Domain(name)) if is_local_name(name) => self.check(Ipv4Addr::LOCALHOST.into()),
             _ => Ok(()),
+        }
+    }
+}
+
+impl Guard {
+    /// Checks the host of a broker, if it is an address or a local name; other names are checked when they are resolved.
+    pub fn check_address(&self, address: &Address) -> Result<(), RefusedAddress> {
+        match address.ip() {
+            Some(ip) => self.check(ip),
+            None if is_local_name(address.host()) => self.check(Ipv4Addr::LOCALHOST.into()),
+            None => Ok(()),
         }
     }
 }

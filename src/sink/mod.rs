@@ -1,12 +1,16 @@
 //! Sinks: one attempt to deliver a firing to its target.
 //!
 //! A sink takes a [`Delivery`] and returns an [`Outcome`]. It never sees a row, never retries and never decides what
-//! follows; [`crate::dispatch`] does. One file for each kind of target, chosen in [`Sinks`].
+//! follows; [`crate::dispatch`] does. One file for each kind of place, chosen in [`Sinks`]; what those for
+//! brokers share is in `broker.rs`.
 
+mod broker;
+mod dial;
 pub mod event;
 pub mod guard;
 mod lack;
 mod names;
+mod redis_stream;
 pub mod webhook;
 
 use std::sync::Arc;
@@ -14,11 +18,13 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use rustls_platform_verifier::ConfigVerifierExt;
 
 use crate::clock::StoreClock;
 use crate::config::Config;
-use crate::model::destination::{Destination, Place};
+use crate::model::destination::Destination;
 use crate::model::id::{Epoch, Generation};
+use crate::model::place::Place;
 use crate::model::pointer::Via;
 use crate::model::target::Target;
 use crate::model::time::{Span, UnixMs};
@@ -121,7 +127,7 @@ pub struct Outcome {
     pub result: AttemptResult,
     /// The HTTP status, if there was one.
     pub status: Option<u16>,
-    /// The beginning of the body of the answer.
+    /// The beginning of the body of the answer; of a Redis stream the id of the entry.
     pub reply: Option<String>,
     /// What failed, in words.
     pub detail: Option<String>,
@@ -150,17 +156,26 @@ pub trait Sink: Send + Sync {
 /// The sinks of this node, by kind of target.
 pub struct Sinks {
     webhook: webhook::Webhooks,
+    brokers: broker::Brokers,
 }
 
 impl Sinks {
     /// Sinks under these settings, which keep at most so many idle connections open.
     pub fn new(config: &Arc<Config>, clock: StoreClock, idle_connections: usize) -> anyhow::Result<Self> {
-        Ok(Self { webhook: webhook::Webhooks::new(config, clock, idle_connections)? })
+        // Made once: it reads the system's root certificates.
+        let tls = rustls::ClientConfig::with_platform_verifier()?;
+        let names = names::Names::new(guard::Guard::new(Arc::clone(config)))?;
+        let dialer = dial::Dialer::new(config, names.clone(), tls.clone());
+        Ok(Self {
+            webhook: webhook::Webhooks::new(config, clock.clone(), (names, tls), idle_connections)?,
+            brokers: broker::Brokers::new(config, clock, dialer, idle_connections),
+        })
     }
 
     /// From now on so many idle connections to one receiver are kept, and to all together.
     pub fn keep_idle(&self, per_receiver: usize, in_all: usize) {
         self.webhook.keep_idle(per_receiver, in_all);
+        self.brokers.keep_open(in_all);
     }
 }
 
@@ -169,11 +184,14 @@ impl Sink for Sinks {
         match &delivery.target {
             Target::Webhook(hook) => self.webhook.send(delivery, hook).boxed(),
             Target::Destination(name) => match delivery.destination.as_deref() {
-                Some(Destination { place: Place::Webhook(hook), .. }) => {
+                Some(Destination { place: Ok(Place::Webhook(hook)), .. }) => {
                     self.webhook.send(delivery, hook).boxed()
                 }
-                Some(Destination { place, .. }) => {
-                    refused(format!("this node cannot send to destinations of kind {}", place.kind()))
+                Some(Destination { place: Ok(place), version, created_at, .. }) => {
+                    self.brokers.send(delivery, name, (*version, *created_at), place).boxed()
+                }
+                Some(Destination { place: Err(_), kind, .. }) => {
+                    refused(format!("this node cannot send to destinations of kind {kind}"))
                 }
                 None => refused(format!("there is no destination `{name}`")),
             },

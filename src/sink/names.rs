@@ -77,26 +77,34 @@ impl Names {
     }
 }
 
+/// Why a name has no address that may be delivered to.
+pub type NoAddress = Box<dyn std::error::Error + Send + Sync>;
+
+impl Names {
+    /// Resolves a name to the addresses that are delivered to, each with this port. An error if all of its addresses are
+    /// refused.
+    pub async fn lookup(&self, name: &str, port: u16) -> Result<Vec<SocketAddr>, NoAddress> {
+        let found = self.resolver().lookup_ip(name).await.map_err(cause)?;
+        let (allowed, refused): (Vec<_>, Vec<_>) = found
+            .iter()
+            .map(|ip| SocketAddr::from((ip, port)))
+            .partition(|addr| self.guard.check(addr.ip()).is_ok());
+        match (allowed.is_empty(), refused.first()) {
+            (true, Some(first)) => Err(Box::new(RefusedAddress(first.ip()))),
+            _ => Ok(allowed),
+        }
+    }
+}
+
 impl Resolve for Names {
-    /// Resolves a name to the addresses that are delivered to. An error if all of its addresses are refused.
     fn resolve(&self, name: Name) -> Resolving {
-        let (guard, resolver) = (self.guard.clone(), self.resolver());
-        Box::pin(async move {
-            let found = resolver.lookup_ip(name.as_str()).await.map_err(cause)?;
-            let (allowed, refused): (Vec<_>, Vec<_>) = found
-                .iter()
-                .map(|ip| SocketAddr::from((ip, 0)))
-                .partition(|addr| guard.check(addr.ip()).is_ok());
-            match (allowed.is_empty(), refused.first()) {
-                (true, Some(first)) => Err(Box::new(RefusedAddress(first.ip())) as _),
-                _ => Ok(Box::new(allowed.into_iter()) as Addrs),
-            }
-        })
+        let names = self.clone();
+        Box::pin(async move { Ok(Box::new(names.lookup(name.as_str(), 0).await?.into_iter()) as Addrs) })
     }
 }
 
 /// The error in a form in which its cause can be found again.
-fn cause(why: NetError) -> Box<dyn std::error::Error + Send + Sync> {
+fn cause(why: NetError) -> NoAddress {
     match why {
         NetError::Busy => Box::new(ResolverFull),
         NetError::Io(inner) => match inner.raw_os_error() {

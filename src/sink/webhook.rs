@@ -9,7 +9,6 @@ use reqwest::header::{HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use reqwest::redirect::Policy;
 use reqwest::{Client, Response};
 
-use rustls_platform_verifier::ConfigVerifierExt;
 use tower::util::MapResponseLayer;
 
 use super::guard::{Guard, RefusedAddress};
@@ -35,7 +34,7 @@ const RETRY_AFTER_MAX: Duration = Duration::from_secs(86_400);
 
 /// The longest wait for a connection. A receiver that is there answers within a round trip; one second more than the
 /// third try of the kernel, which comes after three.
-const CONNECT_WAIT: Duration = Duration::from_secs(4);
+pub(super) const CONNECT_WAIT: Duration = Duration::from_secs(4);
 
 /// Sends webhooks.
 pub struct Webhooks {
@@ -48,10 +47,14 @@ pub struct Webhooks {
 
 impl Webhooks {
     /// A sink under these settings, which keeps at most so many idle connections open.
-    pub fn new(config: &Arc<Config>, clock: StoreClock, idle_connections: usize) -> anyhow::Result<Self> {
+    pub fn new(
+        config: &Arc<Config>,
+        clock: StoreClock,
+        (names, tls): (Names, rustls::ClientConfig),
+        idle_connections: usize,
+    ) -> anyhow::Result<Self> {
         let guard = Guard::new(Arc::clone(config));
-        let names = Names::new(guard.clone())?;
-        let clients = Clients::new(Arc::clone(config), names, idle_connections)?;
+        let clients = Clients::new(Arc::clone(config), names, tls, idle_connections)?;
         let source = event::source(&config.namespace).into();
         Ok(Self { clients, guard, clock, timeout: config.webhook.timeout.get(), source })
     }
@@ -151,7 +154,6 @@ impl Webhooks {
 /// theirs to the end.
 struct Clients {
     config: Arc<Config>,
-    /// Made once: it reads the system's root certificates.
     tls: rustls::ClientConfig,
     names: Names,
     current: Mutex<Client>,
@@ -162,9 +164,13 @@ struct Clients {
 }
 
 impl Clients {
-    fn new(config: Arc<Config>, names: Names, most: usize) -> anyhow::Result<Self> {
+    fn new(
+        config: Arc<Config>,
+        names: Names,
+        tls: rustls::ClientConfig,
+        most: usize,
+    ) -> anyhow::Result<Self> {
         let made = Arc::default();
-        let tls = rustls::ClientConfig::with_platform_verifier()?;
         let per_receiver = config.webhook.concurrency;
         let current = Mutex::new(client(&config, per_receiver, tls.clone(), names.clone(), &made)?);
         let (most, per_receiver) = (AtomicUsize::new(most.max(1)), AtomicUsize::new(per_receiver));

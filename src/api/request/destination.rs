@@ -13,6 +13,7 @@ use crate::api::schema;
 use crate::config::MAX_WEBHOOK_TIMEOUT;
 use crate::destinations::Wanted;
 use crate::model::destination::{Limits, MAX_CONCURRENCY, MAX_RATE};
+use crate::model::place::{BadField, Place, RedisStream};
 use crate::model::time::Span;
 use crate::sink::guard::Guard;
 
@@ -28,6 +29,10 @@ pub struct DestinationIn {
     #[schema(value_type = WebhookIn)]
     #[serde(default, deserialize_with = "optional_object")]
     webhook: Option<WebhookIn>,
+    /// A stream of Redis.
+    #[schema(value_type = RedisStreamIn)]
+    #[serde(default, deserialize_with = "optional_object")]
+    redis_stream: Option<RedisStreamIn>,
     #[schema(ignore)]
     amqp: Option<IgnoredAny>,
     #[schema(ignore)]
@@ -36,8 +41,6 @@ pub struct DestinationIn {
     mqtt: Option<IgnoredAny>,
     #[schema(ignore)]
     kafka: Option<IgnoredAny>,
-    #[schema(ignore)]
-    redis_stream: Option<IgnoredAny>,
     /// Attempts at once, for each node. Default: `webhook.concurrency` of the settings.
     #[schema(value_type = Option<schema::Concurrency>)]
     concurrency: Option<usize>,
@@ -52,34 +55,38 @@ pub struct DestinationIn {
     timeout: Option<String>,
 }
 
+/// A stream of Redis. Each event is an entry: its attributes are fields by their bare names, the payload is in `data`.
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = RedisStream)]
+pub struct RedisStreamIn {
+    /// Where Redis is.
+    #[schema(value_type = schema::RedisUrl)]
+    url: String,
+    /// The key of the stream. The first event makes it.
+    #[schema(value_type = schema::StreamName)]
+    stream: String,
+    /// Trims the stream to about this many entries, whether or not somebody has read them. Default: never.
+    #[schema(minimum = 1)]
+    max_len: Option<u64>,
+}
+
+/// Checks a stream.
+fn checked_stream(raw: RedisStreamIn, guard: &Guard) -> Result<Place, FieldError> {
+    let wrong =
+        |why: BadField| FieldError::new(format!("/redis_stream{}", why.pointer), why.code, why.detail);
+    let stream = RedisStream::new(&raw.url, raw.stream, raw.max_len).map_err(wrong)?;
+    guard
+        .check_address(&stream.url)
+        .map_err(|why| FieldError::new("/redis_stream/url", "address_refused", why.to_string()))?;
+    Ok(Place::RedisStream(stream))
+}
+
 /// Reads and checks a destination.
 pub fn destination(text: &[u8], guard: &Guard) -> Result<Wanted, Refused> {
-    let raw: DestinationIn = read(text, "")?;
+    let mut raw: DestinationIn = read(text, "")?;
     let mut errors = Vec::new();
-    let others = [
-        ("amqp", &raw.amqp),
-        ("nats", &raw.nats),
-        ("mqtt", &raw.mqtt),
-        ("kafka", &raw.kafka),
-        ("redis_stream", &raw.redis_stream),
-    ];
-    let other = others.into_iter().find(|(_, value)| value.is_some());
-    let webhook = match (raw.webhook, other) {
-        (None, Some((kind, _))) => {
-            let detail = "this version has no destinations of this kind; it has `webhook`";
-            errors.push(FieldError::new(format!("/{kind}"), "not_supported", detail));
-            None
-        }
-        (Some(hook), None) => checked_webhook(hook, "/webhook", guard).map_err(|why| errors.push(why)).ok(),
-        _ => {
-            errors.push(FieldError::new(
-                "",
-                "missing",
-                "give exactly one kind of destination, such as webhook",
-            ));
-            None
-        }
-    };
+    let place = place(&mut raw, guard).map_err(|why| errors.push(why)).ok();
     if raw.concurrency.is_some_and(|count| !(1..=MAX_CONCURRENCY).contains(&count)) {
         errors.push(FieldError::new("/concurrency", "range", format!("from 1 to {MAX_CONCURRENCY}")));
     }
@@ -99,12 +106,31 @@ pub fn destination(text: &[u8], guard: &Guard) -> Result<Wanted, Refused> {
             None
         }
     };
-    match webhook {
-        Some(webhook) if errors.is_empty() => {
+    match place {
+        Some(place) if errors.is_empty() => {
             let limits =
                 Limits { concurrency: raw.concurrency, rate_per_second: raw.rate_per_second, retry, timeout };
-            Ok(Wanted { webhook, limits })
+            Ok(Wanted { place, limits })
         }
         _ => Err(Refused::Fields(errors)),
+    }
+}
+
+/// The one place of a request.
+fn place(raw: &mut DestinationIn, guard: &Guard) -> Result<Place, FieldError> {
+    let later = [("amqp", &raw.amqp), ("nats", &raw.nats), ("mqtt", &raw.mqtt), ("kafka", &raw.kafka)]
+        .into_iter()
+        .find_map(|(kind, value)| value.is_some().then_some(kind));
+    match (raw.webhook.take(), raw.redis_stream.take(), later) {
+        (Some(hook), None, None) => checked_webhook(hook, "/webhook", guard).map(Place::Webhook),
+        (None, Some(stream), None) => checked_stream(stream, guard),
+        (None, None, Some(kind)) => {
+            let detail = "this version has no destinations of this kind; it has webhook and redis_stream";
+            Err(FieldError::new(format!("/{kind}"), "not_supported", detail))
+        }
+        _ => {
+            let detail = "give exactly one kind of destination: webhook or redis_stream";
+            Err(FieldError::new("", "missing", detail))
+        }
     }
 }

@@ -110,11 +110,35 @@ async fn what_is_not_valid_is_refused_by_field(builder: NodeBuilder) {
     let node = builder.start_ready().await;
     let api = node.api();
     let hook = json!({"url": "http://127.0.0.1:9/"});
+    let stream = json!({"url": "redis://127.0.0.1:9", "stream": "s"});
     for (body, pointer, code) in [
         (json!({}), "", "missing"),
         (json!({"webhook": null}), "", "missing"),
         (json!({"webhook": hook, "kafka": {"brokers": "a:9092", "topic": "t"}}), "", "missing"),
         (json!({"kafka": {"brokers": "a:9092", "topic": "t"}}), "/kafka", "not_supported"),
+        (json!({"webhook": hook, "redis_stream": stream}), "", "missing"),
+        (json!({"redis_stream": {"url": "http://a/", "stream": "s"}}), "/redis_stream/url", "bad_url"),
+        (
+            json!({"redis_stream": {"url": "redis://10.0.0.1", "stream": "s"}}),
+            "/redis_stream/url",
+            "address_refused",
+        ),
+        (
+            json!({"redis_stream": {"url": "redis://169.254.169.254", "stream": "s"}}),
+            "/redis_stream/url",
+            "address_refused",
+        ),
+        (
+            json!({"redis_stream": {"url": "redis://127.0.0.1", "stream": ""}}),
+            "/redis_stream/stream",
+            "bad_name",
+        ),
+        (
+            json!({"redis_stream": {"url": "redis://127.0.0.1", "stream": "s", "max_len": 0}}),
+            "/redis_stream/max_len",
+            "range",
+        ),
+        (json!({"redis_stream": {"url": "redis://127.0.0.1"}}), "/redis_stream", "wrong_type"),
         (json!({"webhook": {"url": "ftp://a/"}}), "/webhook/url", "bad_webhook"),
         (json!({"webhook": {"url": "http://10.0.0.1/"}}), "/webhook/url", "address_refused"),
         (json!({"webhook": {"url": "http://169.254.169.254/"}}), "/webhook/url", "address_refused"),

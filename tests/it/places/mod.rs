@@ -5,6 +5,7 @@ mod limits;
 mod pausing;
 mod priority;
 mod secrets;
+mod streams;
 mod timers;
 
 use std::time::Duration;

@@ -355,6 +355,11 @@ async fn destinations(checked: &mut Checked<'_>) {
         ("full", &full, 200),
         ("failing", &json!({"webhook": {"url": receiver.url("/status/500")}}), 201),
         ("unused", &json!({"webhook": {"url": receiver.url("/ok")}}), 201),
+        (
+            "stream",
+            &json!({"redis_stream": {"url": "redis://u:p@127.0.0.1:9/0", "stream": "s", "max_len": 9}}),
+            201,
+        ),
     ] {
         assert!(checked.document.faults("/components/schemas/Destination", body).is_empty(), "{body}");
         assert_eq!(checked.call(Method::PUT, ONE, name, Some(body)).await.status, status);
@@ -389,6 +394,8 @@ async fn destinations(checked: &mut Checked<'_>) {
         json!({"webhook": {"url": NOWHERE}, "rate_per_second": 0}),
         json!({"webhook": {"url": NOWHERE}, "timeout": "soon"}),
         json!({"webhook": {"url": "ftp://a/"}}),
+        json!({"redis_stream": {"url": "http://a/", "stream": "s"}}),
+        json!({"redis_stream": {"url": "redis://a/", "stream": ""}}),
         json!({}),
     ] {
         assert!(!checked.document.faults("/components/schemas/Destination", &bad).is_empty(), "{bad}");

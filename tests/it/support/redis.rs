@@ -28,7 +28,7 @@ impl Redis {
     }
 
     /// The same with further options for redis-server, at this start and later ones.
-    pub(super) async fn private_with(keeps: Keeps, options: Vec<String>) -> Self {
+    pub async fn private_with(keeps: Keeps, options: Vec<String>) -> Self {
         let dir = tempfile::Builder::new().prefix("redis").tempdir().expect("a temporary directory");
         let server =
             servers::Redis::start_with(dir.path(), None, keeps, options).await.expect("Redis starts");

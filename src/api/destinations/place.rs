@@ -1,0 +1,93 @@
+//! Where a destination is, in an answer and in a change: what is secret is not shown, and goes nowhere by itself.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::api::problem::{FieldError, Problem};
+use crate::api::schema;
+use crate::model::destination::is_secret_header;
+use crate::model::place::{Place, RedisStream};
+use crate::model::target::Webhook;
+
+/// An HTTP receiver, without its secrets.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct HookView {
+    /// As deliveries use it: normalized, so it may be longer than in the request.
+    #[schema(format = "uri")]
+    url: String,
+    /// Names in lower case. The value of a header that holds a credential, by its name, is `null`.
+    #[schema(value_type = schema::ShownHeaders)]
+    headers: BTreeMap<String, Option<String>>,
+    /// Whether deliveries are signed.
+    signed: bool,
+}
+
+/// A stream of Redis, without the password.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct RedisStreamView {
+    /// With the user, without the password.
+    #[schema(format = "uri")]
+    url: String,
+    /// Whether there is a password.
+    authenticated: bool,
+    /// The key of the stream.
+    stream: String,
+    /// The stream is trimmed to about this many entries; `null` is never.
+    #[schema(required, minimum = 1)]
+    max_len: Option<u64>,
+}
+
+impl From<Webhook> for HookView {
+    fn from(Webhook { url, secret, headers }: Webhook) -> Self {
+        let shown = |(name, value): (String, String)| {
+            let value = Some(value).filter(|_| !is_secret_header(&name));
+            (name, value)
+        };
+        let headers = headers.into_iter().map(shown).collect();
+        Self { url: url.into(), headers, signed: secret.is_some() }
+    }
+}
+
+impl From<RedisStream> for RedisStreamView {
+    fn from(RedisStream { url, stream, max_len }: RedisStream) -> Self {
+        Self { url: url.shown(), authenticated: url.has_credentials(), stream, max_len }
+    }
+}
+
+/// What a patch makes of the secrets of a place: those that are never shown and that it does not give stay where they are.
+/// They do not go to another host, because somebody changed the URL alone.
+pub fn keep_secrets(before: &Place, after: &mut Place, patch: &Value) -> Result<(), Problem> {
+    match (before, after) {
+        (Place::Webhook(before), Place::Webhook(after)) if before.url.origin() != after.url.origin() => {
+            takes_no_secret_along(before, after, patch)
+        }
+        (Place::RedisStream(before), Place::RedisStream(after)) => {
+            after.url.keep_credentials(&before.url);
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The secrets of a webhook are given again, or removed, in the call that sends them to another host.
+fn takes_no_secret_along(before: &Webhook, after: &Webhook, patch: &Value) -> Result<(), Problem> {
+    let given = |pointer: &str| patch.pointer(&format!("/webhook/{pointer}")).is_some();
+    let is_kept = before.secret.is_some() && after.secret.is_some() && !given("secret");
+    let headers = before.headers.keys().filter(|name| is_secret_header(name));
+    let kept_headers = headers.filter(|name| {
+        let escaped = name.replace('~', "~0");
+        after.headers.contains_key(*name) && !given(&format!("headers/{escaped}"))
+    });
+    let kept: Vec<FieldError> = is_kept
+        .then(|| "/webhook/secret".to_owned())
+        .into_iter()
+        .chain(kept_headers.map(|name| format!("/webhook/headers/{name}")))
+        .map(|pointer| {
+            let detail = "the URL goes to another host: give this secret again, or null to remove it";
+            FieldError::new(pointer, "secret_needed", detail)
+        })
+        .collect();
+    if kept.is_empty() { Ok(()) } else { Err(Problem::invalid(kept)) }
+}

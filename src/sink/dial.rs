@@ -1,0 +1,89 @@
+//! Opens connections to brokers: only to addresses that are delivered to, encrypted where the URL says so.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpSocket, TcpStream};
+use tokio_rustls::TlsConnector;
+
+use super::Lack;
+use super::broker::NotConnected;
+use super::guard::{Guard, RefusedAddress};
+use super::names::Names;
+use crate::config::Config;
+use crate::model::place::Address;
+
+/// A connection, encrypted or not.
+pub trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
+
+/// Opens connections.
+pub struct Dialer {
+    names: Names,
+    guard: Guard,
+    tls: TlsConnector,
+    /// The local address of connections.
+    from: Option<IpAddr>,
+}
+
+impl Dialer {
+    /// A dialer under these settings.
+    pub fn new(config: &Arc<Config>, names: Names, tls: rustls::ClientConfig) -> Self {
+        let guard = Guard::new(Arc::clone(config));
+        Self { names, guard, tls: Arc::new(tls).into(), from: config.webhook.source_address }
+    }
+
+    /// Connects to one of the addresses of a broker's host. With TLS its certificate must be of that host.
+    pub async fn open(&self, address: &Address) -> Result<Box<dyn Io>, NotConnected> {
+        let tcp = self.connect(address).await?;
+        // Each event is a packet of its own.
+        let _ = tcp.set_nodelay(true);
+        if !address.is_tls() {
+            return Ok(Box::new(tcp));
+        }
+        let name = ServerName::try_from(address.host().to_owned());
+        let name = name.map_err(|_| NotConnected::NotReached("the host is no name for TLS".into()))?;
+        match self.tls.connect(name, tcp).await {
+            Ok(stream) => Ok(Box::new(stream)),
+            Err(why) => Err(NotConnected::NotReached(format!("no connection with TLS: {why}"))),
+        }
+    }
+
+    async fn connect(&self, address: &Address) -> Result<TcpStream, NotConnected> {
+        let mut last = NotConnected::NotReached("the name has no address".into());
+        for to in self.addresses(address).await? {
+            match self.connect_to(to).await {
+                Ok(tcp) => return Ok(tcp),
+                Err(why) => {
+                    last = Lack::of(&why).map_or_else(
+                        || NotConnected::NotReached(format!("no connection: {why}")),
+                        NotConnected::Lack,
+                    );
+                }
+            }
+        }
+        Err(last)
+    }
+
+    async fn addresses(&self, address: &Address) -> Result<Vec<SocketAddr>, NotConnected> {
+        if let Some(ip) = address.ip() {
+            self.guard.check(ip).map_err(|why| NotConnected::Refused(why.to_string()))?;
+            return Ok(vec![SocketAddr::from((ip, address.port()))]);
+        }
+        self.names.lookup(address.host(), address.port()).await.map_err(|why| match Lack::of(why.as_ref()) {
+            Some(lack) => NotConnected::Lack(lack),
+            None if why.is::<RefusedAddress>() => NotConnected::Refused(why.to_string()),
+            None => NotConnected::NotReached(format!("no connection: {why}")),
+        })
+    }
+
+    async fn connect_to(&self, to: SocketAddr) -> std::io::Result<TcpStream> {
+        let socket = if to.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+        if let Some(from) = self.from {
+            socket.bind(SocketAddr::from((from, 0)))?;
+        }
+        socket.connect(to).await
+    }
+}

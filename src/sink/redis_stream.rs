@@ -1,0 +1,138 @@
+//! One attempt at a Redis stream: `XADD`, with an attribute a field and the payload in `data`.
+//!
+//! Source of the field names: CloudEvents has no binding for Redis; these are its attributes by their bare names.
+
+use deadpool_redis::redis::aio::MultiplexedConnection;
+use deadpool_redis::redis::{
+    self, AsyncConnectionConfig, ErrorKind, RedisConnectionInfo, RedisError, ServerErrorKind,
+};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use tokio::task::JoinHandle;
+
+use super::Outcome;
+use super::broker::{Broker, Message, NotConnected};
+use super::dial::Dialer;
+use crate::model::place::RedisStream;
+use crate::model::timer::AttemptResult;
+
+/// A connection to a Redis, for one stream.
+pub struct Connection {
+    redis: MultiplexedConnection,
+    /// Reads and writes it; ends with it.
+    driver: JoinHandle<()>,
+    place: RedisStream,
+}
+
+impl Connection {
+    /// Connects and logs in.
+    pub async fn open(place: &RedisStream, dialer: &Dialer) -> Result<Self, NotConnected> {
+        let io = dialer.open(&place.url).await?;
+        let mut info = RedisConnectionInfo::default().set_db(place.database()).set_skip_set_lib_name();
+        if let Some(user) = place.url.user() {
+            info = info.set_username(user);
+        }
+        if let Some(password) = place.url.password() {
+            info = info.set_password(password);
+        }
+        // The attempt has a time limit of its own. With one here an entry that was added would be taken for a failure.
+        let config = AsyncConnectionConfig::new().set_response_timeout(None);
+        let opened = MultiplexedConnection::new_with_config(&info, io, config).await;
+        let (redis, driver) = opened.map_err(|why| not_connected(&why))?;
+        let mut connection = Self { redis, driver: tokio::spawn(driver), place: place.clone() };
+        connection.greet().await?;
+        Ok(connection)
+    }
+
+    /// Asks whether it is let in. Without a password nothing was asked yet, and a long command of somebody who should
+    /// have given one is answered as if it were garbled.
+    async fn greet(&mut self) -> Result<(), NotConnected> {
+        match redis::cmd("PING").query_async::<()>(&mut self.redis).await {
+            Err(why) if !matches!(why.kind(), ErrorKind::Server(ServerErrorKind::NoPerm)) => {
+                Err(not_connected(&why))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn command(&self, message: &Message) -> redis::Cmd {
+        let mut command = redis::cmd("XADD");
+        command.arg(&self.place.stream);
+        if let Some(max_len) = self.place.max_len {
+            command.arg("MAXLEN").arg("~").arg(max_len);
+        }
+        command.arg("*");
+        for (name, value) in &message.attributes {
+            command.arg(name).arg(value);
+        }
+        command.arg("datacontenttype").arg("application/json").arg("data").arg(&message.body);
+        command
+    }
+
+    fn failed(&self, why: &RedisError) -> Outcome {
+        let stream = &self.place.stream;
+        let detail = match (why.kind(), why.code()) {
+            (_, Some("WRONGTYPE")) => format!("the key `{stream}` holds something else than a stream"),
+            (_, Some("OOM")) => "Redis has no memory left for it (maxmemory)".to_owned(),
+            (ErrorKind::Server(ServerErrorKind::NoPerm), _) => {
+                format!("the user of the URL may not XADD to `{stream}`: {}", told(why))
+            }
+            (ErrorKind::Server(ServerErrorKind::ReadOnly), _) => {
+                "this Redis is a replica; give the address of its master".to_owned()
+            }
+            (ErrorKind::Server(ServerErrorKind::Moved), _) => format!(
+                "the stream `{stream}` is on another node of the cluster; give that node's address ({})",
+                told(why)
+            ),
+            _ => format!("Redis answered: {}", told(why)),
+        };
+        Outcome::without_answer(AttemptResult::Failed, Some(detail))
+    }
+}
+
+impl Broker for Connection {
+    fn publish<'a>(&'a self, message: &'a Message) -> BoxFuture<'a, Outcome> {
+        let (mut redis, command) = (self.redis.clone(), self.command(message));
+        async move {
+            match command.query_async::<String>(&mut redis).await {
+                Ok(entry) => {
+                    Outcome { reply: Some(entry), ..Outcome::without_answer(AttemptResult::Ok, None) }
+                }
+                Err(why) if matches!(why.kind(), ErrorKind::Server(_) | ErrorKind::Extension) => {
+                    self.failed(&why)
+                }
+                Err(why) => {
+                    let detail = format!("the connection broke before an answer came: {why}");
+                    Outcome::without_answer(AttemptResult::Unknown, Some(detail))
+                }
+            }
+        }
+        .boxed()
+    }
+
+    fn is_closed(&self) -> bool {
+        self.driver.is_finished()
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.driver.abort();
+    }
+}
+
+fn not_connected(why: &RedisError) -> NotConnected {
+    match why.is_io_error() || why.is_connection_dropped() {
+        true => NotConnected::NotReached(format!("no connection: {why}")),
+        false => NotConnected::NotAllowed(format!("Redis does not let this node in: {}", told(why))),
+    }
+}
+
+/// What Redis said, without the client's own words around it.
+fn told(why: &RedisError) -> String {
+    let text = match (why.code(), why.detail()) {
+        (Some(code), Some(detail)) => format!("{code} {detail}"),
+        _ => why.to_string(),
+    };
+    text.replace('\0', "\u{fffd}").chars().take(200).collect()
+}
