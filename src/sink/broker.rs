@@ -163,7 +163,8 @@ impl Brokers {
     /// Makes room for one more connection: the one that has been idle for the longest time is closed, if need be.
     fn room(&self) -> Result<(), NotConnected> {
         let mut lines = self.lines();
-        lines.retain(|_, line| Arc::strong_count(line) > 1 || line.is_up());
+        // One that failed keeps its wait.
+        lines.retain(|_, line| Arc::strong_count(line) > 1 || !line.is_closed());
         let up: Vec<&Arc<Line>> = lines.values().filter(|line| line.is_up()).collect();
         if up.len() < self.most.load(Ordering::Relaxed) {
             return Ok(());
@@ -255,6 +256,10 @@ impl Line {
 
     fn is_up(&self) -> bool {
         matches!(&*self.state(), State::Up(_) | State::Connecting(_))
+    }
+
+    fn is_closed(&self) -> bool {
+        matches!(&*self.state(), State::Closed)
     }
 
     fn hang_up(&self) {
