@@ -23,6 +23,10 @@ const AT_INFO: [&str; 3] = ["warn", "mainspring=info", SQLX];
 /// connection, at `warn`.
 const SQLX: &str = "sqlx=error";
 
+/// lapin, a client of brokers, logs what is returned to it, payload and all, and at `debug` what it sends. What fails there
+/// fails an attempt, which has its own words.
+const LAPIN: &str = "lapin=off";
+
 /// How long a failure of one loop lasts before it is logged, while the store answers others: the renewal of the leases
 /// finds out within that time whether the store is away, and logs that once for all loops.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -60,6 +64,7 @@ fn directives(filter: &str) -> String {
     }
     // Of two directives for one target the later one holds.
     ours.extend(given);
+    ours.push(LAPIN);
     ours.join(",")
 }
 
@@ -130,16 +135,17 @@ mod tests {
     #[test]
     fn a_filter_for_everything_is_meant_for_mainspring() {
         for (given, in_force) in [
-            ("info", "warn,mainspring=info,sqlx=error"),
+            ("info", "warn,mainspring=info,sqlx=error,lapin=off"),
             (
                 " INFO , mainspring::dispatch=debug",
-                "warn,mainspring=info,sqlx=error,mainspring::dispatch=debug",
+                "warn,mainspring=info,sqlx=error,mainspring::dispatch=debug,lapin=off",
             ),
-            ("sqlx=info,info", "warn,mainspring=info,sqlx=error,sqlx=info"),
-            ("warn", "warn,sqlx=error"),
-            ("error", "error"),
-            ("debug", "debug"),
-            ("mainspring=trace", "mainspring=trace"),
+            ("sqlx=info,info", "warn,mainspring=info,sqlx=error,sqlx=info,lapin=off"),
+            ("warn", "warn,sqlx=error,lapin=off"),
+            ("error", "error,lapin=off"),
+            ("debug", "debug,lapin=off"),
+            ("mainspring=trace", "mainspring=trace,lapin=off"),
+            ("lapin=debug", "lapin=debug,lapin=off"),
         ] {
             assert_eq!(directives(given), in_force, "{given}");
             assert!(EnvFilter::try_new(directives(given)).is_ok(), "{given}");

@@ -12,7 +12,7 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::Value;
 
-use self::place::{HookView, RedisStreamView, keep_secrets};
+use self::place::{AmqpView, HookView, RedisStreamView, keep_secrets};
 use super::ApiState;
 use super::problem::{FieldError, Problem};
 use super::request::{self, DestinationIn};
@@ -56,8 +56,8 @@ pub struct DestinationPath {
 pub struct DestinationView {
     #[schema(value_type = schema::DestinationName)]
     name: String,
-    /// What it is: `webhook` or `redis_stream`. The field of this name says where it is; it is missing where this node
-    /// cannot send there: the kind is of a later version, or this node lacks the key of the secrets.
+    /// What it is: `webhook`, `redis_stream` or `amqp`. The field of this name says where it is; it is missing where this node
+    /// cannot send there: its version or its build has no such kind, or it lacks the key of the secrets.
     kind: String,
     /// An HTTP receiver.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -67,6 +67,10 @@ pub struct DestinationView {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = RedisStreamView, required = false)]
     redis_stream: Option<RedisStreamView>,
+    /// An exchange of an AMQP broker.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = AmqpView, required = false)]
+    amqp: Option<AmqpView>,
     /// Attempts at once, for each node.
     #[schema(minimum = 1)]
     concurrency: usize,
@@ -124,10 +128,11 @@ async fn views(
     let settings = &state.node.config.webhook;
     let view = |row: &DestinationRow| {
         let Destination { name, kind, place, limits, paused, version, .. } = service.destinations.opened(row);
-        let (webhook, redis_stream) = match place {
-            Ok(Place::Webhook(hook)) => (Some(hook.into()), None),
-            Ok(Place::RedisStream(stream)) => (None, Some(stream.into())),
-            Err(_) => (None, None),
+        let (webhook, redis_stream, amqp) = match place {
+            Ok(Place::Webhook(hook)) => (Some(hook.into()), None, None),
+            Ok(Place::RedisStream(stream)) => (None, Some(stream.into()), None),
+            Ok(Place::Amqp(exchange)) => (None, None, Some(exchange.into())),
+            Err(_) => (None, None, None),
         };
         let load = loads.get(&name);
         let (last_error, last_error_at) =
@@ -136,6 +141,7 @@ async fn views(
             kind,
             webhook,
             redis_stream,
+            amqp,
             concurrency: limits.concurrency.unwrap_or(settings.concurrency),
             rate_per_second: limits.rate_per_second,
             retry: limits.retry.unwrap_or_default(),

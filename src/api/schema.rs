@@ -71,6 +71,12 @@ schemas! {
                there are any. The password is never shown again." =
         text().format(Some(SchemaFormat::Custom("uri".into()))).max_length(Some(MAX_URL))
             .pattern(Some("^rediss?://[^?#]+$")).examples(["rediss://shop:secret@redis.example/0"]);
+    AmqpUrl: "`amqp` or, with TLS, `amqps`; with user and password, and the virtual host as path, where there are any. \
+              `/` alone is the virtual host `/`. The password is never shown again." =
+        text().format(Some(SchemaFormat::Custom("uri".into()))).max_length(Some(MAX_URL))
+            .pattern(Some("^amqps?://[^?#]+$")).examples(["amqps://shop:secret@rabbit.example/shop"]);
+    PlaceName: "A name that the broker knows, without control characters; at most 255 bytes." =
+        text().max_length(Some(MAX_PLACE_NAME)).pattern(Some(NO_CONTROLS)).examples(["orders"]);
     StreamName: "A key of Redis, without control characters." =
         text().min_length(Some(1)).max_length(Some(MAX_PLACE_NAME)).pattern(Some(NO_CONTROLS)).examples(["shop:viewings"]);
     ShownHeaders: "Headers by name; `null` where the value is not shown." =

@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use reqwest::{Method, StatusCode};
 use serde::Serialize;
+use serde_json::{Map, Value};
 
 use super::client::{Client, Connection, Reply};
 use super::delivery::{Extras, Retry, Webhook};
@@ -18,10 +19,11 @@ use crate::clock::{Clock, SystemClock};
 const TEST_TIMEOUT: Duration = Duration::from_secs(65);
 
 /// The fields of a destination that are shown first, in this order; all others follow by name.
-const FIRST: [&str; 11] = [
+const FIRST: [&str; 12] = [
     "state",
     "webhook",
     "redis_stream",
+    "amqp",
     "concurrency",
     "rate_per_second",
     "retry",
@@ -75,13 +77,14 @@ struct Named {
 #[command(after_help = "Examples:\n  \
     mainspring destination put shop-orders --webhook https://shop.example/hook --rate 100\n  \
     mainspring destination put viewings --redis rediss://redis.example --password-file p --stream shop:viewings\n  \
+    mainspring destination put meetings --amqp amqps://shop@rabbit.example/ --password-file p --exchange meetings\n  \
     mainspring timer put order-1 --in 30m --destination shop-orders")]
 struct Put {
     /// Its name, to which timers are sent
     #[arg(value_parser = input::name)]
     name: String,
     /// Deliver to this http or https URL
-    #[arg(long, value_name = "URL", required_unless_present = "redis", conflicts_with_all = STREAM_FLAGS)]
+    #[arg(long, value_name = "URL", required_unless_present_any = ["redis", "amqp"], conflicts_with_all = BROKER_FLAGS)]
     webhook: Option<String>,
     #[command(flatten)]
     wanted: Wanted,
@@ -93,7 +96,7 @@ struct Set {
     #[arg(value_parser = input::name)]
     name: String,
     /// Deliver to this http or https URL
-    #[arg(long, value_name = "URL", conflicts_with_all = STREAM_FLAGS)]
+    #[arg(long, value_name = "URL", conflicts_with_all = BROKER_FLAGS)]
     webhook: Option<String>,
     #[command(flatten)]
     wanted: Wanted,
@@ -102,50 +105,73 @@ struct Set {
     no_rate: bool,
 }
 
-/// The flags of a stream of Redis, which no webhook has, and the other way round.
-const STREAM_FLAGS: [&str; 4] = ["redis", "password_file", "stream", "max_len"];
+/// The flags of each kind, which no other kind has.
 const HOOK_FLAGS: [&str; 4] = ["webhook", "secret", "secret_file", "header"];
+const STREAM_FLAGS: [&str; 3] = ["redis", "stream", "max_len"];
+const AMQP_FLAGS: [&str; 3] = ["amqp", "exchange", "routing_key"];
+/// Those that no webhook has.
+const BROKER_FLAGS: [&str; 7] =
+    ["redis", "stream", "max_len", "amqp", "exchange", "routing_key", "password_file"];
 
-/// A stream of Redis, as far as it is given.
+/// The place of a broker, as far as it is given.
 #[derive(Args)]
 #[group(skip)]
-struct Stream {
+struct Place {
     /// Add to a stream of the Redis at this redis or rediss URL
-    #[arg(long, value_name = "URL", conflicts_with_all = HOOK_FLAGS)]
+    #[arg(long, value_name = "URL", group = "broker", conflicts_with_all = HOOK_FLAGS, conflicts_with_all = AMQP_FLAGS)]
     redis: Option<String>,
-    /// Put the password in this file into that URL
-    #[arg(long, value_name = "FILE", requires = "redis", conflicts_with_all = HOOK_FLAGS)]
-    password_file: Option<PathBuf>,
     /// The key of the stream
-    #[arg(long, value_name = "KEY", conflicts_with_all = HOOK_FLAGS)]
+    #[arg(long, value_name = "KEY", conflicts_with_all = HOOK_FLAGS, conflicts_with_all = AMQP_FLAGS)]
     stream: Option<String>,
     /// Trim the stream to about this many entries
-    #[arg(long, value_name = "N", conflicts_with_all = HOOK_FLAGS)]
+    #[arg(long, value_name = "N", conflicts_with_all = HOOK_FLAGS, conflicts_with_all = AMQP_FLAGS)]
     max_len: Option<u64>,
+    /// Publish to an exchange of the AMQP 0-9-1 broker (RabbitMQ) at this amqp or amqps URL
+    #[arg(long, value_name = "URL", group = "broker", conflicts_with_all = HOOK_FLAGS, conflicts_with_all = STREAM_FLAGS)]
+    amqp: Option<String>,
+    /// The exchange; the default one unless set
+    #[arg(long, value_name = "NAME", conflicts_with_all = HOOK_FLAGS, conflicts_with_all = STREAM_FLAGS)]
+    exchange: Option<String>,
+    /// The routing key; for the default exchange the name of a queue
+    #[arg(long, value_name = "KEY", conflicts_with_all = HOOK_FLAGS, conflicts_with_all = STREAM_FLAGS)]
+    routing_key: Option<String>,
+    /// Put the password in this file into the URL of the broker
+    #[arg(long, value_name = "FILE", requires = "broker", conflicts_with_all = HOOK_FLAGS)]
+    password_file: Option<PathBuf>,
 }
 
-/// A stream in a request. A part that is not given is left out.
-#[derive(Serialize)]
-struct StreamRequest<'a> {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    url: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    stream: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    max_len: Option<u64>,
-}
-
-impl Stream {
-    /// `None` if no part is given.
-    fn request(&self) -> anyhow::Result<Option<StreamRequest<'_>>> {
-        let mut url = self.redis.clone();
-        if let (Some(text), Some(file)) = (&self.redis, &self.password_file) {
-            url = Some(input::url_with_password(text, file)?);
-        }
-        let request = StreamRequest { url, stream: self.stream.as_deref(), max_len: self.max_len };
-        let any = request.url.is_some() || request.stream.is_some() || request.max_len.is_some();
-        Ok(any.then_some(request))
+impl Place {
+    /// The stream; `None` if no part of it is given.
+    fn stream(&self) -> anyhow::Result<Option<Map<String, Value>>> {
+        let url = self.url(self.redis.as_ref())?;
+        Ok(given([
+            ("url", url.into()),
+            ("stream", self.stream.clone().into()),
+            ("max_len", self.max_len.into()),
+        ]))
     }
+
+    /// The exchange; `None` if no part of it is given.
+    fn amqp(&self) -> anyhow::Result<Option<Map<String, Value>>> {
+        let url = self.url(self.amqp.as_ref())?;
+        let (exchange, key) = (self.exchange.clone().into(), self.routing_key.clone().into());
+        Ok(given([("url", url.into()), ("exchange", exchange), ("routing_key", key)]))
+    }
+
+    /// A URL with the password of the file, if there is one.
+    fn url(&self, given: Option<&String>) -> anyhow::Result<Option<String>> {
+        match (given, &self.password_file) {
+            (Some(url), Some(file)) => input::url_with_password(url, file).map(Some),
+            (url, _) => Ok(url.cloned()),
+        }
+    }
+}
+
+/// The fields of a request that are given, not `null`; `None` if there is none.
+fn given<const N: usize>(fields: [(&str, Value); N]) -> Option<Map<String, Value>> {
+    let given = fields.into_iter().filter(|(_, value)| !value.is_null());
+    let given: Map<String, Value> = given.map(|(name, value)| (name.to_owned(), value)).collect();
+    (!given.is_empty()).then_some(given)
 }
 
 /// What a destination bears, as far as it is given.
@@ -155,7 +181,7 @@ struct Wanted {
     #[command(flatten)]
     extras: Extras,
     #[command(flatten)]
-    redis: Stream,
+    place: Place,
     /// At most this many attempts at once, for each node; webhook.concurrency of the settings unless set
     #[arg(long, value_name = "N")]
     concurrency: Option<u32>,
@@ -175,7 +201,9 @@ struct Request<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     webhook: Option<Webhook<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    redis_stream: Option<StreamRequest<'a>>,
+    redis_stream: Option<Map<String, Value>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    amqp: Option<Map<String, Value>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     concurrency: Option<u32>,
     /// `Some(None)` removes the rate.
@@ -191,7 +219,8 @@ impl Wanted {
     fn request<'a>(&'a self, url: Option<&'a str>) -> anyhow::Result<Request<'a>> {
         Ok(Request {
             webhook: self.extras.webhook(url)?,
-            redis_stream: self.redis.request()?,
+            redis_stream: self.place.stream()?,
+            amqp: self.place.amqp()?,
             concurrency: self.concurrency,
             rate_per_second: self.rate.map(Some),
             retry: self.retry.given(),
@@ -329,6 +358,11 @@ fn place(destination: &Fields) -> String {
     if let Some(place) = inner("redis_stream") {
         return format!("{} {}", show::text(&place, "url"), show::text(&place, "stream"));
     }
+    if let Some(place) = inner("amqp") {
+        let [url, exchange, key] = ["url", "exchange", "routing_key"].map(|field| show::text(&place, field));
+        let parts = [url, exchange, key].into_iter().filter(|part| !part.is_empty());
+        return parts.collect::<Vec<_>>().join(" ");
+    }
     format!("{} (this node cannot send there)", show::text(destination, "kind"))
 }
 
@@ -351,6 +385,8 @@ mod tests {
             ("a --secret whsec_AAAA", json!({"webhook": {"secret": "whsec_AAAA"}})),
             ("a --redis redis://h --stream s", json!({"redis_stream": {"url": "redis://h", "stream": "s"}})),
             ("a --max-len 9", json!({"redis_stream": {"max_len": 9}})),
+            ("a --amqp amqp://h --exchange x", json!({"amqp": {"url": "amqp://h", "exchange": "x"}})),
+            ("a --routing-key q", json!({"amqp": {"routing_key": "q"}})),
             ("a --concurrency 7 --rate 5", json!({"concurrency": 7, "rate_per_second": 5})),
             ("a --no-rate", json!({"rate_per_second": null})),
             (
@@ -384,6 +420,9 @@ mod tests {
         let stream = json!({"name": "c", "state": "ok", "kind": "redis_stream", "waiting": 0,
             "redis_stream": {"url": "redis://u@h", "stream": "s", "authenticated": true, "max_len": null}});
         assert_eq!(line("put", &fields(stream)), "put c: ok, redis://u@h s");
+        let queue = json!({"name": "d", "state": "ok", "kind": "amqp", "waiting": 0,
+            "amqp": {"url": "amqp://u@h", "exchange": "", "routing_key": "q", "authenticated": true}});
+        assert_eq!(line("put", &fields(queue)), "put d: ok, amqp://u@h q");
     }
 
     #[test]

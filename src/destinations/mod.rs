@@ -187,7 +187,7 @@ impl Destinations {
     /// A stored destination, with its secrets.
     pub fn opened(&self, row: &DestinationRow) -> Destination {
         let place = match serde_json::from_str(&row.settings) {
-            Ok(Settings { mut place, .. }) if place.kind() == row.kind => {
+            Ok(Settings { mut place, .. }) if place.kind() == row.kind && place.lacks().is_none() => {
                 self.vault.open(&row.name, row.secrets.as_deref()).map_err(|_| Closed::Locked).map(
                     |secrets| {
                         place.put_secrets(secrets);

@@ -71,7 +71,7 @@ impl Destination {
 /// Why a node cannot use a destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Closed {
-    /// Its kind is of a later version.
+    /// Its kind is of a later version, or of a build option that this build lacks.
     Unknown,
     /// Its secrets cannot be opened with this node's keys.
     Locked,

@@ -9,8 +9,12 @@ use url::Url;
 use super::destination::{Secrets, is_loopback_host};
 use super::target::{MAX_URL, Webhook};
 
-/// The longest name of a stream, in bytes.
+/// The longest name of a stream, of an exchange and of a routing key, in bytes.
 pub const MAX_PLACE_NAME: usize = 255;
+
+/// The schemes of brokers' addresses: whether connections are encrypted, and the port that stands for none.
+const SCHEMES: [(&str, bool, u16); 4] =
+    [("redis", false, 6379), ("rediss", true, 6379), ("amqp", false, 5672), ("amqps", true, 5671)];
 
 /// Where a destination is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,6 +24,8 @@ pub enum Place {
     Webhook(Webhook),
     /// A stream of Redis.
     RedisStream(RedisStream),
+    /// An exchange of an AMQP 0-9-1 broker.
+    Amqp(Amqp),
 }
 
 /// A stream of Redis.
@@ -32,6 +38,17 @@ pub struct RedisStream {
     /// The stream is trimmed to about this many entries. Trimming asks no consumer group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_len: Option<u64>,
+}
+
+/// An exchange of an AMQP 0-9-1 broker.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Amqp {
+    /// `amqp` or `amqps`; the path is the virtual host.
+    pub url: Address,
+    /// The exchange; empty is the default one, where a routing key is the name of a queue.
+    pub exchange: String,
+    /// The routing key.
+    pub routing_key: String,
 }
 
 /// A field that is not valid.
@@ -55,6 +72,15 @@ impl Place {
         match self {
             Self::Webhook(_) => "webhook",
             Self::RedisStream(_) => "redis_stream",
+            Self::Amqp(_) => "amqp",
+        }
+    }
+
+    /// The build option of its kind, if this build lacks it.
+    pub const fn lacks(&self) -> Option<&'static str> {
+        match self {
+            Self::Amqp(_) if !cfg!(feature = "amqp") => Some("amqp"),
+            Self::Webhook(_) | Self::RedisStream(_) | Self::Amqp(_) => None,
         }
     }
 
@@ -62,14 +88,15 @@ impl Place {
     pub const fn address(&self) -> Option<&Address> {
         match self {
             Self::Webhook(_) => None,
-            Self::RedisStream(RedisStream { url, .. }) => Some(url),
+            Self::RedisStream(RedisStream { url, .. }) | Self::Amqp(Amqp { url, .. }) => Some(url),
         }
     }
 
-    const fn address_mut(&mut self) -> Option<&mut Address> {
+    /// The same, to change it.
+    pub const fn address_mut(&mut self) -> Option<&mut Address> {
         match self {
             Self::Webhook(_) => None,
-            Self::RedisStream(RedisStream { url, .. }) => Some(url),
+            Self::RedisStream(RedisStream { url, .. }) | Self::Amqp(Amqp { url, .. }) => Some(url),
         }
     }
 
@@ -151,12 +178,18 @@ impl Address {
 
     /// Its port, or that of the scheme.
     pub fn port(&self) -> u16 {
-        self.0.port().unwrap_or(6379)
+        self.0.port().unwrap_or(self.scheme().2)
     }
 
     /// Whether the connection is encrypted.
     pub fn is_tls(&self) -> bool {
-        self.0.scheme() == "rediss"
+        self.scheme().1
+    }
+
+    fn scheme(&self) -> (&'static str, bool, u16) {
+        let known = SCHEMES.into_iter().find(|(name, ..)| *name == self.0.scheme());
+        // Of a later version; such a place is not sent to.
+        known.unwrap_or(("", false, 0))
     }
 
     /// The user, if there is one.
@@ -212,14 +245,13 @@ fn decoded(text: &str) -> String {
     percent_decode_str(text).decode_utf8_lossy().into_owned()
 }
 
-/// Checks a name that brokers know: some text without control characters.
+/// Checks a name that brokers know: a text without control characters. It may be empty.
 fn checked_name(pointer: &'static str, name: String) -> Result<String, BadField> {
     match name.len() {
-        0 => Err(bad(pointer, "bad_name", "it is empty")),
-        1..=MAX_PLACE_NAME if name.chars().any(char::is_control) => {
+        0..=MAX_PLACE_NAME if name.chars().any(char::is_control) => {
             Err(bad(pointer, "bad_name", "it has control characters"))
         }
-        1..=MAX_PLACE_NAME => Ok(name),
+        0..=MAX_PLACE_NAME => Ok(name),
         n => Err(bad(pointer, "bad_name", format!("{n} bytes; at most {MAX_PLACE_NAME}"))),
     }
 }
@@ -234,12 +266,42 @@ impl RedisStream {
         if max_len == Some(0) {
             return Err(bad("/max_len", "range", "at least 1"));
         }
+        if stream.is_empty() {
+            return Err(bad("/stream", "bad_name", "it is empty"));
+        }
         Ok(Self { url, stream: checked_name("/stream", stream)?, max_len })
     }
 
     /// The number of the database: 0 unless the URL names another.
     pub fn database(&self) -> i64 {
         self.url.path().parse().unwrap_or(0)
+    }
+}
+
+impl Amqp {
+    /// Checks a caller's exchange.
+    pub fn new(url: &str, exchange: String, routing_key: String) -> Result<Self, BadField> {
+        let url = Address::new(url, ["amqp", "amqps"])?;
+        let place = Self {
+            url,
+            exchange: checked_name("/exchange", exchange)?,
+            routing_key: checked_name("/routing_key", routing_key)?,
+        };
+        if place.virtual_host().len() > MAX_PLACE_NAME {
+            let detail = format!("the path is the virtual host, of at most {MAX_PLACE_NAME} bytes");
+            return Err(bad("/url", "bad_url", detail));
+        }
+        if place.exchange.is_empty() && place.routing_key.is_empty() {
+            let detail = "the default exchange needs the name of a queue here";
+            return Err(bad("/routing_key", "bad_name", detail));
+        }
+        Ok(place)
+    }
+
+    /// The virtual host: `/` unless the URL names another.
+    pub fn virtual_host(&self) -> String {
+        let path = self.url.path();
+        if path.is_empty() { "/".into() } else { path }
     }
 }
 
@@ -284,6 +346,37 @@ mod tests {
             ],
             ["", "/stream", "/stream", "/stream", "/max_len"]
         );
+    }
+
+    #[test]
+    fn an_exchange_is_checked() {
+        let new = |url: &str, exchange: &str, key: &str| Amqp::new(url, exchange.into(), key.into());
+        for (url, port, host) in [
+            ("amqp://h", 5672, "/"),
+            ("amqp://h/", 5672, "/"),
+            ("amqps://h/%2f", 5671, "/"),
+            ("amqps://h:7/shop", 7, "shop"),
+        ] {
+            let one = new(url, "", "q").unwrap();
+            let found = (one.url.port(), one.virtual_host(), one.url.is_tls());
+            assert_eq!(found, (port, host.to_owned(), url.starts_with("amqps")), "{url}");
+        }
+        let long = "x".repeat(MAX_PLACE_NAME + 1);
+        for (url, exchange, key, pointer) in [
+            ("redis://h", "x", "", "/url"),
+            ("amqp://h?heartbeat=1", "x", "", "/url"),
+            (&format!("amqp://h/{long}"), "x", "", "/url"),
+            ("amqp://h", "", "", "/routing_key"),
+            ("amqp://h", "x", &long, "/routing_key"),
+            ("amqp://h", "x\n", "", "/exchange"),
+            ("amqp://h", "x", "", ""),
+        ] {
+            assert_eq!(
+                new(url, exchange, key).map_or_else(|why| why.pointer, |_| ""),
+                pointer,
+                "{url} {key}"
+            );
+        }
     }
 
     #[test]

@@ -12,6 +12,8 @@ use std::time::Duration;
 use futures::FutureExt;
 use futures::future::{BoxFuture, Shared};
 
+#[cfg(feature = "amqp")]
+use super::amqp;
 use super::dial::Dialer;
 use super::redis_stream;
 use super::webhook::CONNECT_WAIT;
@@ -47,6 +49,11 @@ pub trait Broker: Send + Sync {
 
     /// Whether it can no longer be used.
     fn is_closed(&self) -> bool;
+
+    /// Why the broker takes nothing now, if it has said so: then it is not gone, though it confirms nothing.
+    fn held_back(&self) -> Option<&'static str> {
+        None
+    }
 }
 
 /// Why there is no connection.
@@ -140,8 +147,11 @@ impl Brokers {
                 Ok(outcome)
             }
             Err(_) => {
-                line.silent_since(began, &connection);
-                let detail = format!("no confirmation within {} s", limit.as_secs_f64());
+                let mut detail = format!("no confirmation within {} s", limit.as_secs_f64());
+                match connection.held_back() {
+                    Some(why) => detail = format!("{detail}: {why}"),
+                    None => line.silent_since(began, &connection),
+                }
                 Ok(Outcome::without_answer(AttemptResult::Timeout, Some(detail)))
             }
         }
@@ -188,8 +198,12 @@ fn connect(place: Place, dialer: Arc<Dialer>) -> BoxFuture<'static, Connected> {
             Place::RedisStream(place) => {
                 Ok(Arc::new(redis_stream::Connection::open(place, &dialer).await?) as Arc<dyn Broker>)
             }
-            // Webhooks have a sink of their own.
-            Place::Webhook(_) => Err(NotConnected::NotReached("an HTTP receiver is no broker".into())),
+            #[cfg(feature = "amqp")]
+            Place::Amqp(place) => {
+                Ok(Arc::new(amqp::Connection::open(place, &dialer).await?) as Arc<dyn Broker>)
+            }
+            // Webhooks have a sink of their own; a kind that this build lacks is closed (`Destination::place`).
+            other => Err(NotConnected::Refused(format!("{} is no broker to this node", other.kind()))),
         }
     }
     .boxed()

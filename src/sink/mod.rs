@@ -4,6 +4,8 @@
 //! follows; [`crate::dispatch`] does. One file for each kind of place, chosen in [`Sinks`]; what those for
 //! brokers share is in `broker.rs`.
 
+#[cfg(feature = "amqp")]
+mod amqp;
 mod broker;
 mod dial;
 pub mod event;
@@ -127,7 +129,7 @@ pub struct Outcome {
     pub result: AttemptResult,
     /// The HTTP status, if there was one.
     pub status: Option<u16>,
-    /// The beginning of the body of the answer; of a Redis stream the id of the entry.
+    /// The beginning of the body of the answer; of a Redis stream the id of the entry, of an exchange nothing.
     pub reply: Option<String>,
     /// What failed, in words.
     pub detail: Option<String>,

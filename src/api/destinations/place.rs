@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::api::problem::{FieldError, Problem};
 use crate::api::schema;
 use crate::model::destination::is_secret_header;
-use crate::model::place::{Place, RedisStream};
+use crate::model::place::{Amqp, Place, RedisStream};
 use crate::model::target::Webhook;
 
 /// An HTTP receiver, without its secrets.
@@ -39,6 +39,19 @@ pub struct RedisStreamView {
     max_len: Option<u64>,
 }
 
+/// An exchange of an AMQP broker, without the password.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct AmqpView {
+    /// With the user, without the password.
+    #[schema(format = "uri")]
+    url: String,
+    /// Whether there is a password.
+    authenticated: bool,
+    /// The exchange; empty is the default one.
+    exchange: String,
+    routing_key: String,
+}
+
 impl From<Webhook> for HookView {
     fn from(Webhook { url, secret, headers }: Webhook) -> Self {
         let shown = |(name, value): (String, String)| {
@@ -56,6 +69,12 @@ impl From<RedisStream> for RedisStreamView {
     }
 }
 
+impl From<Amqp> for AmqpView {
+    fn from(Amqp { url, exchange, routing_key }: Amqp) -> Self {
+        Self { url: url.shown(), authenticated: url.has_credentials(), exchange, routing_key }
+    }
+}
+
 /// What a patch makes of the secrets of a place: those that are never shown and that it does not give stay where they are.
 /// They do not go to another host, because somebody changed the URL alone.
 pub fn keep_secrets(before: &Place, after: &mut Place, patch: &Value) -> Result<(), Problem> {
@@ -63,11 +82,12 @@ pub fn keep_secrets(before: &Place, after: &mut Place, patch: &Value) -> Result<
         (Place::Webhook(before), Place::Webhook(after)) if before.url.origin() != after.url.origin() => {
             takes_no_secret_along(before, after, patch)
         }
-        (Place::RedisStream(before), Place::RedisStream(after)) => {
-            after.url.keep_credentials(&before.url);
+        (before, after) => {
+            if let (Some(before), Some(after)) = (before.address(), after.address_mut()) {
+                after.keep_credentials(before);
+            }
             Ok(())
         }
-        _ => Ok(()),
     }
 }
 

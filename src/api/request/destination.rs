@@ -13,7 +13,7 @@ use crate::api::schema;
 use crate::config::MAX_WEBHOOK_TIMEOUT;
 use crate::destinations::Wanted;
 use crate::model::destination::{Limits, MAX_CONCURRENCY, MAX_RATE};
-use crate::model::place::{BadField, Place, RedisStream};
+use crate::model::place::{Amqp, BadField, Place, RedisStream};
 use crate::model::time::Span;
 use crate::sink::guard::Guard;
 
@@ -33,8 +33,10 @@ pub struct DestinationIn {
     #[schema(value_type = RedisStreamIn)]
     #[serde(default, deserialize_with = "optional_object")]
     redis_stream: Option<RedisStreamIn>,
-    #[schema(ignore)]
-    amqp: Option<IgnoredAny>,
+    /// An exchange of an AMQP 0-9-1 broker.
+    #[schema(value_type = AmqpIn)]
+    #[serde(default, deserialize_with = "optional_object")]
+    amqp: Option<AmqpIn>,
     #[schema(ignore)]
     nats: Option<IgnoredAny>,
     #[schema(ignore)]
@@ -71,15 +73,34 @@ pub struct RedisStreamIn {
     max_len: Option<u64>,
 }
 
-/// Checks a stream.
-fn checked_stream(raw: RedisStreamIn, guard: &Guard) -> Result<Place, FieldError> {
-    let wrong =
-        |why: BadField| FieldError::new(format!("/redis_stream{}", why.pointer), why.code, why.detail);
-    let stream = RedisStream::new(&raw.url, raw.stream, raw.max_len).map_err(wrong)?;
-    guard
-        .check_address(&stream.url)
-        .map_err(|why| FieldError::new("/redis_stream/url", "address_refused", why.to_string()))?;
-    Ok(Place::RedisStream(stream))
+/// An exchange of an AMQP 0-9-1 broker, such as RabbitMQ. Each event is a persistent, mandatory message: its attributes are
+/// headers `cloudEvents:NAME`, the payload is its body.
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = Amqp)]
+pub struct AmqpIn {
+    /// Where the broker is.
+    #[schema(value_type = schema::AmqpUrl)]
+    url: String,
+    /// The exchange, which must be there. Default: the default exchange, whose routing keys are names of queues.
+    #[schema(value_type = Option<schema::PlaceName>)]
+    exchange: Option<String>,
+    /// The routing key. Default: an empty one, which the default exchange has no use for.
+    #[schema(value_type = Option<schema::PlaceName>)]
+    routing_key: Option<String>,
+}
+
+/// Checks a broker's place, of the build and its address too.
+fn checked_broker(place: Result<Place, BadField>, kind: &str, guard: &Guard) -> Result<Place, FieldError> {
+    let place =
+        place.map_err(|why| FieldError::new(format!("/{kind}{}", why.pointer), why.code, why.detail))?;
+    if let Some(option) = place.lacks() {
+        let detail = format!("this server was built without it; build it with `--features {option}`");
+        return Err(FieldError::new(format!("/{kind}"), "not_supported", detail));
+    }
+    let checked = place.address().map_or(Ok(()), |address| guard.check_address(address));
+    checked.map_err(|why| FieldError::new(format!("/{kind}/url"), "address_refused", why.to_string()))?;
+    Ok(place)
 }
 
 /// Reads and checks a destination.
@@ -118,18 +139,25 @@ pub fn destination(text: &[u8], guard: &Guard) -> Result<Wanted, Refused> {
 
 /// The one place of a request.
 fn place(raw: &mut DestinationIn, guard: &Guard) -> Result<Place, FieldError> {
-    let later = [("amqp", &raw.amqp), ("nats", &raw.nats), ("mqtt", &raw.mqtt), ("kafka", &raw.kafka)]
-        .into_iter()
-        .find_map(|(kind, value)| value.is_some().then_some(kind));
-    match (raw.webhook.take(), raw.redis_stream.take(), later) {
-        (Some(hook), None, None) => checked_webhook(hook, "/webhook", guard).map(Place::Webhook),
-        (None, Some(stream), None) => checked_stream(stream, guard),
-        (None, None, Some(kind)) => {
-            let detail = "this version has no destinations of this kind; it has webhook and redis_stream";
-            Err(FieldError::new(format!("/{kind}"), "not_supported", detail))
-        }
+    let webhook = raw.webhook.take().map(|hook| checked_webhook(hook, "/webhook", guard).map(Place::Webhook));
+    let redis_stream = raw.redis_stream.take().map(|RedisStreamIn { url, stream, max_len }| {
+        let stream = RedisStream::new(&url, stream, max_len).map(Place::RedisStream);
+        checked_broker(stream, "redis_stream", guard)
+    });
+    let amqp = raw.amqp.take().map(|AmqpIn { url, exchange, routing_key }| {
+        let amqp = Amqp::new(&url, exchange.unwrap_or_default(), routing_key.unwrap_or_default());
+        checked_broker(amqp.map(Place::Amqp), "amqp", guard)
+    });
+    let later = [("nats", &raw.nats), ("mqtt", &raw.mqtt), ("kafka", &raw.kafka)];
+    let later = later.into_iter().filter(|(_, value)| value.is_some()).map(|(kind, _)| {
+        let detail = "this version has no destinations of this kind; it has webhook, redis_stream and amqp";
+        Err(FieldError::new(format!("/{kind}"), "not_supported", detail))
+    });
+    let mut given = [webhook, redis_stream, amqp].into_iter().flatten().chain(later);
+    match (given.next(), given.next()) {
+        (Some(one), None) => one,
         _ => {
-            let detail = "give exactly one kind of destination: webhook or redis_stream";
+            let detail = "give exactly one kind of destination: webhook, redis_stream or amqp";
             Err(FieldError::new("", "missing", detail))
         }
     }

@@ -1,8 +1,8 @@
-//! PostgreSQL and Redis for tools and tests: throwaway servers on this machine ([`Postgres`], [`Redis`]), and
-//! databases and namespaces of a run's own on given servers ([`Stores`]).
+//! PostgreSQL, Redis and brokers for tools and tests: throwaway servers on this machine ([`Postgres`], [`Redis`],
+//! [`RabbitMq`]), and databases and namespaces of a run's own on given servers ([`Stores`]).
 //!
 //! The throwaway servers are the installed programs: nothing is downloaded, and no server that was started elsewhere
-//! is ever used or ended. They flush to disk like real ones, know no passwords, and listen on the loopback only.
+//! is ever used or ended. They flush to disk like real ones, know no passwords (but RabbitMQ), and listen on the loopback only.
 //! Each has a directory of its caller's.
 //!
 //! Invariant: such a server keeps its port and its directory, so that its clients find it again after a restart. It ends when its handle is dropped; its directory is the caller's to remove.
@@ -11,6 +11,7 @@
 mod clock;
 mod disk;
 mod postgres;
+mod rabbitmq;
 mod redis;
 mod stores;
 
@@ -31,6 +32,7 @@ use crate::clock::Monotonic;
 pub use clock::FakeClock;
 pub use disk::SmallDisk;
 pub use postgres::Postgres;
+pub use rabbitmq::RabbitMq;
 pub use redis::{Keeps, Redis};
 pub use stores::{Choice, RedisInfo, Stores};
 

@@ -1,11 +1,11 @@
 //! Destinations: named places that deliveries go to.
 
+mod brokers;
 mod calls;
 mod limits;
 mod pausing;
 mod priority;
 mod secrets;
-mod streams;
 mod timers;
 
 use std::time::Duration;

@@ -360,6 +360,11 @@ async fn destinations(checked: &mut Checked<'_>) {
             &json!({"redis_stream": {"url": "redis://u:p@127.0.0.1:9/0", "stream": "s", "max_len": 9}}),
             201,
         ),
+        (
+            "exchange",
+            &json!({"amqp": {"url": "amqps://u:p@127.0.0.1:9/v", "exchange": "x", "routing_key": "k"}}),
+            201,
+        ),
     ] {
         assert!(checked.document.faults("/components/schemas/Destination", body).is_empty(), "{body}");
         assert_eq!(checked.call(Method::PUT, ONE, name, Some(body)).await.status, status);
@@ -396,6 +401,7 @@ async fn destinations(checked: &mut Checked<'_>) {
         json!({"webhook": {"url": "ftp://a/"}}),
         json!({"redis_stream": {"url": "http://a/", "stream": "s"}}),
         json!({"redis_stream": {"url": "redis://a/", "stream": ""}}),
+        json!({"amqp": {"url": "redis://a/", "exchange": "x"}}),
         json!({}),
     ] {
         assert!(!checked.document.faults("/components/schemas/Destination", &bad).is_empty(), "{bad}");

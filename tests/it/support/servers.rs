@@ -110,7 +110,7 @@ pub fn free_port() -> u16 {
     servers::free_port().expect("a port")
 }
 
-pub(super) async fn run(mut command: Command) -> process::Output {
+pub async fn run(mut command: Command) -> process::Output {
     let name = command.get_program().to_string_lossy().into_owned();
     tokio::task::spawn_blocking(move || command.output())
         .await
