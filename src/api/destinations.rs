@@ -12,7 +12,7 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::Value;
 
-use self::place::{AmqpView, HookView, RedisStreamView, keep_secrets};
+use self::place::{AmqpView, HookView, MqttView, RedisStreamView, keep_secrets};
 use super::ApiState;
 use super::problem::{FieldError, Problem};
 use super::request::{self, DestinationIn};
@@ -56,7 +56,7 @@ pub struct DestinationPath {
 pub struct DestinationView {
     #[schema(value_type = schema::DestinationName)]
     name: String,
-    /// What it is: `webhook`, `redis_stream` or `amqp`. The field of this name says where it is; it is missing where this node
+    /// What it is: `webhook`, `redis_stream`, `amqp` or `mqtt`. The field of this name says where it is; it is missing where this node
     /// cannot send there: its version or its build has no such kind, or it lacks the key of the secrets.
     kind: String,
     /// An HTTP receiver.
@@ -71,6 +71,10 @@ pub struct DestinationView {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = AmqpView, required = false)]
     amqp: Option<AmqpView>,
+    /// A topic of an MQTT broker.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = MqttView, required = false)]
+    mqtt: Option<MqttView>,
     /// Attempts at once, for each node.
     #[schema(minimum = 1)]
     concurrency: usize,
@@ -128,20 +132,15 @@ async fn views(
     let settings = &state.node.config.webhook;
     let view = |row: &DestinationRow| {
         let Destination { name, kind, place, limits, paused, version, .. } = service.destinations.opened(row);
-        let (webhook, redis_stream, amqp) = match place {
-            Ok(Place::Webhook(hook)) => (Some(hook.into()), None, None),
-            Ok(Place::RedisStream(stream)) => (None, Some(stream.into()), None),
-            Ok(Place::Amqp(exchange)) => (None, None, Some(exchange.into())),
-            Err(_) => (None, None, None),
-        };
         let load = loads.get(&name);
         let (last_error, last_error_at) =
             load.and_then(|load| load.last_error.clone()).map(|error| (error.detail, error.at)).unzip();
-        DestinationView {
+        let mut view = DestinationView {
             kind,
-            webhook,
-            redis_stream,
-            amqp,
+            webhook: None,
+            redis_stream: None,
+            amqp: None,
+            mqtt: None,
             concurrency: limits.concurrency.unwrap_or(settings.concurrency),
             rate_per_second: limits.rate_per_second,
             retry: limits.retry.unwrap_or_default(),
@@ -160,7 +159,15 @@ async fn views(
             created_at: row.created_at,
             changed_at: row.changed_at,
             name,
+        };
+        match place {
+            Ok(Place::Webhook(hook)) => view.webhook = Some(hook.into()),
+            Ok(Place::RedisStream(stream)) => view.redis_stream = Some(stream.into()),
+            Ok(Place::Amqp(exchange)) => view.amqp = Some(exchange.into()),
+            Ok(Place::Mqtt(topic)) => view.mqtt = Some(topic.into()),
+            Err(_) => {}
         }
+        view
     };
     Ok(rows.iter().map(view).collect())
 }

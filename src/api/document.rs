@@ -74,8 +74,7 @@ fn requests(schemas: &mut Value) {
         json!([time_form(&["fire_at"]), time_form(&["delay"]), time_form(&["local", "zone"])]);
     let kinds = Kind::ALL.iter().map(|kind| json!({"required": [kind.word()]}));
     schemas["Target"]["oneOf"] = kinds.collect();
-    schemas["Destination"]["oneOf"] =
-        json!([{"required": ["webhook"]}, {"required": ["redis_stream"]}, {"required": ["amqp"]}]);
+    schemas["Destination"]["oneOf"] = json!([{"required": ["webhook"]}, {"required": ["redis_stream"]}, {"required": ["amqp"]}, {"required": ["mqtt"]}]);
 
     let mut item = schemas["Timer"].clone();
     item["description"] =

@@ -77,6 +77,11 @@ schemas! {
             .pattern(Some("^amqps?://[^?#]+$")).examples(["amqps://shop:secret@rabbit.example/shop"]);
     PlaceName: "A name that the broker knows, without control characters; at most 255 bytes." =
         text().max_length(Some(MAX_PLACE_NAME)).pattern(Some(NO_CONTROLS)).examples(["orders"]);
+    MqttUrl: "`mqtt` or, with TLS, `mqtts`; with user and password where there are any. The password is never shown again." =
+        text().format(Some(SchemaFormat::Custom("uri".into()))).max_length(Some(MAX_URL))
+            .pattern(Some("^mqtts?://[^?#]+$")).examples(["mqtts://shop:secret@mqtt.example"]);
+    TopicName: "A topic of MQTT, without wildcards and control characters; at most 255 bytes." =
+        text().min_length(Some(1)).max_length(Some(MAX_PLACE_NAME)).pattern(Some(r"^[^+#\u0000-\u001f\u007f-\u009f]*$")).examples(["shop/orders"]);
     StreamName: "A key of Redis, without control characters." =
         text().min_length(Some(1)).max_length(Some(MAX_PLACE_NAME)).pattern(Some(NO_CONTROLS)).examples(["shop:viewings"]);
     ShownHeaders: "Headers by name; `null` where the value is not shown." =

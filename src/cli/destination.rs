@@ -19,11 +19,12 @@ use crate::clock::{Clock, SystemClock};
 const TEST_TIMEOUT: Duration = Duration::from_secs(65);
 
 /// The fields of a destination that are shown first, in this order; all others follow by name.
-const FIRST: [&str; 12] = [
+const FIRST: [&str; 13] = [
     "state",
     "webhook",
     "redis_stream",
     "amqp",
+    "mqtt",
     "concurrency",
     "rate_per_second",
     "retry",
@@ -84,7 +85,7 @@ struct Put {
     #[arg(value_parser = input::name)]
     name: String,
     /// Deliver to this http or https URL
-    #[arg(long, value_name = "URL", required_unless_present_any = ["redis", "amqp"], conflicts_with_all = BROKER_FLAGS)]
+    #[arg(long, value_name = "URL", required_unless_present_any = ["redis", "amqp", "mqtt"], conflicts_with_all = BROKER_FLAGS)]
     webhook: Option<String>,
     #[command(flatten)]
     wanted: Wanted,
@@ -109,32 +110,52 @@ struct Set {
 const HOOK_FLAGS: [&str; 4] = ["webhook", "secret", "secret_file", "header"];
 const STREAM_FLAGS: [&str; 3] = ["redis", "stream", "max_len"];
 const AMQP_FLAGS: [&str; 3] = ["amqp", "exchange", "routing_key"];
+const MQTT_FLAGS: [&str; 3] = ["mqtt", "topic", "qos"];
 /// Those that no webhook has.
-const BROKER_FLAGS: [&str; 7] =
-    ["redis", "stream", "max_len", "amqp", "exchange", "routing_key", "password_file"];
+const BROKER_FLAGS: [&str; 10] = [
+    "redis",
+    "stream",
+    "max_len",
+    "amqp",
+    "exchange",
+    "routing_key",
+    "mqtt",
+    "topic",
+    "qos",
+    "password_file",
+];
 
 /// The place of a broker, as far as it is given.
 #[derive(Args)]
 #[group(skip)]
 struct Place {
     /// Add to a stream of the Redis at this redis or rediss URL
-    #[arg(long, value_name = "URL", group = "broker", conflicts_with_all = HOOK_FLAGS, conflicts_with_all = AMQP_FLAGS)]
+    #[arg(long, value_name = "URL", group = "broker", conflicts_with_all = HOOK_FLAGS, conflicts_with_all = AMQP_FLAGS, conflicts_with_all = MQTT_FLAGS)]
     redis: Option<String>,
     /// The key of the stream
-    #[arg(long, value_name = "KEY", conflicts_with_all = HOOK_FLAGS, conflicts_with_all = AMQP_FLAGS)]
+    #[arg(long, value_name = "KEY", conflicts_with_all = HOOK_FLAGS, conflicts_with_all = AMQP_FLAGS, conflicts_with_all = MQTT_FLAGS)]
     stream: Option<String>,
     /// Trim the stream to about this many entries
-    #[arg(long, value_name = "N", conflicts_with_all = HOOK_FLAGS, conflicts_with_all = AMQP_FLAGS)]
+    #[arg(long, value_name = "N", conflicts_with_all = HOOK_FLAGS, conflicts_with_all = AMQP_FLAGS, conflicts_with_all = MQTT_FLAGS)]
     max_len: Option<u64>,
     /// Publish to an exchange of the AMQP 0-9-1 broker (RabbitMQ) at this amqp or amqps URL
-    #[arg(long, value_name = "URL", group = "broker", conflicts_with_all = HOOK_FLAGS, conflicts_with_all = STREAM_FLAGS)]
+    #[arg(long, value_name = "URL", group = "broker", conflicts_with_all = HOOK_FLAGS, conflicts_with_all = STREAM_FLAGS, conflicts_with_all = MQTT_FLAGS)]
     amqp: Option<String>,
     /// The exchange; the default one unless set
-    #[arg(long, value_name = "NAME", conflicts_with_all = HOOK_FLAGS, conflicts_with_all = STREAM_FLAGS)]
+    #[arg(long, value_name = "NAME", conflicts_with_all = HOOK_FLAGS, conflicts_with_all = STREAM_FLAGS, conflicts_with_all = MQTT_FLAGS)]
     exchange: Option<String>,
     /// The routing key; for the default exchange the name of a queue
-    #[arg(long, value_name = "KEY", conflicts_with_all = HOOK_FLAGS, conflicts_with_all = STREAM_FLAGS)]
+    #[arg(long, value_name = "KEY", conflicts_with_all = HOOK_FLAGS, conflicts_with_all = STREAM_FLAGS, conflicts_with_all = MQTT_FLAGS)]
     routing_key: Option<String>,
+    /// Publish to a topic of the MQTT 5 broker at this mqtt or mqtts URL
+    #[arg(long, value_name = "URL", group = "broker", conflicts_with_all = HOOK_FLAGS, conflicts_with_all = STREAM_FLAGS, conflicts_with_all = AMQP_FLAGS)]
+    mqtt: Option<String>,
+    /// The topic
+    #[arg(long, value_name = "TOPIC", conflicts_with_all = HOOK_FLAGS, conflicts_with_all = STREAM_FLAGS, conflicts_with_all = AMQP_FLAGS)]
+    topic: Option<String>,
+    /// The quality of service, 1 or 2; 1 unless set
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=2), conflicts_with_all = HOOK_FLAGS, conflicts_with_all = STREAM_FLAGS, conflicts_with_all = AMQP_FLAGS)]
+    qos: Option<u8>,
     /// Put the password in this file into the URL of the broker
     #[arg(long, value_name = "FILE", requires = "broker", conflicts_with_all = HOOK_FLAGS)]
     password_file: Option<PathBuf>,
@@ -156,6 +177,12 @@ impl Place {
         let url = self.url(self.amqp.as_ref())?;
         let (exchange, key) = (self.exchange.clone().into(), self.routing_key.clone().into());
         Ok(given([("url", url.into()), ("exchange", exchange), ("routing_key", key)]))
+    }
+
+    /// The topic; `None` if no part of it is given.
+    fn mqtt(&self) -> anyhow::Result<Option<Map<String, Value>>> {
+        let url = self.url(self.mqtt.as_ref())?;
+        Ok(given([("url", url.into()), ("topic", self.topic.clone().into()), ("qos", self.qos.into())]))
     }
 
     /// A URL with the password of the file, if there is one.
@@ -205,6 +232,8 @@ struct Request<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     amqp: Option<Map<String, Value>>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    mqtt: Option<Map<String, Value>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     concurrency: Option<u32>,
     /// `Some(None)` removes the rate.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -221,6 +250,7 @@ impl Wanted {
             webhook: self.extras.webhook(url)?,
             redis_stream: self.place.stream()?,
             amqp: self.place.amqp()?,
+            mqtt: self.place.mqtt()?,
             concurrency: self.concurrency,
             rate_per_second: self.rate.map(Some),
             retry: self.retry.given(),
@@ -355,13 +385,16 @@ fn place(destination: &Fields) -> String {
     if let Some(hook) = inner("webhook") {
         return show::text(&hook, "url");
     }
-    if let Some(place) = inner("redis_stream") {
-        return format!("{} {}", show::text(&place, "url"), show::text(&place, "stream"));
-    }
-    if let Some(place) = inner("amqp") {
-        let [url, exchange, key] = ["url", "exchange", "routing_key"].map(|field| show::text(&place, field));
-        let parts = [url, exchange, key].into_iter().filter(|part| !part.is_empty());
-        return parts.collect::<Vec<_>>().join(" ");
+    let brokers: [(&str, &[&str]); 3] = [
+        ("redis_stream", &["url", "stream"]),
+        ("amqp", &["url", "exchange", "routing_key"]),
+        ("mqtt", &["url", "topic"]),
+    ];
+    for (kind, fields) in brokers {
+        if let Some(place) = inner(kind) {
+            let parts = fields.iter().map(|field| show::text(&place, field)).filter(|part| !part.is_empty());
+            return parts.collect::<Vec<_>>().join(" ");
+        }
     }
     format!("{} (this node cannot send there)", show::text(destination, "kind"))
 }
@@ -386,6 +419,8 @@ mod tests {
             ("a --redis redis://h --stream s", json!({"redis_stream": {"url": "redis://h", "stream": "s"}})),
             ("a --max-len 9", json!({"redis_stream": {"max_len": 9}})),
             ("a --amqp amqp://h --exchange x", json!({"amqp": {"url": "amqp://h", "exchange": "x"}})),
+            ("a --mqtt mqtt://h --topic a/b", json!({"mqtt": {"url": "mqtt://h", "topic": "a/b"}})),
+            ("a --qos 2", json!({"mqtt": {"qos": 2}})),
             ("a --routing-key q", json!({"amqp": {"routing_key": "q"}})),
             ("a --concurrency 7 --rate 5", json!({"concurrency": 7, "rate_per_second": 5})),
             ("a --no-rate", json!({"rate_per_second": null})),

@@ -9,12 +9,18 @@ use url::Url;
 use super::destination::{Secrets, is_loopback_host};
 use super::target::{MAX_URL, Webhook};
 
-/// The longest name of a stream, of an exchange and of a routing key, in bytes.
+/// The longest name of a stream, an exchange, a routing key and a topic, in bytes.
 pub const MAX_PLACE_NAME: usize = 255;
 
 /// The schemes of brokers' addresses: whether connections are encrypted, and the port that stands for none.
-const SCHEMES: [(&str, bool, u16); 4] =
-    [("redis", false, 6379), ("rediss", true, 6379), ("amqp", false, 5672), ("amqps", true, 5671)];
+const SCHEMES: [(&str, bool, u16); 6] = [
+    ("redis", false, 6379),
+    ("rediss", true, 6379),
+    ("amqp", false, 5672),
+    ("amqps", true, 5671),
+    ("mqtt", false, 1883),
+    ("mqtts", true, 8883),
+];
 
 /// Where a destination is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,6 +32,8 @@ pub enum Place {
     RedisStream(RedisStream),
     /// An exchange of an AMQP 0-9-1 broker.
     Amqp(Amqp),
+    /// A topic of an MQTT broker.
+    Mqtt(Mqtt),
 }
 
 /// A stream of Redis.
@@ -51,6 +59,19 @@ pub struct Amqp {
     pub routing_key: String,
 }
 
+/// A topic of an MQTT broker.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mqtt {
+    /// `mqtt` or `mqtts`.
+    pub url: Address,
+    /// The topic.
+    pub topic: String,
+    /// The quality of service: 1 or 2.
+    pub qos: u8,
+    /// The version of the protocol: 5.
+    pub version: u8,
+}
+
 /// A field that is not valid.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BadField {
@@ -73,6 +94,7 @@ impl Place {
             Self::Webhook(_) => "webhook",
             Self::RedisStream(_) => "redis_stream",
             Self::Amqp(_) => "amqp",
+            Self::Mqtt(_) => "mqtt",
         }
     }
 
@@ -80,7 +102,8 @@ impl Place {
     pub const fn lacks(&self) -> Option<&'static str> {
         match self {
             Self::Amqp(_) if !cfg!(feature = "amqp") => Some("amqp"),
-            Self::Webhook(_) | Self::RedisStream(_) | Self::Amqp(_) => None,
+            Self::Mqtt(_) if !cfg!(feature = "mqtt") => Some("mqtt"),
+            Self::Webhook(_) | Self::RedisStream(_) | Self::Amqp(_) | Self::Mqtt(_) => None,
         }
     }
 
@@ -88,7 +111,9 @@ impl Place {
     pub const fn address(&self) -> Option<&Address> {
         match self {
             Self::Webhook(_) => None,
-            Self::RedisStream(RedisStream { url, .. }) | Self::Amqp(Amqp { url, .. }) => Some(url),
+            Self::RedisStream(RedisStream { url, .. })
+            | Self::Amqp(Amqp { url, .. })
+            | Self::Mqtt(Mqtt { url, .. }) => Some(url),
         }
     }
 
@@ -96,7 +121,9 @@ impl Place {
     pub const fn address_mut(&mut self) -> Option<&mut Address> {
         match self {
             Self::Webhook(_) => None,
-            Self::RedisStream(RedisStream { url, .. }) | Self::Amqp(Amqp { url, .. }) => Some(url),
+            Self::RedisStream(RedisStream { url, .. })
+            | Self::Amqp(Amqp { url, .. })
+            | Self::Mqtt(Mqtt { url, .. }) => Some(url),
         }
     }
 
@@ -305,6 +332,28 @@ impl Amqp {
     }
 }
 
+impl Mqtt {
+    /// Checks a caller's topic.
+    pub fn new(url: &str, topic: String, qos: u8, version: u8) -> Result<Self, BadField> {
+        let url = Address::new(url, ["mqtt", "mqtts"])?;
+        if !url.path().is_empty() {
+            return Err(bad("/url", "bad_url", "the URL has a path; the topic is a field of its own"));
+        }
+        if topic.is_empty() || topic.contains(['+', '#']) {
+            return Err(bad("/topic", "bad_name", "a topic is not empty and has no wildcards (+ and #)"));
+        }
+        match (qos, version) {
+            (1 | 2, 5) => Ok(Self { url, topic: checked_name("/topic", topic)?, qos, version }),
+            (0, _) => Err(bad("/qos", "range", "1 or 2: with 0 no broker says that it has the event")),
+            (1 | 2, 3) => {
+                Err(bad("/version", "not_supported", "this version of the service speaks MQTT 5 only"))
+            }
+            (1 | 2, _) => Err(bad("/version", "range", "5")),
+            _ => Err(bad("/qos", "range", "1 or 2")),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -377,6 +426,28 @@ mod tests {
                 "{url} {key}"
             );
         }
+    }
+
+    #[test]
+    fn a_topic_is_checked() {
+        let pointer = |url: &str, topic: &str, qos, version| {
+            Mqtt::new(url, topic.into(), qos, version).map_or_else(|why| why.pointer, |_| "")
+        };
+        assert_eq!(
+            [
+                pointer("mqtt://h", "a/b", 1, 5),
+                pointer("mqtts://h:1/", "a", 2, 5),
+                pointer("mqtt://h/a", "a", 1, 5),
+                pointer("mqtt://h", "a/+", 1, 5),
+                pointer("mqtt://h", "", 1, 5),
+                pointer("mqtt://h", "a", 0, 5),
+                pointer("mqtt://h", "a", 3, 5),
+                pointer("mqtt://h", "a", 1, 3),
+            ],
+            ["", "", "/url", "/topic", "/topic", "/qos", "/qos", "/version"]
+        );
+        let port = |url: &str| Mqtt::new(url, "a".into(), 1, 5).unwrap().url.port();
+        assert_eq!([port("mqtt://h"), port("mqtts://h"), port("mqtt://h:7")], [1883, 8883, 7]);
     }
 
     #[test]

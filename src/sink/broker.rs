@@ -15,6 +15,8 @@ use futures::future::{BoxFuture, Shared};
 #[cfg(feature = "amqp")]
 use super::amqp;
 use super::dial::Dialer;
+#[cfg(feature = "mqtt")]
+use super::mqtt;
 use super::redis_stream;
 use super::webhook::CONNECT_WAIT;
 use super::{Delivery, Lack, Outcome, event};
@@ -201,6 +203,10 @@ fn connect(place: Place, dialer: Arc<Dialer>) -> BoxFuture<'static, Connected> {
             #[cfg(feature = "amqp")]
             Place::Amqp(place) => {
                 Ok(Arc::new(amqp::Connection::open(place, &dialer).await?) as Arc<dyn Broker>)
+            }
+            #[cfg(feature = "mqtt")]
+            Place::Mqtt(place) => {
+                Ok(Arc::new(mqtt::Connection::open(place, &dialer).await?) as Arc<dyn Broker>)
             }
             // Webhooks have a sink of their own; a kind that this build lacks is closed (`Destination::place`).
             other => Err(NotConnected::Refused(format!("{} is no broker to this node", other.kind()))),

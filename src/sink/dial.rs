@@ -16,8 +16,8 @@ use crate::config::Config;
 use crate::model::place::Address;
 
 /// A connection, encrypted or not.
-pub trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
+pub trait Io: AsyncRead + AsyncWrite + Send + Sync + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Sync + Unpin> Io for T {}
 
 /// Opens connections.
 pub struct Dialer {

@@ -11,6 +11,8 @@ mod dial;
 pub mod event;
 pub mod guard;
 mod lack;
+#[cfg(feature = "mqtt")]
+mod mqtt;
 mod names;
 mod redis_stream;
 pub mod webhook;
@@ -129,7 +131,7 @@ pub struct Outcome {
     pub result: AttemptResult,
     /// The HTTP status, if there was one.
     pub status: Option<u16>,
-    /// The beginning of the body of the answer; of a Redis stream the id of the entry, of an exchange nothing.
+    /// The beginning of the body of the answer; of a Redis stream the id of the entry, of other brokers nothing.
     pub reply: Option<String>,
     /// What failed, in words.
     pub detail: Option<String>,

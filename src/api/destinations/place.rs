@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::api::problem::{FieldError, Problem};
 use crate::api::schema;
 use crate::model::destination::is_secret_header;
-use crate::model::place::{Amqp, Place, RedisStream};
+use crate::model::place::{Amqp, Mqtt, Place, RedisStream};
 use crate::model::target::Webhook;
 
 /// An HTTP receiver, without its secrets.
@@ -52,6 +52,21 @@ pub struct AmqpView {
     routing_key: String,
 }
 
+/// A topic of an MQTT broker, without the password.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct MqttView {
+    /// With the user, without the password.
+    #[schema(format = "uri")]
+    url: String,
+    /// Whether there is a password.
+    authenticated: bool,
+    topic: String,
+    /// The quality of service.
+    qos: u8,
+    /// The version of the protocol.
+    version: u8,
+}
+
 impl From<Webhook> for HookView {
     fn from(Webhook { url, secret, headers }: Webhook) -> Self {
         let shown = |(name, value): (String, String)| {
@@ -72,6 +87,12 @@ impl From<RedisStream> for RedisStreamView {
 impl From<Amqp> for AmqpView {
     fn from(Amqp { url, exchange, routing_key }: Amqp) -> Self {
         Self { url: url.shown(), authenticated: url.has_credentials(), exchange, routing_key }
+    }
+}
+
+impl From<Mqtt> for MqttView {
+    fn from(Mqtt { url, topic, qos, version }: Mqtt) -> Self {
+        Self { url: url.shown(), authenticated: url.has_credentials(), topic, qos, version }
     }
 }
 

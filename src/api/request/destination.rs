@@ -13,7 +13,7 @@ use crate::api::schema;
 use crate::config::MAX_WEBHOOK_TIMEOUT;
 use crate::destinations::Wanted;
 use crate::model::destination::{Limits, MAX_CONCURRENCY, MAX_RATE};
-use crate::model::place::{Amqp, BadField, Place, RedisStream};
+use crate::model::place::{Amqp, BadField, Mqtt, Place, RedisStream};
 use crate::model::time::Span;
 use crate::sink::guard::Guard;
 
@@ -37,10 +37,12 @@ pub struct DestinationIn {
     #[schema(value_type = AmqpIn)]
     #[serde(default, deserialize_with = "optional_object")]
     amqp: Option<AmqpIn>,
+    /// A topic of an MQTT broker.
+    #[schema(value_type = MqttIn)]
+    #[serde(default, deserialize_with = "optional_object")]
+    mqtt: Option<MqttIn>,
     #[schema(ignore)]
     nats: Option<IgnoredAny>,
-    #[schema(ignore)]
-    mqtt: Option<IgnoredAny>,
     #[schema(ignore)]
     kafka: Option<IgnoredAny>,
     /// Attempts at once, for each node. Default: `webhook.concurrency` of the settings.
@@ -88,6 +90,26 @@ pub struct AmqpIn {
     /// The routing key. Default: an empty one, which the default exchange has no use for.
     #[schema(value_type = Option<schema::PlaceName>)]
     routing_key: Option<String>,
+}
+
+/// A topic of an MQTT broker. Each event is a message of MQTT 5: its attributes are user properties by their bare names, the
+/// payload is its payload.
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = Mqtt)]
+pub struct MqttIn {
+    /// Where the broker is.
+    #[schema(value_type = schema::MqttUrl)]
+    url: String,
+    /// The topic, without wildcards.
+    #[schema(value_type = schema::TopicName)]
+    topic: String,
+    /// The quality of service. Default: 1, at least once.
+    #[schema(minimum = 1, maximum = 2)]
+    qos: Option<u8>,
+    /// The version of the protocol. Default: 5.
+    #[schema(minimum = 5, maximum = 5)]
+    version: Option<u8>,
 }
 
 /// Checks a broker's place, of the build and its address too.
@@ -148,16 +170,21 @@ fn place(raw: &mut DestinationIn, guard: &Guard) -> Result<Place, FieldError> {
         let amqp = Amqp::new(&url, exchange.unwrap_or_default(), routing_key.unwrap_or_default());
         checked_broker(amqp.map(Place::Amqp), "amqp", guard)
     });
-    let later = [("nats", &raw.nats), ("mqtt", &raw.mqtt), ("kafka", &raw.kafka)];
+    let mqtt = raw.mqtt.take().map(|MqttIn { url, topic, qos, version }| {
+        let mqtt = Mqtt::new(&url, topic, qos.unwrap_or(1), version.unwrap_or(5));
+        checked_broker(mqtt.map(Place::Mqtt), "mqtt", guard)
+    });
+    let later = [("nats", &raw.nats), ("kafka", &raw.kafka)];
     let later = later.into_iter().filter(|(_, value)| value.is_some()).map(|(kind, _)| {
-        let detail = "this version has no destinations of this kind; it has webhook, redis_stream and amqp";
+        let detail =
+            "this version has no destinations of this kind; it has webhook, redis_stream, amqp and mqtt";
         Err(FieldError::new(format!("/{kind}"), "not_supported", detail))
     });
-    let mut given = [webhook, redis_stream, amqp].into_iter().flatten().chain(later);
+    let mut given = [webhook, redis_stream, amqp, mqtt].into_iter().flatten().chain(later);
     match (given.next(), given.next()) {
         (Some(one), None) => one,
         _ => {
-            let detail = "give exactly one kind of destination: webhook, redis_stream or amqp";
+            let detail = "give exactly one kind of destination: webhook, redis_stream, amqp or mqtt";
             Err(FieldError::new("", "missing", detail))
         }
     }

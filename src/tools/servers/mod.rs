@@ -1,8 +1,8 @@
 //! PostgreSQL, Redis and brokers for tools and tests: throwaway servers on this machine ([`Postgres`], [`Redis`],
-//! [`RabbitMq`]), and databases and namespaces of a run's own on given servers ([`Stores`]).
+//! [`RabbitMq`], [`Mosquitto`]), and databases and namespaces of a run's own on given servers ([`Stores`]).
 //!
 //! The throwaway servers are the installed programs: nothing is downloaded, and no server that was started elsewhere
-//! is ever used or ended. They flush to disk like real ones, know no passwords (but RabbitMQ), and listen on the loopback only.
+//! is ever used or ended. They flush to disk like real ones, know no passwords (but the brokers), and listen on the loopback only.
 //! Each has a directory of its caller's.
 //!
 //! Invariant: such a server keeps its port and its directory, so that its clients find it again after a restart. It ends when its handle is dropped; its directory is the caller's to remove.
@@ -10,6 +10,7 @@
 
 mod clock;
 mod disk;
+mod mosquitto;
 mod postgres;
 mod rabbitmq;
 mod redis;
@@ -31,6 +32,7 @@ use crate::clock::Monotonic;
 
 pub use clock::FakeClock;
 pub use disk::SmallDisk;
+pub use mosquitto::Mosquitto;
 pub use postgres::Postgres;
 pub use rabbitmq::RabbitMq;
 pub use redis::{Keeps, Redis};

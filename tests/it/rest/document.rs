@@ -361,6 +361,11 @@ async fn destinations(checked: &mut Checked<'_>) {
             201,
         ),
         (
+            "topic",
+            &json!({"mqtt": {"url": "mqtts://u:p@127.0.0.1:9", "topic": "a/b", "qos": 2, "version": 5}}),
+            201,
+        ),
+        (
             "exchange",
             &json!({"amqp": {"url": "amqps://u:p@127.0.0.1:9/v", "exchange": "x", "routing_key": "k"}}),
             201,
@@ -402,6 +407,8 @@ async fn destinations(checked: &mut Checked<'_>) {
         json!({"redis_stream": {"url": "http://a/", "stream": "s"}}),
         json!({"redis_stream": {"url": "redis://a/", "stream": ""}}),
         json!({"amqp": {"url": "redis://a/", "exchange": "x"}}),
+        json!({"mqtt": {"url": "mqtt://a/", "topic": "a/#"}}),
+        json!({"mqtt": {"url": "mqtt://a/", "topic": "a", "qos": 0}}),
         json!({}),
     ] {
         assert!(!checked.document.faults("/components/schemas/Destination", &bad).is_empty(), "{bad}");

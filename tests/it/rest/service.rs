@@ -214,7 +214,7 @@ async fn the_openapi_document_promises_nothing_unsupported() {
     let node = Node::builder().start_ready().await;
     let (_, document) = node.api().get("/openapi.json").await;
     let text = document.to_string();
-    for name in ["spread", "merge", "dispatch", "queue", "nats", "mqtt", "kafka"] {
+    for name in ["spread", "merge", "dispatch", "queue", "nats", "kafka"] {
         assert!(!text.contains(&format!("\"{name}\":")), "{name} stands in the document");
     }
     let schemas = &document["components"]["schemas"];

@@ -2,6 +2,7 @@
 //!
 //! What arrived is read by another client than the one that sent it.
 
+mod mosquitto;
 mod rabbitmq;
 mod redis;
 
