@@ -141,6 +141,8 @@ pub struct StoreClock {
     wall: Arc<dyn Clock>,
     /// `None` where the store has no clock of its own. Empty until the store's first answer.
     bound: Option<Arc<Mutex<Option<Bound>>>>,
+    /// The latest time that the store has shown since the last [`Self::take_set_back_ms`], in milliseconds.
+    latest: Arc<AtomicI64>,
 }
 
 /// How far two clocks may drift apart, in microseconds a second: the most by which NTP slews a clock.
@@ -171,12 +173,12 @@ impl Bound {
 impl StoreClock {
     /// For a store in this process (SQLite), and for tests that set its clock: `wall` is the store's clock.
     pub fn local(wall: Arc<dyn Clock>) -> Self {
-        Self { wall, bound: None }
+        Self { wall, bound: None, latest: Arc::default() }
     }
 
     /// For a store that has a clock of its own. Until its first answer, `wall` is used in its place.
     pub fn remote(wall: Arc<dyn Clock>) -> Self {
-        Self { wall, bound: Some(Arc::default()) }
+        Self { wall, bound: Some(Arc::default()), latest: Arc::default() }
     }
 
     /// Records the store's time from an answer that has just arrived. The question was sent at `sent` or later.
@@ -187,6 +189,7 @@ impl StoreClock {
     /// The same, where the store told its time in microseconds.
     pub fn observe_us(&self, sent: Monotonic, store_us: i64) {
         let Some(bound) = &self.bound else { return };
+        self.latest.fetch_max(store_us / 1000, Ordering::SeqCst);
         let fresh = Bound { store_us, at: Monotonic::now() };
         let mut bound = bound.lock().unwrap_or_else(PoisonError::into_inner);
         let keeps = |known: &Bound| {
@@ -201,9 +204,23 @@ impl StoreClock {
     /// The store's time: exact, or a little behind it.
     pub fn now(&self) -> UnixMs {
         match self.micros() {
-            None => self.wall.now(),
+            None => {
+                let now = self.wall.now();
+                // Before a store's first answer it is a guess.
+                if self.bound.is_none() {
+                    self.latest.fetch_max(now.get(), Ordering::SeqCst);
+                }
+                now
+            }
             Some(micros) => UnixMs::new(micros.div_euclid(1000)),
         }
+    }
+
+    /// By how many milliseconds the store's clock is behind the latest time that it has shown since the last call; 0 or
+    /// less if it was not set back.
+    pub fn take_set_back_ms(&self) -> i64 {
+        let now = self.now().get();
+        self.latest.swap(now, Ordering::SeqCst) - now
     }
 
     /// The time, at least, until the store's clock shows `at`; zero if that is past.
@@ -275,6 +292,22 @@ mod tests {
             let ahead = clock.now().get() - store.get();
             assert!((0..back_ms).contains(&ahead), "{back_ms} ms back: {ahead} ms ahead");
         }
+    }
+
+    #[test]
+    fn a_set_back_is_told_once_and_by_how_much() {
+        let remote = observed(10_000_000);
+        assert!(remote.take_set_back_ms() <= 0);
+        // It was ahead for a moment only.
+        remote.observe(Monotonic::now(), UnixMs::new(13_600_000));
+        remote.observe(Monotonic::now(), UnixMs::new(10_000_000));
+        assert!((3_599_000..=3_600_000).contains(&remote.take_set_back_ms()));
+        assert!(remote.take_set_back_ms() <= 0);
+        let wall = ManualClock::new(UnixMs::new(20_000));
+        let local = StoreClock::local(wall.clone());
+        assert_eq!(local.now(), UnixMs::new(20_000));
+        wall.set(UnixMs::new(5_000));
+        assert_eq!((local.take_set_back_ms(), local.take_set_back_ms()), (15_000, 0));
     }
 
     #[test]

@@ -95,6 +95,8 @@ pub struct Config {
     pub webhook: Webhook,
     /// Delivery in general.
     pub dispatch: Dispatch,
+    /// Lifecycle events.
+    pub outbox: Outbox,
     /// Logging.
     pub log: Log,
 }
@@ -198,6 +200,14 @@ pub struct Dispatch {
     pub concurrency: usize,
 }
 
+/// `outbox.*`
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Outbox {
+    /// Lifecycle events of one subscription that wait at most; of more, the oldest are dropped.
+    pub max_events: u64,
+}
+
 /// `log.*`
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -254,6 +264,7 @@ impl Default for Config {
                 concurrency: 128,
             },
             dispatch: Dispatch { concurrency: 2048 },
+            outbox: Outbox { max_events: 1_000_000 },
             log: Log { filter: "info".into(), format: LogFormat::Text },
         }
     }
@@ -424,6 +435,9 @@ impl Config {
         }
         if self.dispatch.concurrency == 0 {
             return wrong("dispatch.concurrency", "at least 1");
+        }
+        if !(1000..=100_000_000).contains(&self.outbox.max_events) {
+            return wrong("outbox.max_events", "from 1000 to 100000000");
         }
         if self.node.name.is_empty() {
             let uname = rustix::system::uname();

@@ -60,6 +60,15 @@ const FORECAST_SMALL: i64 = 10_000;
 /// How long after a count of the forecast has failed it is tried again.
 const FORECAST_RETRY: Duration = Duration::from_secs(60);
 
+/// The most destinations whose waiting timers are shown.
+const MOST_DESTINATIONS: usize = 100;
+
+/// The most waiting timers of one destination that are counted, where there are few destinations and where there are many.
+const MOST_WAITING: [i64; 2] = [10_000, 1000];
+
+/// About the most waiting timers that are counted at once.
+const WAITING_AT_ONCE: i64 = 500_000;
+
 /// The longest pause between two counts of a scale of the forecast.
 const FORECAST_LONGEST: Duration = Duration::from_secs(3600);
 
@@ -167,7 +176,10 @@ impl Housekeeping {
     pub async fn run_once(&self, duty: Duty) -> Result<(), Error> {
         if !self.ownership.is_first() {
             match duty {
-                Duty::Statistics => self.show_live(0, &HashMap::new()),
+                Duty::Statistics => {
+                    self.show_live(0, &HashMap::new());
+                    self.metrics.destination_waiting.reset();
+                }
                 Duty::Forecast => {
                     // What it counted gets old: should shard 0 come back, the stored summary counts.
                     *self.forecast.lock().await = Forecast::default();
@@ -186,11 +198,29 @@ impl Housekeeping {
         let now = self.store.clock().now();
         match duty {
             Duty::Statistics => {
-                self.show_live(self.store.ledger().await?.pending, &self.store.held_back().await?)
+                self.show_live(self.store.ledger().await?.pending, &self.store.held_back().await?);
+                self.show_waiting().await?;
             }
             Duty::Forecast => self.forecast(now).await?,
             Duty::Partitions => self.store.make_partitions(now, DAYS_AHEAD).await?,
             Duty::Retention => self.retain(now).await?,
+        }
+        Ok(())
+    }
+
+    /// Shows the destinations for which most timers wait.
+    async fn show_waiting(&self) -> Result<(), Error> {
+        let names = self.store.destination_versions().await?;
+        let names: Vec<&str> = names.keys().map(String::as_str).collect();
+        let [few, many] = MOST_WAITING;
+        let most = (WAITING_AT_ONCE / names.len().max(1) as i64).clamp(many, few);
+        let mut waiting: Vec<(String, i64)> =
+            self.store.destinations_waiting(&names, most).await?.into_iter().collect();
+        waiting.retain(|(_, count)| *count > 0);
+        waiting.sort_unstable_by_key(|(_, count)| std::cmp::Reverse(*count));
+        self.metrics.destination_waiting.reset();
+        for (name, count) in waiting.iter().take(MOST_DESTINATIONS) {
+            self.metrics.destination_waiting.with_label_values(&[name]).set(*count);
         }
         Ok(())
     }

@@ -45,7 +45,8 @@
 //!    `dead`; registered = those + pending, at any audit.
 //!    `crash::nothing_is_lost_on_postgres_with_two_nodes`, `wheels::law::wheels_in_redis_fire_what_a_sorted_map_says`,
 //!    `wheels::watermark::many_writers_beside_a_moving_window_are_all_served`,
-//!    `store::look::history_goes_after_its_retention_and_the_totals_stay`, `store::look::a_planted_loss_is_found_by_verify`
+//!    `store::look::history_goes_after_its_retention_and_the_totals_stay`, `store::look::a_planted_loss_is_found_by_verify`,
+//!    `operations::crash::a_node_that_is_killed_leaves_the_rest_to_the_next`
 //! 3. **Never early.** No attempt starts before its due time by the store's clock. (The claim may come a
 //!    moment before.) `store::claim::a_timer_is_claimed_at_its_due_time_and_never_before`,
 //!    `paths::a_healthy_node_leaves_nothing_to_the_sweep`, `races::every_answer_is_true_on_postgres`
@@ -61,7 +62,8 @@
 //! 7. **One identity.** All attempts of one firing carry one delivery id; no two firings share one;
 //!    duplicates happen only after a failure, a timeout or a crash in flight.
 //!    `crash::nothing_is_lost_on_postgres_with_two_nodes`,
-//!    `store::register::an_ended_id_stays_taken_and_again_starts_the_next_generation`
+//!    `store::register::an_ended_id_stays_taken_and_again_starts_the_next_generation`,
+//!    `operations::crash::of_a_redrive_and_a_registration_again_exactly_one_wins`
 //! 8. **Fenced.** A node that lost a shard can no longer promote or claim for it; a late result counts only
 //!    for the attempt it belongs to. `wheels::watermark::an_owner_under_an_old_epoch_moves_nothing`,
 //!    `store::claim::a_claim_under_an_older_epoch_gets_nothing`, `store::claim::a_late_result_counts_only_for_its_own_attempt`,
@@ -85,7 +87,7 @@
 //!     `places::limits::one_that_fails_is_tried_singly_and_comes_back`
 //!
 //! All of these together, in seeded runs of whole nodes while everything goes wrong: `tests/it/sim`, which also
-//! shows that it would find six defects ([`planted`]).
+//! shows that it would find the defects of a list ([`planted`]).
 //!
 //! Not promised: exactly-once effects at a receiver that ignores the delivery id; order between timers.
 //!
@@ -104,8 +106,10 @@
 //! | [`writer`] | the only writer of timers: commits in groups, then promotes and counts |
 //! | [`sink`] | one attempt at a receiver: a delivery in, an outcome out |
 //! | [`dispatch`] | lanes, claim, attempt, result |
+//! | [`operations`] | one action on many timers, in bounded steps that any node goes on with |
 //! | [`hot`] | from SQL into the wheels, from the wheels to the due millisecond, and replay after a loss |
 //! | [`sweep`] | the guarantee: overdue rows that no node has claimed |
+//! | [`outbox`] | lifecycle events: from the transaction that makes them true to who subscribed |
 //! | [`housekeeping`] | partitions, retention, statistics |
 //! | [`observe`] | gauges, the overview and the frames of the live picture: for people |
 //! | [`service`] | what the doors hold |
@@ -132,6 +136,8 @@ pub mod limits;
 pub mod metrics;
 pub mod model;
 pub mod observe;
+pub mod operations;
+pub mod outbox;
 pub mod ownership;
 pub mod planted;
 pub mod positions;

@@ -1,4 +1,5 @@
-//! Metrics: every series is defined here, by one line of `metrics!`. Ids, URLs and owners never become labels.
+//! Metrics: every series is defined here, by one line of `metrics!`. Ids, URLs and owners never become labels. Names of
+//! destinations do: they are an operator's own, and only a hundred at a time.
 //!
 //! The values of a label are a closed set, and each of them starts at 0, so that a rate over a series exists before its
 //! first event. Counters and histograms move where the thing happens; gauges of what a room holds are set when
@@ -26,6 +27,7 @@ const COLD: &[&str] = &[
     "scan",
     "lease",
     "query",
+    "outbox",
     "housekeeping",
     "begin",
     "commit",
@@ -113,6 +115,16 @@ metrics! {
     oldest_due: Gauge = float_gauge("mainspring_oldest_due_seconds",
         "Age of the oldest due timer of this node's shards that nobody has in hand");
 
+    // Destinations by name, at most a hundred: these series come and go.
+    destination_state: IntGaugeVec = gauges("mainspring_destination_state", "1 for what a destination is in on this node: ok, failing, paused",
+        &[("destination", &[]), ("state", &[])]);
+    destination_in_flight: IntGaugeVec = gauges("mainspring_destination_in_flight", "Attempts under way at a destination, by this node", &[("destination", &[])]);
+    destination_attempts: GaugeVec = float_gauges("mainspring_destination_attempts_per_second",
+        "Attempts a second at a destination by this node, over about ten seconds", &[("destination", &[])]);
+    destination_limit: IntGaugeVec = gauges("mainspring_destination_rate_limit", "The most attempts a second at a destination, all nodes together; 0 is no limit", &[("destination", &[])]);
+    destination_waiting: IntGaugeVec = gauges("mainspring_destination_waiting_timers",
+        "Timers of the whole store that are due for a destination and not under way, up to 10,000, from the owner of shard 0", &[("destination", &[])]);
+
     // Wheels.
     promoted: IntCounterVec = counters("mainspring_promoted_total",
         "Pointers moved one step on: into a minute slot, into a second slot, from a minute into a second slot, from a slot to the last mile, from SQL straight to the last mile",
@@ -165,6 +177,16 @@ metrics! {
     retention_lag: GaugeVec = float_gauges("mainspring_retention_lag_seconds",
         "How long the oldest thing that the retention is to remove should have been gone, from the owner of shard 0; 0 on other nodes",
         &[("step", &["old_partitions", "history", "ids", "attempts", "replays"])]);
+
+    // Lifecycle events.
+    outbox_events: IntGauge = gauge("mainspring_outbox_events",
+        "Lifecycle events of the whole store that wait to be sent, from the owner of shard 0; 0 on other nodes");
+    outbox_oldest: Gauge = float_gauge("mainspring_outbox_oldest_seconds",
+        "Age of the oldest lifecycle event that waits, from the owner of shard 0; 0 on other nodes");
+    outbox_sends: IntCounterVec = counters("mainspring_outbox_sends_total", "Lifecycle events sent, by result",
+        &[("result", &["ok", "failed", "timeout", "refused", "unknown"])]);
+    outbox_dropped: IntCounterVec = counters("mainspring_outbox_dropped_total",
+        "Lifecycle events dropped: refused for good, or the oldest of too many", &[("reason", &["gone", "overflow"])]);
 
     // Fleet.
     shards_owned: IntGauge = gauge("mainspring_shards_owned", "Shards owned by this node");

@@ -28,17 +28,35 @@ pub enum Defect {
     BlindCancel,
     /// A wheel that is found is used without a check: nothing is read again from SQL.
     CursorTrusted,
+    /// A cancel of a member of a merged set is answered, and does not take it out.
+    CancelledMemberStays,
+    /// Only the first member of a merged set ends with its delivery.
+    FirstMemberEnds,
+    /// A set is made anew for each attempt.
+    SetNotFrozen,
+    /// Lifecycle events are written after the commit of what they tell, in a transaction of their own.
+    EventAfterCommit,
+    /// An event counts as taken when it was sent to a broker, whatever the broker says of it.
+    ConfirmNotAwaited,
+    /// A lifecycle event that was not taken is removed all the same.
+    EventGivenUp,
 }
 
 impl Defect {
     /// All defects.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 12] = [
         Self::NaiveLoader,
         Self::ClaimWithoutGeneration,
         Self::ClaimWithoutEpoch,
         Self::ResultWithoutToken,
         Self::BlindCancel,
         Self::CursorTrusted,
+        Self::CancelledMemberStays,
+        Self::FirstMemberEnds,
+        Self::SetNotFrozen,
+        Self::EventAfterCommit,
+        Self::ConfirmNotAwaited,
+        Self::EventGivenUp,
     ];
 }
 

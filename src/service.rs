@@ -17,6 +17,8 @@ use crate::config::Config;
 use crate::destinations::Destinations;
 use crate::metrics::Metrics;
 use crate::observe::Observer;
+use crate::operations::Operations;
+use crate::outbox::Subscriptions;
 use crate::ownership::Ownership;
 use crate::positions::Positions;
 use crate::sink::Sink;
@@ -40,6 +42,10 @@ pub struct Service {
     pub observer: Arc<Observer>,
     /// The destinations.
     pub destinations: Arc<Destinations>,
+    /// Actions on many timers.
+    pub operations: Arc<Operations>,
+    /// The subscriptions to lifecycle events.
+    pub subscriptions: Arc<Subscriptions>,
     /// Makes attempts: the test of a destination.
     pub sink: Arc<dyn Sink>,
 }

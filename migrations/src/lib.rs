@@ -14,6 +14,9 @@ mod m20261123_000008_release;
 mod m20261123_000009_lists;
 mod m20261124_000010_destinations;
 mod m20261124_000011_priority;
+mod m20261124_000012_merge;
+mod m20261124_000013_outbox;
+mod m20261124_000014_spread_operations;
 mod online;
 
 /// The release of the schema that these steps make. It rises when a release of Mainspring adds steps.
@@ -52,6 +55,9 @@ impl MigratorTrait for Migrator {
             Box::new(m20261123_000009_lists::Migration),
             Box::new(m20261124_000010_destinations::Migration),
             Box::new(m20261124_000011_priority::Migration),
+            Box::new(m20261124_000012_merge::Migration),
+            Box::new(m20261124_000013_outbox::Migration),
+            Box::new(m20261124_000014_spread_operations::Migration),
         ]
     }
 }

@@ -12,7 +12,7 @@ use super::guard::Visit;
 use super::timers::list_of;
 use super::words::{self, Moment, Zone};
 use super::{Admin, html};
-use crate::cold::{AttemptRecord, DeadTimer, LateTimers};
+use crate::cold::{AttemptRecord, DeadTimer, LateOf, LateTimers};
 use crate::model::target::Target;
 use crate::model::time::UnixMs;
 use crate::model::timer::State as TimerState;
@@ -68,8 +68,18 @@ pub async fn page(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Respo
     let (store, zone) = (&service.store, visit.zone);
     let now = store.clock().now();
     let overdue_before = UnixMs::new(now.get() - OVERDUE_MS);
-    let overdue = store.late(TimerState::Scheduled, overdue_before, LOOKED_AT).await?;
-    let retrying = store.late(TimerState::Retrying, UnixMs::new(i64::MAX), LOOKED_AT).await?;
+    // What a paused destination keeps is not overdue.
+    let known = service.destinations.known();
+    let mut paused: Vec<&str> =
+        known.values().filter(|one| one.paused).map(|one| one.name.as_str()).collect();
+    paused.sort_unstable();
+    let overdue =
+        store.late(TimerState::Scheduled, overdue_before, LateOf::AllBut(&paused), LOOKED_AT).await?;
+    let retrying = store.late(TimerState::Retrying, UnixMs::new(i64::MAX), LateOf::All, LOOKED_AT).await?;
+    let kept = match paused.as_slice() {
+        [] => Vec::new(),
+        names => store.late(TimerState::Scheduled, now, LateOf::Only(names), LOOKED_AT).await?,
+    };
     let dead = store.dead_since(UnixMs::new(now.get() - DEAD_WITHIN_MS), LOOKED_AT).await?;
     let receivers = service.observer.receivers().await?;
     let errors: HashMap<String, String> =
@@ -89,6 +99,10 @@ pub async fn page(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Respo
             at: zone.moment(at, now),
         }
     };
+    let oldest_first = |groups: Vec<LateTimers>| -> Vec<Row> {
+        let of = |one: LateTimers| (one.oldest_due, one);
+        groups.into_iter().map(of).map(|(at, one)| row(one, TimerState::Scheduled, at)).collect()
+    };
     let parts = vec![
         Part {
             anchor: "overdue",
@@ -98,11 +112,18 @@ pub async fn page(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Respo
             when: "Oldest was due",
             which: "oldest",
             is_cut: is_cut(&overdue),
-            rows: overdue
-                .into_iter()
-                .map(|one| (one.oldest_due, one))
-                .map(|(at, one)| row(one, TimerState::Scheduled, at))
-                .collect(),
+            rows: oldest_first(overdue),
+            looked: LOOKED_AT,
+        },
+        Part {
+            anchor: "kept",
+            title: "Kept".to_owned(),
+            means: "Due for a destination that is paused. It is sent when the destination is resumed.",
+            why: "Last error of the receiver",
+            when: "Oldest was due",
+            which: "oldest",
+            is_cut: is_cut(&kept),
+            rows: oldest_first(kept),
             looked: LOOKED_AT,
         },
         Part {
@@ -123,7 +144,8 @@ pub async fn page(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Respo
         Part {
             anchor: "dead",
             title: "Dead within a day".to_owned(),
-            means: "Out of attempts, or refused for good (410). Each can be registered again from its page.",
+            means: "Out of attempts, or refused for good (410). Each can be registered again from its page; \
+                    those of a destination run again by POST /v1/destinations/NAME/redrive.",
             why: "Reason",
             when: "Last died",
             which: "last",
@@ -132,7 +154,7 @@ pub async fn page(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Respo
             looked: LOOKED_AT,
         },
     ];
-    let [overdue, retrying, dead] = [&parts[0], &parts[1], &parts[2]].map(Part::total);
+    let [overdue, retrying, dead] = [&parts[0], &parts[2], &parts[3]].map(Part::total);
     let title = match (overdue, retrying, dead) {
         (0, 0, 0) => "Nothing is late, and nothing died within a day.".to_owned(),
         (0, ..) => format!(
@@ -213,6 +235,7 @@ mod tests {
                 reply: None,
                 detail: Some("no route".into()),
                 node: "n".into(),
+                delivery_id: None,
             }),
         };
         let all = [

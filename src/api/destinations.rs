@@ -7,33 +7,32 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{Path, Request, State};
-use axum::http::{HeaderValue, StatusCode, header};
-use axum::response::{IntoResponse, Response};
+use axum::http::StatusCode;
+use axum::response::IntoResponse;
 use serde::Serialize;
 use serde_json::Value;
 
-use self::place::{AmqpView, HookView, MqttView, RedisStreamView, keep_secrets};
+use self::place::{
+    AmqpView, HookView, KafkaView, MqttView, NatsView, RedisStreamView, check_credentials, keep_secrets,
+};
 use super::ApiState;
-use super::problem::{FieldError, Problem};
+use super::etag::{if_match, tagged, wants_any};
+use super::named::{MAX_BODY, RemovedAnswer, checked_name, removed};
+use super::problem::{ApiResult, FieldError, Problem};
 use super::request::{self, DestinationIn};
 use super::schema;
-use super::state::{caller, if_match, wants_any};
+use super::state::caller;
 use super::view::RetryView;
-use crate::cold::{DestinationRow, MAX_DESTINATIONS, MOST_COUNTED, Removed, Written};
+use crate::cold::{DestinationRow, MAX_DESTINATIONS, MOST_COUNTED, Removed, Uses, Written};
 use crate::destinations::{Refused, Wanted};
 use crate::dispatch::ReceiverLoad;
-use crate::model::destination::{Destination, Settings, is_name};
+use crate::model::destination::{Destination, Settings};
 use crate::model::place::Place;
 use crate::model::policy::Retry;
 use crate::model::time::{Span, UnixMs};
 use crate::model::timer::AttemptResult;
 use crate::service::Service;
 use crate::sink::Delivery;
-
-type ApiResult = Result<Response, Problem>;
-
-/// The most bytes of a destination's body.
-const MAX_BODY: usize = 64 * 1024;
 
 /// The most timers of each destination that a list counts.
 const MOST_COUNTED_EACH: i64 = 1000;
@@ -56,7 +55,7 @@ pub struct DestinationPath {
 pub struct DestinationView {
     #[schema(value_type = schema::DestinationName)]
     name: String,
-    /// What it is: `webhook`, `redis_stream`, `amqp` or `mqtt`. The field of this name says where it is; it is missing where this node
+    /// What it is: `webhook`, `redis_stream`, `amqp`, `mqtt`, `nats` or `kafka`. The field of this name says where it is; it is missing where this node
     /// cannot send there: its version or its build has no such kind, or it lacks the key of the secrets.
     kind: String,
     /// An HTTP receiver.
@@ -75,6 +74,14 @@ pub struct DestinationView {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = MqttView, required = false)]
     mqtt: Option<MqttView>,
+    /// A subject of NATS.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = NatsView, required = false)]
+    nats: Option<NatsView>,
+    /// A topic of Kafka.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = KafkaView, required = false)]
+    kafka: Option<KafkaView>,
     /// Attempts at once, for each node.
     #[schema(minimum = 1)]
     concurrency: usize,
@@ -141,6 +148,8 @@ async fn views(
             redis_stream: None,
             amqp: None,
             mqtt: None,
+            nats: None,
+            kafka: None,
             concurrency: limits.concurrency.unwrap_or(settings.concurrency),
             rate_per_second: limits.rate_per_second,
             retry: limits.retry.unwrap_or_default(),
@@ -165,6 +174,8 @@ async fn views(
             Ok(Place::RedisStream(stream)) => view.redis_stream = Some(stream.into()),
             Ok(Place::Amqp(exchange)) => view.amqp = Some(exchange.into()),
             Ok(Place::Mqtt(topic)) => view.mqtt = Some(topic.into()),
+            Ok(Place::Nats(subject)) => view.nats = Some(subject.into()),
+            Ok(Place::Kafka(topic)) => view.kafka = Some(topic.into()),
             Err(_) => {}
         }
         view
@@ -174,28 +185,15 @@ async fn views(
 
 async fn answer(state: &ApiState, service: &Service, status: StatusCode, row: &DestinationRow) -> ApiResult {
     let view = views(state, service, std::slice::from_ref(row)).await?;
-    let mut response = (status, Json(view.into_iter().next())).into_response();
-    if let Ok(tag) = HeaderValue::from_str(&format!("\"{}\"", row.version)) {
-        response.headers_mut().insert(header::ETAG, tag);
-    }
-    Ok(response)
-}
-
-fn checked_name(name: &str) -> Result<(), Problem> {
-    if is_name(name) {
-        return Ok(());
-    }
-    let detail = "1 to 64 of A-Z a-z 0-9 . _ -, not a dot first";
-    Err(Problem::invalid(vec![FieldError::new("?name", "bad_name", detail)]))
+    Ok(tagged(status, row.version, &view.into_iter().next()))
 }
 
 fn no_such(name: &str) -> Problem {
-    let detail = format!("there is no destination `{name}`");
-    Problem::new(StatusCode::NOT_FOUND, "not_found", detail)
+    Problem::no_such("destination", name)
 }
 
 /// One destination as the store has it.
-async fn find(service: &Service, name: &str) -> Result<DestinationRow, Problem> {
+pub(super) async fn find(service: &Service, name: &str) -> Result<DestinationRow, Problem> {
     checked_name(name)?;
     let rows = service.store.destinations(Some(&[name.to_owned()])).await?;
     rows.into_iter().next().ok_or_else(|| no_such(name))
@@ -252,6 +250,7 @@ pub async fn put(
     let body = state.body(request, MAX_BODY).await?;
     let (all, size) = (Arc::clone(&state), body.bytes.len());
     let wanted = state.check(caller, size, move || request::destination(&body.bytes, &all.guard)).await??;
+    check_credentials(&wanted.place)?;
     let written = service.destinations.put(&name, wanted, if_version).await?;
     written_answer(&state, service, written).await
 }
@@ -261,11 +260,7 @@ async fn written_answer(state: &ApiState, service: &Service, written: Written) -
         Written::Done(row, true) => answer(state, service, StatusCode::CREATED, &row).await,
         Written::Done(row, false) => answer(state, service, StatusCode::OK, &row).await,
         Written::OtherVersion(version) => Err(Problem::other_version("destination", version)),
-        Written::Full => {
-            let detail =
-                format!("there are {MAX_DESTINATIONS} destinations, which is as many as there may be");
-            Err(Problem::invalid(vec![FieldError::new("", "too_many", detail)]))
-        }
+        Written::Full => Err(Problem::too_many(MAX_DESTINATIONS, "destinations")),
     }
 }
 
@@ -318,6 +313,7 @@ fn merged(
     merge(&mut whole, &patch);
     let mut wanted = request::destination(whole.to_string().as_bytes(), &state.guard)?;
     keep_secrets(&before, &mut wanted.place, &patch)?;
+    check_credentials(&wanted.place)?;
     Ok(wanted)
 }
 
@@ -349,31 +345,49 @@ fn merge(value: &mut Value, patch: &Value) {
     }
 }
 
-/// The answer to a removal.
-#[derive(Serialize, utoipa::ToSchema)]
-pub struct RemovedAnswer {
-    #[schema(value_type = schema::RemovedWord)]
-    outcome: &'static str,
-}
-
 /// Remove a destination that nothing uses.
 #[utoipa::path(delete, path = "/v1/destinations/{name}", tag = "destinations", operation_id = "remove_destination",
     params(DestinationPath),
     responses((status = 200, body = RemovedAnswer), (status = 404, body = Problem),
-        (status = 409, body = Problem, description = "in_use: live timers go there; the detail has their number")))]
+        (status = 409, body = Problem, description = "in_use: live timers or subscriptions go there; the detail has their number")))]
 pub async fn remove(State(state): State<Arc<ApiState>>, Path(name): Path<String>) -> ApiResult {
     let service = state.service()?;
     checked_name(&name)?;
     match service.destinations.remove(&name).await? {
-        Removed::Done => Ok(Json(RemovedAnswer { outcome: "removed" }).into_response()),
+        Removed::Done => Ok(removed()),
         Removed::NoSuch => Err(no_such(&name)),
         Removed::InUse(uses) => {
-            let timers = if uses == 1 { "timer goes" } else { "timers go" };
-            let more = if uses >= MOST_COUNTED { " or more" } else { "" };
-            let detail =
-                format!("{uses}{more} live {timers} to `{name}`; cancel them or change their target first");
+            let detail = format!("{} to `{name}`; {}", used(&uses), cure(&uses));
             Err(Problem::new(StatusCode::CONFLICT, "in_use", detail))
         }
+    }
+}
+
+/// How many go there.
+fn used(uses: &Uses) -> String {
+    let Uses { timers, subscriptions } = *uses;
+    let more = if timers >= MOST_COUNTED { " or more" } else { "" };
+    match (timers, subscriptions) {
+        (1, 0) => "1 live timer goes".to_owned(),
+        (0, 1) => "1 subscription goes".to_owned(),
+        (timers, 0) => format!("{timers}{more} live timers go"),
+        (0, subscriptions) => format!("{subscriptions} subscriptions go"),
+        (timers, subscriptions) => {
+            let (one, other) = (plural(timers, "live timer"), plural(subscriptions, "subscription"));
+            format!("{timers}{more} {one} and {subscriptions} {other} go")
+        }
+    }
+}
+
+fn plural(count: i64, noun: &str) -> String {
+    if count == 1 { noun.to_owned() } else { format!("{noun}s") }
+}
+
+const fn cure(uses: &Uses) -> &'static str {
+    match (uses.timers, uses.subscriptions) {
+        (_, 0) => "cancel them or change their target first",
+        (0, _) => "remove or change what subscribes first",
+        _ => "cancel the timers or change their target, and remove or change what subscribes, first",
     }
 }
 

@@ -74,7 +74,8 @@ fn requests(schemas: &mut Value) {
         json!([time_form(&["fire_at"]), time_form(&["delay"]), time_form(&["local", "zone"])]);
     let kinds = Kind::ALL.iter().map(|kind| json!({"required": [kind.word()]}));
     schemas["Target"]["oneOf"] = kinds.collect();
-    schemas["Destination"]["oneOf"] = json!([{"required": ["webhook"]}, {"required": ["redis_stream"]}, {"required": ["amqp"]}, {"required": ["mqtt"]}]);
+    let places = ["webhook", "redis_stream", "amqp", "mqtt", "nats", "kafka"];
+    schemas["Destination"]["oneOf"] = places.iter().map(|kind| json!({"required": [kind]})).collect();
 
     let mut item = schemas["Timer"].clone();
     item["description"] =

@@ -6,8 +6,11 @@ mod bodies;
 mod connections;
 mod destinations;
 mod document;
+mod etag;
 mod forecast;
 mod listen;
+mod named;
+mod operations;
 mod page;
 mod problem;
 pub mod request;
@@ -15,6 +18,7 @@ mod schema;
 mod service;
 mod slices;
 mod state;
+mod subscriptions;
 mod timers;
 mod view;
 mod wheels;
@@ -59,7 +63,9 @@ const CALL_WAIT: Duration = Duration::from_secs(60);
                        Errors are application/problem+json with a stable `code`."
     ),
     tags((name = "timers", description = "One future firing each"),
-        (name = "destinations", description = "Named places that deliveries go to"), (name = "service", description = "Health, ledger, nodes"))
+        (name = "destinations", description = "Named places that deliveries go to"),
+        (name = "operations", description = "One action on every timer that a filter matches"),
+        (name = "subscriptions", description = "Who gets lifecycle events"), (name = "service", description = "Health, ledger, nodes"))
 )]
 struct Doc;
 
@@ -82,6 +88,12 @@ fn documented() -> OpenApiRouter<Arc<ApiState>> {
         .routes(routes!(destinations::test))
         .routes(routes!(destinations::pause))
         .routes(routes!(destinations::resume))
+        .routes(routes!(operations::redrive))
+        .routes(routes!(operations::post, operations::list))
+        .routes(routes!(operations::get))
+        .routes(routes!(operations::stop))
+        .routes(routes!(subscriptions::list))
+        .routes(routes!(subscriptions::put, subscriptions::get, subscriptions::remove))
         .routes(routes!(service::ledger))
         .routes(routes!(service::nodes))
         .routes(routes!(service::receivers))

@@ -9,6 +9,9 @@ use serde::Serialize;
 use crate::cold::Error as ColdError;
 use crate::writer::{ChangeError, NotTaken};
 
+/// What a handler answers.
+pub type ApiResult = Result<Response, Problem>;
+
 /// One thing that is wrong in a request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, utoipa::ToSchema)]
 pub struct FieldError {
@@ -120,6 +123,17 @@ impl Problem {
             "not_found",
             format!("there is no timer `{shown}`, live or within history"),
         )
+    }
+
+    /// 404 for something else, by its name or id.
+    pub fn no_such(what: &str, name: impl std::fmt::Display) -> Self {
+        Self::new(StatusCode::NOT_FOUND, "not_found", format!("there is no {what} `{name}`"))
+    }
+
+    /// 422: there are `most` already; `what` is their plural.
+    pub fn too_many(most: impl std::fmt::Display, what: &str) -> Self {
+        let detail = format!("there are {most} {what}, which is as many as there may be");
+        Self::invalid(vec![FieldError::new("", "too_many", detail)])
     }
 
     /// 412: it is of another version than the caller expects.

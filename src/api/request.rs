@@ -6,6 +6,7 @@
 mod canonical;
 mod destination;
 mod raw;
+mod subscription;
 mod target;
 
 use std::collections::BTreeMap;
@@ -17,13 +18,16 @@ use uuid::Uuid;
 
 pub use destination::{DestinationIn, destination};
 use raw::Object;
-pub use raw::{LateIn, LateThen, Precision, RawTimer, RetryIn};
+pub use raw::{LateIn, LateThen, MergeIn, Precision, RawTimer, RetryIn};
+pub use subscription::{SubscriptionIn, subscription};
 pub use target::{TargetIn, no_destination, target};
 
 use super::problem::FieldError;
 use crate::cold::NewTimer;
 use crate::model::id::{TimerId, Uid};
+use crate::model::merge::{MAX_WINDOW, Merge};
 use crate::model::policy::{Late, Policies, Retry};
+use crate::model::spread::{MAX_SPREAD, Spread};
 use crate::model::time::{Span, UnixMs};
 use crate::model::trace::Trace;
 use crate::sink::guard::Guard;
@@ -46,8 +50,7 @@ const MIN_RETRY_FIRST: Span = Span::from_duration(Duration::from_millis(10));
 const MAX_RETRY_CAP: Span = Span::from_duration(Duration::from_secs(7 * 86_400));
 
 /// Fields of the contract that this version refuses as `not_supported`. A list of known fields leaves them out.
-const NOT_SUPPORTED: [&str; 9] =
-    ["spread", "merge", "dispatch", "queue", "amqp", "nats", "mqtt", "kafka", "redis_stream"];
+const NOT_SUPPORTED: [&str; 7] = ["dispatch", "queue", "amqp", "nats", "mqtt", "kafka", "redis_stream"];
 
 /// Which id a timer of a request gets, and with it its primary key.
 #[derive(Debug, Clone)]
@@ -125,7 +128,8 @@ fn pointer_of(path: &serde_path_to_error::Path) -> String {
         .collect()
 }
 
-fn escaped(key: &str) -> String {
+/// A field's name as a part of a JSON pointer.
+pub fn escaped(key: &str) -> String {
     key.replace('~', "~0").replace('/', "~1")
 }
 
@@ -134,22 +138,28 @@ pub fn timer(text: &[u8], naming: Naming, again: bool, context: &Context<'_>) ->
     let raw: RawTimer = read(text, "")?;
     let mut errors = Vec::new();
     let (id, uid, caller_id) = identity(&raw, naming, context, &mut errors);
-    for (field, value) in [("spread", &raw.spread), ("merge", &raw.merge), ("dispatch", &raw.dispatch)] {
+    for (field, value) in [("dispatch", &raw.dispatch)] {
         if value.is_some() {
             errors.push(not_supported(&format!("/{field}")));
         }
     }
     let minute = raw.precision == Some(Precision::Minute);
     let due_at = due(&raw.fire_at, &raw.delay, &raw.local, &raw.zone, context.now, &mut errors);
-    let due_at = due_at.map(|at| if minute { at.ceil_minute() } else { at });
+    let within = spread(raw.spread.as_deref(), &mut errors);
+    let spread = within.zip(due_at).map(|(within, from)| Spread { within, from });
+    // One that is spread is rounded after its moment is chosen.
+    let due_at = due_at.map(|at| if minute && spread.is_none() { at.ceil_minute() } else { at });
     if let Some(owner) = &raw.owner {
         check_text(owner, 1, MAX_OWNER, "/owner", &mut errors);
     }
     let target = target(raw.target.as_deref(), context.guard, &mut errors);
     check_data(raw.data.as_deref(), &mut errors);
     let labels = labels(raw.labels.as_ref(), &mut errors);
-    let policies =
-        Policies { retry: retry(raw.retry.as_ref(), &mut errors), late: late(raw.late, &mut errors) };
+    let policies = Policies {
+        retry: retry(raw.retry.as_ref(), &mut errors),
+        late: late(raw.late, &mut errors),
+        merge: merge(raw.merge, &mut errors),
+    };
     let hash = canonical::request_hash(text, &mut errors);
     let (Some(due_at), Some(target), true) = (due_at, target, errors.is_empty()) else {
         return Err(Refused::Fields(errors));
@@ -163,6 +173,7 @@ pub fn timer(text: &[u8], naming: Naming, again: bool, context: &Context<'_>) ->
         due_at,
         minute,
         priority: raw.priority.unwrap_or_default(),
+        spread,
         target,
         data: raw.data.map(|data| data.get().as_bytes().to_vec()),
         labels,
@@ -355,12 +366,43 @@ fn retry(asked: Option<&RetryIn>, errors: &mut Vec<FieldError>) -> Option<Retry>
     Some(retry)
 }
 
+/// The length of a spread.
+fn spread(asked: Option<&str>, errors: &mut Vec<FieldError>) -> Option<Span> {
+    match Span::parse(asked?) {
+        Ok(within) if within > MAX_SPREAD => {
+            errors.push(FieldError::new("/spread", "range", format!("at most {MAX_SPREAD}")));
+            None
+        }
+        Ok(within) => Some(within),
+        Err(why) => {
+            errors.push(FieldError::new("/spread", "bad_duration", why.to_string()));
+            None
+        }
+    }
+}
+
 fn late(asked: Option<LateIn>, errors: &mut Vec<FieldError>) -> Option<Late> {
     let asked = asked?;
     match Span::parse(&asked.grace) {
         Ok(grace) => Some(Late { grace, then: asked.then }),
         Err(why) => {
             errors.push(FieldError::new("/late/grace", "bad_duration", why.to_string()));
+            None
+        }
+    }
+}
+
+fn merge(asked: Option<MergeIn>, errors: &mut Vec<FieldError>) -> Option<Merge> {
+    let asked = asked?;
+    match Span::parse(&asked.window) {
+        Ok(window) if window.get() <= MAX_WINDOW => Some(Merge { window }),
+        Ok(_) => {
+            let most = Span::from_duration(MAX_WINDOW);
+            errors.push(FieldError::new("/merge/window", "range", format!("at most {most}")));
+            None
+        }
+        Err(why) => {
+            errors.push(FieldError::new("/merge/window", "bad_duration", why.to_string()));
             None
         }
     }

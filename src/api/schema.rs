@@ -4,7 +4,7 @@
 //! `value_type`. Limits are the constants that the checks in [`super::request`] and [`crate::model`] use.
 //! Lengths in the document count characters, those of the checks bytes: outside ASCII the check is the tighter one.
 
-use utoipa::openapi::schema::{AdditionalProperties, ObjectBuilder, SchemaType, Type};
+use utoipa::openapi::schema::{AdditionalProperties, ArrayBuilder, ObjectBuilder, SchemaType, Type};
 use utoipa::openapi::{KnownFormat, SchemaFormat};
 
 use super::request::{
@@ -13,7 +13,9 @@ use super::request::{
 use super::timers::read::{DEFAULT_LIST, MAX_LIST};
 use crate::model::destination::{MAX_CONCURRENCY, MAX_NAME, MAX_RATE};
 use crate::model::id::MAX_ID_LEN;
-use crate::model::place::MAX_PLACE_NAME;
+use crate::model::operation::{Action, Refusal};
+use crate::model::place::{MAX_PLACE_NAME, MAX_TOPIC};
+use crate::model::subscription::Lifecycle;
 use crate::model::target::{MAX_HEADER_BYTES, MAX_HEADERS, MAX_SECRET_BYTES, MAX_URL};
 
 /// Declares a schema of the document: its name, what it is, and how it is built.
@@ -80,8 +82,21 @@ schemas! {
     MqttUrl: "`mqtt` or, with TLS, `mqtts`; with user and password where there are any. The password is never shown again." =
         text().format(Some(SchemaFormat::Custom("uri".into()))).max_length(Some(MAX_URL))
             .pattern(Some("^mqtts?://[^?#]+$")).examples(["mqtts://shop:secret@mqtt.example"]);
+    MqttVersion: "3 is 3.1.1." = ObjectBuilder::new().schema_type(Type::Integer).enum_values(Some([3, 5]));
     TopicName: "A topic of MQTT, without wildcards and control characters; at most 255 bytes." =
         text().min_length(Some(1)).max_length(Some(MAX_PLACE_NAME)).pattern(Some(r"^[^+#\u0000-\u001f\u007f-\u009f]*$")).examples(["shop/orders"]);
+    NatsUrl: "`nats` or, with TLS, `tls`; with user and password, or with a token in the place of the password and no user, where \
+              there are any. The password or token is never shown again." =
+        text().format(Some(SchemaFormat::Custom("uri".into()))).max_length(Some(MAX_URL))
+            .pattern(Some("^(nats|tls)://[^?#]+$")).examples(["tls://shop:secret@nats.example"]);
+    SubjectName: "A subject of NATS: words with dots between them, without wildcards and spaces; at most 255 bytes." =
+        text().min_length(Some(1)).max_length(Some(MAX_PLACE_NAME)).pattern(Some(r"^[^\s.\u0000-\u001f\u007f-\u009f]+(\.[^\s.\u0000-\u001f\u007f-\u009f]+)*$")).examples(["shop.orders"]);
+    Brokers: "Hosts with their ports, separated by commas; the port is 9092 where it is left out." =
+        text().min_length(Some(1)).max_length(Some(MAX_URL)).pattern(Some(r"^[^\s/@?#]+(, *[^\s/@?#]+)*$")).examples(["kafka-1.example:9092,kafka-2.example:9092"]);
+    KafkaTopic: "A topic of Kafka." =
+        text().min_length(Some(1)).max_length(Some(MAX_TOPIC)).pattern(Some("^[A-Za-z0-9_-][A-Za-z0-9._-]*$")).examples(["shop.orders"]);
+    KafkaMechanism: "How a password is shown to Kafka." = words(["plain", "scram-sha-256", "scram-sha-512"]);
+    KafkaPassword: "Never shown again." = text().max_length(Some(MAX_PLACE_NAME)).write_only(true).examples(["secret"]);
     StreamName: "A key of Redis, without control characters." =
         text().min_length(Some(1)).max_length(Some(MAX_PLACE_NAME)).pattern(Some(NO_CONTROLS)).examples(["shop:viewings"]);
     ShownHeaders: "Headers by name; `null` where the value is not shown." =
@@ -90,6 +105,25 @@ schemas! {
         words(["ok", "failing", "paused"]);
     DestinationPatch: "Parts of a destination, merged over what there is (RFC 7396): `null` removes." =
         ObjectBuilder::new().schema_type(Type::Object).examples([serde_json::json!({"rate_per_second": 500})]);
+    ActionWord: "What is done to each timer." = words(Action::ALL.map(Action::word));
+    OperationId: "An operation's id." = text().pattern(Some("^op_[0-9a-f]{32}$"));
+    OperationState: "`stopped`: a caller ended it early. `failed`: it could not go on; `failure` says why." =
+        words(crate::model::operation::OperationState::ALL.map(crate::model::operation::OperationState::word));
+    OperationFilter: "The filters of the list of timers, as texts: `id` (or an array of ids), `state`, `owner`, `receiver`, \
+                      `destination`, `label.NAME`, `due_after`, `due_before`." =
+        ObjectBuilder::new().schema_type(Type::Object).min_properties(Some(1))
+            .examples([serde_json::json!({"destination": "shop-orders", "label.app": "shop"})]);
+    RefusedCounts: "How many, by reason. `id_taken`: a live timer has its id again. `superseded`: its id was registered or \
+                    re-driven again since, and that timer has ended. `no_destination`: its destination was removed. \
+                    `removed`: its history was removed meanwhile. `unreadable`: another version wrote it." =
+        map(text().enum_values(Some(Refusal::ALL.map(Refusal::word))), ObjectBuilder::new().schema_type(Type::Integer).minimum(Some(0)));
+    LifecycleWords: "Kinds of lifecycle events, or `*` alone for all. Those of queues and schedules are known, and nothing makes \
+                     them yet. Every subscription also gets `mainspring.subscription.dropped.v1`, with the body `{\"subscription\": \
+                     NAME, \"dropped\": COUNT, \"at\": TIME}`, when events of it were dropped because too many waited." =
+        list(words_of(std::iter::once("*").chain(Lifecycle::asked_for().map(Lifecycle::word))))
+            .examples([serde_json::json!(["timer.registered", "timer.delivered"])]);
+    EventFilter: "Fields of the list of timers by name." =
+        ObjectBuilder::new().schema_type(Type::Object).examples([serde_json::json!({"label.app": "shop"})]);
     RemovedWord: "It is gone." = words(["removed"]);
     Concurrency: "Attempts at once." =
         ObjectBuilder::new().schema_type(Type::Integer).minimum(Some(1)).maximum(Some(MAX_CONCURRENCY));
@@ -135,6 +169,14 @@ fn text() -> ObjectBuilder {
 
 fn words<const N: usize>(words: [&str; N]) -> ObjectBuilder {
     text().enum_values(Some(words))
+}
+
+fn words_of(words: impl Iterator<Item = &'static str>) -> ObjectBuilder {
+    text().enum_values(Some(words))
+}
+
+fn list(items: ObjectBuilder) -> ArrayBuilder {
+    ArrayBuilder::new().items(items).min_items(Some(1)).unique_items(true)
 }
 
 fn format(known: KnownFormat) -> Option<SchemaFormat> {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::extract::Request;
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::StatusCode;
 use tokio_util::sync::CancellationToken;
 
 use super::auth::{Auth, Caller};
@@ -11,7 +11,6 @@ use super::bodies::{Bodies, Read, SMALL};
 use super::problem::Problem;
 use super::slices::{Failed, Slices};
 use super::view;
-use crate::model::id::Version;
 use crate::service::{Node, Service};
 use crate::sink::guard::Guard;
 
@@ -59,18 +58,6 @@ impl ApiState {
     pub(super) fn tiers<'a>(&self, service: &'a Service) -> view::Tiers<'a> {
         view::Tiers::now(service, self.node.config.wheel.near.get())
     }
-}
-
-/// The version that a call wants to find (`If-Match`); `None` for any.
-pub(super) fn if_match(headers: &HeaderMap) -> Option<Version> {
-    let text = headers.get(header::IF_MATCH)?.to_str().unwrap_or_default().trim();
-    // No answer ever carried a tag of another form, so it matches nothing.
-    (text != "*").then(|| Version(text.trim_matches('"').parse().unwrap_or(-1)))
-}
-
-/// Whether a call wants to find any version (`If-Match: *`).
-pub(super) fn wants_any(headers: &HeaderMap) -> bool {
-    headers.get(header::IF_MATCH).is_some_and(|tag| tag.as_bytes().trim_ascii() == b"*")
 }
 
 /// The key of a call that was admitted.

@@ -10,6 +10,7 @@ use super::request::{LateThen, Precision};
 use super::schema;
 use crate::cold::{AttemptRecord, TimerRow};
 use crate::model::id::{Generation, delivery_id};
+use crate::model::merge::Merge;
 use crate::model::policy::{Late, Retry, Then};
 use crate::model::priority::Priority;
 use crate::model::target::Target;
@@ -40,10 +41,16 @@ pub struct TimerView {
     labels: BTreeMap<String, String>,
     priority: Priority,
     precision: Precision,
+    /// How long after the due time that was asked for `due_at` may be; `null` if it is that time.
+    #[schema(required, value_type = Option<schema::Duration>)]
+    spread: Option<Span>,
     #[schema(value_type = LateView)]
     late: Late,
     #[schema(value_type = RetryView)]
     retry: Retry,
+    /// Timers that it may go out with, if it merges.
+    #[schema(required, value_type = Option<MergeView>)]
+    merge: Option<Merge>,
     /// The version of its due time.
     #[schema(minimum = 1)]
     generation: i32,
@@ -52,7 +59,7 @@ pub struct TimerView {
     version: i32,
     #[schema(value_type = schema::Moment)]
     created_at: UnixMs,
-    /// The one id that all attempts of this generation carry.
+    /// The one id that all attempts of this generation carry; once it is part of a merged set, that of the set.
     delivery_id: String,
     /// Attempts so far, of all generations.
     #[schema(minimum = 0)]
@@ -142,6 +149,15 @@ pub struct RetryView {
     cap: Span,
 }
 
+/// The `merge` in force.
+#[derive(utoipa::ToSchema)]
+#[expect(dead_code, reason = "describes `Merge` in the OpenAPI document")]
+pub struct MergeView {
+    /// How much later than the first of them the others are due.
+    #[schema(value_type = schema::Duration)]
+    window: Span,
+}
+
 impl TimerView {
     /// A timer as it stands.
     pub fn new(row: &TimerRow, tiers: Tiers) -> Self {
@@ -162,8 +178,10 @@ impl TimerView {
                 .unwrap_or_default(),
             priority: row.priority,
             precision: if row.minute { Precision::Minute } else { Precision::Second },
+            spread: row.spread.map(|spread| spread.within),
             late: row.policies.late.unwrap_or(LATE_DEFAULT),
             retry: tiers.retry(row),
+            merge: row.policies.merge,
             generation: life.generation.0,
             version: life.version.0,
             created_at: row.created_at,
@@ -220,7 +238,9 @@ impl AttemptView {
         Self {
             attempt: record.attempt,
             generation: record.generation,
-            delivery_id: delivery_id(row.uid, row.created_at.get(), Generation(record.generation)),
+            delivery_id: record
+                .delivery_id
+                .unwrap_or_else(|| delivery_id(row.uid, row.created_at.get(), Generation(record.generation))),
             started_at: UnixMs::new(record.started_at),
             ended_at: UnixMs::new(record.ended_at),
             result: record.result,

@@ -34,6 +34,8 @@ use crate::limits::{self, FileLimits};
 use crate::metrics::Metrics;
 use crate::model::pointer::Pointer;
 use crate::observe::{Observer, Sources};
+use crate::operations::Operations;
+use crate::outbox::{Outbox, Subscriptions};
 use crate::ownership::Ownership;
 use crate::positions::{Positions, Reach};
 use crate::promotion::Promotion;
@@ -271,6 +273,10 @@ async fn start(
     let sinks = Arc::new(sinks);
     let destinations = Arc::new(Destinations::new(store.clone(), vault(config)?));
     destinations.open().await?;
+    let subscriptions =
+        Arc::new(Subscriptions::new(store.clone(), ownership.me().clone(), config.lease.get()));
+    // Before anything is written.
+    subscriptions.take().await?;
     let rates = Arc::new(Rates::new(config.wheel.load_per_second, config.wheel.catch_up_per_second));
     let (dispatcher, recording) = Dispatcher::new(
         config,
@@ -286,9 +292,23 @@ async fn start(
     let stop = &phases.loops.stop;
     phases.loops.spawn("destinations", until(stop, Arc::clone(&destinations).run()));
     phases.loops.spawn("terms", until(stop, Arc::clone(&dispatcher).follow_destinations()));
+    phases.loops.spawn("spread", until(stop, store.clone().follow_spread()));
     phases.loops.spawn("slots", until(stop, Arc::clone(&dispatcher).reserve_slots()));
     phases.recording.spawn("record", recording);
+    phases.loops.spawn("subscriptions", until(stop, Arc::clone(&subscriptions).follow()));
+    let outbox = Outbox::new(
+        config,
+        store.clone(),
+        Arc::clone(&dispatcher),
+        Arc::clone(&ownership),
+        Arc::clone(&destinations),
+        Arc::clone(&sinks) as Arc<dyn Sink>,
+        node.metrics.clone(),
+    );
+    phases.loops.spawn("outbox", outbox.run(Arc::clone(&subscriptions), stop.clone()));
     let callers = Writer::new(store.clone(), promotion, node.metrics.clone());
+    let operations = Arc::new(Operations::new(store.clone(), callers.clone(), &config.node.name));
+    phases.loops.spawn("operations", Arc::clone(&operations).run(phases.loops.stop.clone()));
     let (intake, workers) = Intake::new(callers, store.writers());
     workers.into_iter().for_each(|worker| phases.intake.spawn("intake", worker));
     let observer = Arc::new(Observer::new(Sources {
@@ -298,6 +318,7 @@ async fn start(
         positions: Arc::clone(&positions),
         ownership: Arc::clone(&ownership),
         dispatcher: Arc::clone(&dispatcher),
+        destinations: Arc::clone(&destinations),
         metrics: node.metrics.clone(),
     }));
     phases.loops.spawn("observer", Arc::clone(&observer).run(phases.loops.stop.clone()));
@@ -309,6 +330,8 @@ async fn start(
         positions: Arc::clone(&positions),
         observer,
         destinations,
+        operations,
+        subscriptions,
         sink: Arc::clone(&sinks) as Arc<dyn Sink>,
     });
     let shares = Shares::new(

@@ -1,16 +1,18 @@
-//! One delivery as `receive` prints it.
+//! One delivery as `receive` prints it: of a timer, or of timers that were merged.
 
+use std::borrow::Cow;
 use std::num::NonZeroUsize;
 
 use axum::http::HeaderMap;
 use lru::LruCache;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use standardwebhooks::Webhook;
 
 use super::out;
 use super::signature::{self, Verdict};
 use crate::model::time::UnixMs;
+use crate::sink::Event;
 
 /// The longest body in a line for people, in characters.
 const MAX_BODY: usize = 200;
@@ -19,11 +21,35 @@ const MAX_ID: usize = 128;
 /// The number of ids that are remembered.
 const REMEMBERED: NonZeroUsize = NonZeroUsize::new(100_000).expect("not zero");
 
+/// The `ce-type` of a merged delivery.
+const MERGED: &str = Event::Merged.kind();
+
+/// The body of a merged delivery.
+#[derive(Deserialize)]
+struct Merged<'a> {
+    #[serde(borrow)]
+    merged: Vec<Member<'a>>,
+}
+
+/// One timer of a merged delivery.
+#[derive(Deserialize)]
+struct Member<'a> {
+    #[serde(borrow)]
+    timer: Cow<'a, str>,
+    #[serde(borrow)]
+    due_at: Cow<'a, str>,
+    #[serde(borrow)]
+    data: &'a RawValue,
+}
+
 /// The contents of one POST.
 pub struct Arrival<'a> {
     at: UnixMs,
     path: &'a str,
-    timer: Option<&'a str>,
+    /// The timer's id; of a merged delivery the owner.
+    subject: Option<&'a str>,
+    /// The timers of a merged delivery.
+    members: Option<Vec<Member<'a>>>,
     delivery: Option<&'a str>,
     kind: Option<&'a str>,
     attempt: Option<&'a str>,
@@ -43,12 +69,16 @@ impl<'a> Arrival<'a> {
         secret: Option<&Webhook>,
     ) -> Self {
         let header = |name| headers.get(name).and_then(|value| value.to_str().ok());
+        let kind = header("ce-type");
+        // Anybody may post: a body of another shape is printed as it is.
+        let merged = || serde_json::from_slice::<Merged<'_>>(body).ok().map(|set| set.merged);
         Self {
             at,
             path,
-            timer: header("ce-subject"),
+            subject: header("ce-subject"),
+            members: kind.filter(|kind| *kind == MERGED).and_then(|_| merged()),
             delivery: header("ce-id").or_else(|| header("webhook-id")),
-            kind: header("ce-type"),
+            kind,
             attempt: header("ce-attempt"),
             generation: header("ce-generation"),
             due_at: header("ce-dueat").and_then(|due| UnixMs::parse_rfc3339(due).ok()),
@@ -57,9 +87,12 @@ impl<'a> Arrival<'a> {
         }
     }
 
-    /// The timer's id.
-    pub const fn timer(&self) -> Option<&str> {
-        self.timer
+    /// The ids of its timers: one, or the members of a merged set. A POST that names no timer has one without a name.
+    pub fn timers(&self) -> Vec<&str> {
+        match &self.members {
+            Some(members) => members.iter().map(|member| &*member.timer).collect(),
+            None => vec![self.subject.unwrap_or_default()],
+        }
     }
 
     /// The delivery id.
@@ -72,11 +105,11 @@ impl<'a> Arrival<'a> {
         self.due_at.map(|due| self.at.get() - due.get())
     }
 
-    /// One line for people.
+    /// One line for people; of a merged delivery one more for each timer.
     pub fn line(&self, again: bool, answered: u16) -> String {
         let or_dash =
             |text: Option<&str>| text.map_or_else(|| "-".to_owned(), |text| out::short(text, MAX_ID));
-        let mut parts = vec![self.at.rfc3339(), or_dash(self.timer), or_dash(self.delivery)];
+        let mut parts = vec![self.at.rfc3339(), or_dash(self.subject), or_dash(self.delivery)];
         parts.push(format!("attempt {}", or_dash(self.attempt)));
         parts.push(match self.lateness_ms() {
             Some(late @ 0..) => format!("{late} ms late"),
@@ -93,8 +126,14 @@ impl<'a> Arrival<'a> {
         if self.path != "/" {
             parts.push(out::short(self.path, MAX_BODY));
         }
-        parts.push(out::short(&String::from_utf8_lossy(self.body), MAX_BODY));
-        parts.join("  ")
+        let Some(members) = &self.members else {
+            parts.push(out::short(&String::from_utf8_lossy(self.body), MAX_BODY));
+            return parts.join("  ");
+        };
+        parts.push(format!("{} timers merged:", members.len()));
+        let mut lines = vec![parts.join("  ")];
+        lines.extend(members.iter().map(Member::line));
+        lines.join("\n")
     }
 
     /// One line of JSON.
@@ -102,7 +141,9 @@ impl<'a> Arrival<'a> {
         let number = |text: Option<&str>| text.and_then(|text| text.parse::<i64>().ok());
         let line = Line {
             arrived_at: self.at,
-            timer: self.timer,
+            timer: self.subject.filter(|_| self.members.is_none()),
+            owner: self.subject.filter(|_| self.members.is_some()),
+            timers: self.members.as_ref().map(|_| self.timers()),
             delivery_id: self.delivery,
             kind: self.kind,
             attempt: number(self.attempt),
@@ -120,10 +161,24 @@ impl<'a> Arrival<'a> {
     }
 }
 
+impl Member<'_> {
+    /// One line for people, below that of its delivery.
+    fn line(&self) -> String {
+        let (timer, due_at) = (out::short(&self.timer, MAX_ID), out::short(&self.due_at, MAX_ID));
+        format!("  {timer}  due {due_at}  {}", out::short(self.data.get(), MAX_BODY))
+    }
+}
+
 #[derive(Serialize)]
 struct Line<'a> {
     arrived_at: UnixMs,
     timer: Option<&'a str>,
+    /// Of a merged delivery only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    owner: Option<&'a str>,
+    /// Of a merged delivery only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timers: Option<Vec<&'a str>>,
     delivery_id: Option<&'a str>,
     #[serde(rename = "type")]
     kind: Option<&'a str>,
@@ -216,6 +271,47 @@ mod tests {
         let body = "x".repeat(300);
         let line = Arrival::read(&headers, "/", body.as_bytes(), UnixMs::new(0), None).line(false, 200);
         assert_eq!(line, format!("1970-01-01T00:00:00.000Z  -  -  attempt -  due -  {}…", &body[..200]));
+    }
+
+    /// A merged delivery of two timers.
+    fn merged() -> (HeaderMap, &'static [u8]) {
+        let mut headers = headers();
+        headers.insert("ce-type", MERGED.parse().unwrap());
+        headers.insert("ce-subject", "user:1".parse().unwrap());
+        headers.remove("ce-generation");
+        let body = br#"{"merged":[
+            {"timer":"a","due_at":"2026-12-01T00:59:59.000Z","generation":1,"data":{"n": 1}},
+            {"timer":"b","due_at":"2026-12-01T01:00:00.000Z","generation":2,"data":null}]}"#;
+        (headers, body)
+    }
+
+    #[test]
+    fn a_merged_delivery_has_a_line_for_each_of_its_timers() {
+        let (headers, body) = merged();
+        let arrival = Arrival::read(&headers, "/", body, at("2026-12-01T01:00:00.012Z"), None);
+        assert_eq!(
+            arrival.line(false, 204),
+            "2026-12-01T01:00:00.012Z  user:1  dlv_1  attempt 2  12 ms late  2 timers merged:\n  \
+             a  due 2026-12-01T00:59:59.000Z  {\"n\": 1}\n  \
+             b  due 2026-12-01T01:00:00.000Z  null"
+        );
+        assert_eq!(arrival.timers(), ["a", "b"]);
+        let value: serde_json::Value = serde_json::from_str(&arrival.json(false, 204)).unwrap();
+        assert_eq!(value["timer"], serde_json::Value::Null);
+        assert_eq!((&value["owner"], &value["timers"]), (&"user:1".into(), &serde_json::json!(["a", "b"])));
+        assert_eq!(value["body"]["merged"][1]["generation"], 2);
+    }
+
+    #[test]
+    fn a_body_that_is_no_merged_set_is_printed_as_it_is() {
+        let (headers, _) = merged();
+        let arrival = Arrival::read(&headers, "/", br#"{"merged":7}"#, at("2026-12-01T01:00:00.000Z"), None);
+        assert!(
+            arrival.line(false, 204).ends_with("0 ms late  {\"merged\":7}"),
+            "{}",
+            arrival.line(false, 204)
+        );
+        assert_eq!(arrival.timers(), ["user:1"]);
     }
 
     #[test]

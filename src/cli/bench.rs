@@ -18,9 +18,11 @@ use crate::tools::bench::scenario::paced::Paced;
 use crate::tools::bench::scenario::parked::Parked;
 use crate::tools::bench::scenario::recover::Recover;
 use crate::tools::bench::scenario::register::{Register, Step};
+use crate::tools::bench::scenario::sinks::Sinks;
 use crate::tools::bench::scenario::{Scenario, plan};
 use crate::tools::bench::timers::{Ids, MIN_PAYLOAD, MOST_HOSTS};
 use crate::tools::bench::{self, Options, Report};
+use crate::tools::brokers::Kind;
 use crate::tools::servers::Choice;
 
 /// `bench …`
@@ -81,6 +83,9 @@ struct Shared {
     /// How long a receiver takes to answer
     #[arg(long, global = true, value_name = "DURATION", default_value = "0s", value_parser = input::duration, help_heading = "Measurement")]
     reply_delay: Duration,
+    /// Let somebody subscribe to every lifecycle event, and wait after each step of register and burst until all are sent
+    #[arg(long, global = true, help_heading = "Measurement")]
+    subscribed: bool,
     /// Timers in a batch
     #[arg(long, global = true, value_name = "N", default_value_t = 1000, value_parser = count, help_heading = "Measurement")]
     batch: u64,
@@ -105,7 +110,9 @@ enum Verb {
     Crash(KilledArgs),
     /// What it costs to do nothing beside far-future timers
     Idle(IdleArgs),
-    /// All of them, as docs/benchmarks.md lists the figures
+    /// Deliveries to destinations of each kind, at brokers of the bench's own, beside a publisher without a server
+    Sinks(SinksArgs),
+    /// All of them but sinks, as docs/benchmarks.md lists the figures
     All {
         /// With small numbers: whether it works, not how fast
         #[arg(long)]
@@ -221,6 +228,22 @@ struct KilledArgs {
 }
 
 #[derive(Args)]
+struct SinksArgs {
+    /// Only these kinds [default: all that this build has]
+    #[arg(long, value_name = "KIND,…", value_delimiter = ',')]
+    kinds: Vec<Kind>,
+    /// Timers of a burst, due within one second
+    #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = count)]
+    count: u64,
+    /// Timers a second at a steady rate
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = count)]
+    rate: u64,
+    /// How many seconds that lasts
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = count)]
+    seconds: u64,
+}
+
+#[derive(Args)]
 struct IdleArgs {
     /// Far-future timers
     #[arg(long, value_name = "N", default_value_t = plan::MANY)]
@@ -320,6 +343,7 @@ impl Shared {
             payload_bytes: self.payload_bytes,
             receivers: Receivers { hosts: self.hosts, reply_delay: self.reply_delay },
             wait: self.wait,
+            subscribed: self.subscribed,
             batch: usize::try_from(self.batch)?,
             bulk_connections: usize::try_from(self.bulk_connections)?,
             progress: out::note,
@@ -339,6 +363,7 @@ impl Verb {
             }
             Self::Crash(args) => vec![plan::crash(args.count, args.ahead, args.parked)],
             Self::Idle(args) => vec![Scenario::Idle(args.scenario())],
+            Self::Sinks(args) => vec![Scenario::Sinks(args.scenario())],
             Self::All { quick: true } => plan::quick(),
             Self::All { quick: false } => plan::figures(),
         }
@@ -393,6 +418,14 @@ impl ParkedArgs {
 impl IdleArgs {
     fn scenario(&self) -> Idle {
         Idle { parked: self.parked, span: Duration::from_secs_f64(self.seconds), settle: self.settle }
+    }
+}
+
+impl SinksArgs {
+    fn scenario(&self) -> Sinks {
+        let built = || Kind::ALL.into_iter().filter(|kind| kind.is_built()).collect();
+        let kinds = if self.kinds.is_empty() { built() } else { self.kinds.clone() };
+        Sinks { kinds, count: self.count, rate: self.rate, seconds: self.seconds }
     }
 }
 

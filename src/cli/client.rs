@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, Subcommand};
 use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
 use reqwest::{Method, StatusCode, Url};
 use serde::{Deserialize, Serialize};
@@ -31,6 +31,23 @@ pub struct Connection {
     /// A file with the API key [default: the key in $MAINSPRING_API_KEY]
     #[arg(long, global = true, value_name = "FILE", help_heading = "Server")]
     key_file: Option<PathBuf>,
+}
+
+/// A server, and what to do there.
+#[derive(Args)]
+#[group(skip)]
+pub struct Remote<V: Subcommand> {
+    #[command(flatten)]
+    connection: Connection,
+    #[command(subcommand)]
+    pub verb: V,
+}
+
+impl<V: Subcommand> Remote<V> {
+    /// The client of the server.
+    pub fn client(&self) -> anyhow::Result<Client> {
+        Client::new(&self.connection)
+    }
 }
 
 /// A call that did not succeed.

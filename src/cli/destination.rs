@@ -1,30 +1,34 @@
 //! `destination …`: make, read, change, try, pause and remove destinations on a running server.
 
-use std::path::PathBuf;
+mod place;
+
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use reqwest::{Method, StatusCode};
+use reqwest::Method;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::client::{Client, Connection, Reply};
+use self::place::Place;
+use super::client::Client;
 use super::delivery::{Extras, Retry, Webhook};
 use super::exit::{Exit, usage};
-use super::show::{self, Fields, Items};
-use super::{input, out};
+use super::show::{self, Fields};
+use super::{input, operation, out};
 use crate::clock::{Clock, SystemClock};
 
 /// The time limit of a test. The server answers every call within a minute, and an attempt may take that long.
 const TEST_TIMEOUT: Duration = Duration::from_secs(65);
 
 /// The fields of a destination that are shown first, in this order; all others follow by name.
-const FIRST: [&str; 13] = [
+const FIRST: [&str; 15] = [
     "state",
     "webhook",
     "redis_stream",
     "amqp",
     "mqtt",
+    "nats",
+    "kafka",
     "concurrency",
     "rate_per_second",
     "retry",
@@ -39,16 +43,8 @@ const FIRST: [&str; 13] = [
 const MAX_CELL: usize = 60;
 
 /// `destination …`
-#[derive(Args)]
-pub struct Destination {
-    #[command(flatten)]
-    connection: Connection,
-    #[command(subcommand)]
-    verb: Verb,
-}
-
 #[derive(Subcommand)]
-enum Verb {
+pub enum Verb {
     /// Make a destination, or put another in its place, its secrets too
     Put(Box<Put>),
     /// Change parts of a destination; the rest, its secrets too, stays
@@ -63,15 +59,31 @@ enum Verb {
     Pause(Named),
     /// Send what was kept, oldest first
     Resume(Named),
+    /// Run its dead timers again, by when they died, at its rate
+    Redrive(Redrive),
     /// Remove a destination; exit code 4 if live timers go there
     Rm(Named),
 }
 
 #[derive(Args)]
-struct Named {
+pub struct Named {
     /// The destination
     #[arg(value_parser = input::name)]
     name: String,
+}
+
+#[derive(Args, Serialize)]
+pub struct Redrive {
+    /// The destination
+    #[arg(value_parser = input::name)]
+    #[serde(skip)]
+    name: String,
+    /// Timers that died at this time or later
+    #[arg(long, value_name = "RFC3339", value_parser = input::instant)]
+    since: String,
+    /// Timers that died before this time [default: now]
+    #[arg(long, value_name = "RFC3339", value_parser = input::instant)]
+    until: Option<String>,
 }
 
 #[derive(Args)]
@@ -79,126 +91,33 @@ struct Named {
     mainspring destination put shop-orders --webhook https://shop.example/hook --rate 100\n  \
     mainspring destination put viewings --redis rediss://redis.example --password-file p --stream shop:viewings\n  \
     mainspring destination put meetings --amqp amqps://shop@rabbit.example/ --password-file p --exchange meetings\n  \
+    mainspring destination put events --nats tls://shop@nats.example --password-file p --subject shop.events --jetstream\n  \
+    mainspring destination put facts --kafka k1:9093,k2:9093 --kafka-topic facts --kafka-user shop --password-file p --kafka-tls\n  \
     mainspring timer put order-1 --in 30m --destination shop-orders")]
-struct Put {
+pub struct Put {
     /// Its name, to which timers are sent
     #[arg(value_parser = input::name)]
     name: String,
     /// Deliver to this http or https URL
-    #[arg(long, value_name = "URL", required_unless_present_any = ["redis", "amqp", "mqtt"], conflicts_with_all = BROKER_FLAGS)]
+    #[arg(long, value_name = "URL", required_unless_present_any = ["redis", "amqp", "mqtt", "nats", "kafka"])]
     webhook: Option<String>,
     #[command(flatten)]
     wanted: Wanted,
 }
 
 #[derive(Args)]
-struct Set {
+pub struct Set {
     /// The destination
     #[arg(value_parser = input::name)]
     name: String,
     /// Deliver to this http or https URL
-    #[arg(long, value_name = "URL", conflicts_with_all = BROKER_FLAGS)]
+    #[arg(long, value_name = "URL")]
     webhook: Option<String>,
     #[command(flatten)]
     wanted: Wanted,
     /// Any number of attempts a second
     #[arg(long, conflicts_with = "rate")]
     no_rate: bool,
-}
-
-/// The flags of each kind, which no other kind has.
-const HOOK_FLAGS: [&str; 4] = ["webhook", "secret", "secret_file", "header"];
-const STREAM_FLAGS: [&str; 3] = ["redis", "stream", "max_len"];
-const AMQP_FLAGS: [&str; 3] = ["amqp", "exchange", "routing_key"];
-const MQTT_FLAGS: [&str; 3] = ["mqtt", "topic", "qos"];
-/// Those that no webhook has.
-const BROKER_FLAGS: [&str; 10] = [
-    "redis",
-    "stream",
-    "max_len",
-    "amqp",
-    "exchange",
-    "routing_key",
-    "mqtt",
-    "topic",
-    "qos",
-    "password_file",
-];
-
-/// The place of a broker, as far as it is given.
-#[derive(Args)]
-#[group(skip)]
-struct Place {
-    /// Add to a stream of the Redis at this redis or rediss URL
-    #[arg(long, value_name = "URL", group = "broker", conflicts_with_all = HOOK_FLAGS, conflicts_with_all = AMQP_FLAGS, conflicts_with_all = MQTT_FLAGS)]
-    redis: Option<String>,
-    /// The key of the stream
-    #[arg(long, value_name = "KEY", conflicts_with_all = HOOK_FLAGS, conflicts_with_all = AMQP_FLAGS, conflicts_with_all = MQTT_FLAGS)]
-    stream: Option<String>,
-    /// Trim the stream to about this many entries
-    #[arg(long, value_name = "N", conflicts_with_all = HOOK_FLAGS, conflicts_with_all = AMQP_FLAGS, conflicts_with_all = MQTT_FLAGS)]
-    max_len: Option<u64>,
-    /// Publish to an exchange of the AMQP 0-9-1 broker (RabbitMQ) at this amqp or amqps URL
-    #[arg(long, value_name = "URL", group = "broker", conflicts_with_all = HOOK_FLAGS, conflicts_with_all = STREAM_FLAGS, conflicts_with_all = MQTT_FLAGS)]
-    amqp: Option<String>,
-    /// The exchange; the default one unless set
-    #[arg(long, value_name = "NAME", conflicts_with_all = HOOK_FLAGS, conflicts_with_all = STREAM_FLAGS, conflicts_with_all = MQTT_FLAGS)]
-    exchange: Option<String>,
-    /// The routing key; for the default exchange the name of a queue
-    #[arg(long, value_name = "KEY", conflicts_with_all = HOOK_FLAGS, conflicts_with_all = STREAM_FLAGS, conflicts_with_all = MQTT_FLAGS)]
-    routing_key: Option<String>,
-    /// Publish to a topic of the MQTT 5 broker at this mqtt or mqtts URL
-    #[arg(long, value_name = "URL", group = "broker", conflicts_with_all = HOOK_FLAGS, conflicts_with_all = STREAM_FLAGS, conflicts_with_all = AMQP_FLAGS)]
-    mqtt: Option<String>,
-    /// The topic
-    #[arg(long, value_name = "TOPIC", conflicts_with_all = HOOK_FLAGS, conflicts_with_all = STREAM_FLAGS, conflicts_with_all = AMQP_FLAGS)]
-    topic: Option<String>,
-    /// The quality of service, 1 or 2; 1 unless set
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=2), conflicts_with_all = HOOK_FLAGS, conflicts_with_all = STREAM_FLAGS, conflicts_with_all = AMQP_FLAGS)]
-    qos: Option<u8>,
-    /// Put the password in this file into the URL of the broker
-    #[arg(long, value_name = "FILE", requires = "broker", conflicts_with_all = HOOK_FLAGS)]
-    password_file: Option<PathBuf>,
-}
-
-impl Place {
-    /// The stream; `None` if no part of it is given.
-    fn stream(&self) -> anyhow::Result<Option<Map<String, Value>>> {
-        let url = self.url(self.redis.as_ref())?;
-        Ok(given([
-            ("url", url.into()),
-            ("stream", self.stream.clone().into()),
-            ("max_len", self.max_len.into()),
-        ]))
-    }
-
-    /// The exchange; `None` if no part of it is given.
-    fn amqp(&self) -> anyhow::Result<Option<Map<String, Value>>> {
-        let url = self.url(self.amqp.as_ref())?;
-        let (exchange, key) = (self.exchange.clone().into(), self.routing_key.clone().into());
-        Ok(given([("url", url.into()), ("exchange", exchange), ("routing_key", key)]))
-    }
-
-    /// The topic; `None` if no part of it is given.
-    fn mqtt(&self) -> anyhow::Result<Option<Map<String, Value>>> {
-        let url = self.url(self.mqtt.as_ref())?;
-        Ok(given([("url", url.into()), ("topic", self.topic.clone().into()), ("qos", self.qos.into())]))
-    }
-
-    /// A URL with the password of the file, if there is one.
-    fn url(&self, given: Option<&String>) -> anyhow::Result<Option<String>> {
-        match (given, &self.password_file) {
-            (Some(url), Some(file)) => input::url_with_password(url, file).map(Some),
-            (url, _) => Ok(url.cloned()),
-        }
-    }
-}
-
-/// The fields of a request that are given, not `null`; `None` if there is none.
-fn given<const N: usize>(fields: [(&str, Value); N]) -> Option<Map<String, Value>> {
-    let given = fields.into_iter().filter(|(_, value)| !value.is_null());
-    let given: Map<String, Value> = given.map(|(name, value)| (name.to_owned(), value)).collect();
-    (!given.is_empty()).then_some(given)
 }
 
 /// What a destination bears, as far as it is given.
@@ -227,12 +146,9 @@ struct Wanted {
 struct Request<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     webhook: Option<Webhook<'a>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    redis_stream: Option<Map<String, Value>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    amqp: Option<Map<String, Value>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    mqtt: Option<Map<String, Value>>,
+    /// The place of a broker, by the word of its kind.
+    #[serde(flatten)]
+    place: Map<String, Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
     concurrency: Option<u32>,
     /// `Some(None)` removes the rate.
@@ -248,9 +164,7 @@ impl Wanted {
     fn request<'a>(&'a self, url: Option<&'a str>) -> anyhow::Result<Request<'a>> {
         Ok(Request {
             webhook: self.extras.webhook(url)?,
-            redis_stream: self.place.stream()?,
-            amqp: self.place.amqp()?,
-            mqtt: self.place.mqtt()?,
+            place: self.place.given()?,
             concurrency: self.concurrency,
             rate_per_second: self.rate.map(Some),
             retry: self.retry.given(),
@@ -273,38 +187,42 @@ impl Set {
 }
 
 /// Runs one `destination` verb.
-pub async fn run(destination: &Destination, json: bool) -> anyhow::Result<Exit> {
-    let client = Client::new(&destination.connection)?;
-    match &destination.verb {
+pub async fn run(client: Client, verb: &Verb, json: bool) -> anyhow::Result<Exit> {
+    match verb {
         Verb::Put(put) => {
             let request = put.wanted.request(put.webhook.as_deref())?;
             let reply = client.call(Method::PUT, &path(&put.name, ""), &[], Some(&request)).await?;
-            changed("put", &reply, json)?;
-            if reply.status == StatusCode::OK {
-                out::note("(it took the place of the former one)");
-            }
+            show::put(&reply, json, |shown| line("put", shown))?;
         }
         Verb::Set(set) => {
             let request = set.request()?;
             let reply = client.call(Method::PATCH, &path(&set.name, ""), &[], Some(&request)).await?;
-            changed("set", &reply, json)?;
+            show::one(&reply, json, |shown| line("set", shown))?;
         }
         Verb::Get(Named { name }) => {
             let reply = client.ask(Method::GET, &path(name, ""), &[]).await?;
-            out::print(&if json { reply.json } else { block(&reply.read()?) })?;
+            show::one(&reply, json, block)?;
         }
-        Verb::Ls => list(&client, json).await?,
+        Verb::Ls => {
+            let reply = client.ask(Method::GET, "/v1/destinations", &[]).await?;
+            show::all(&reply, json, "no destination yet", table)?;
+        }
         Verb::Test(Named { name }) => return test(client, name, json).await,
         Verb::Pause(Named { name }) => {
-            changed("pause", &client.ask(Method::POST, &path(name, "/pause"), &[]).await?, json)?;
+            let reply = client.ask(Method::POST, &path(name, "/pause"), &[]).await?;
+            show::one(&reply, json, |shown| line("pause", shown))?;
         }
         Verb::Resume(Named { name }) => {
-            changed("resume", &client.ask(Method::POST, &path(name, "/resume"), &[]).await?, json)?;
+            let reply = client.ask(Method::POST, &path(name, "/resume"), &[]).await?;
+            show::one(&reply, json, |shown| line("resume", shown))?;
+        }
+        Verb::Redrive(redrive) => {
+            let path = path(&redrive.name, "/redrive");
+            operation::begun(&client.call(Method::POST, &path, &[], Some(redrive)).await?, json)?;
         }
         Verb::Rm(Named { name }) => {
             let reply = client.ask(Method::DELETE, &path(name, ""), &[]).await?;
-            let outcome = show::text(&reply.read()?, "outcome");
-            out::print(&if json { reply.json } else { format!("rm {name}: {outcome}") })?;
+            show::removed(&reply, json, name)?;
         }
     }
     Ok(Exit::Ok)
@@ -312,26 +230,6 @@ pub async fn run(destination: &Destination, json: bool) -> anyhow::Result<Exit> 
 
 fn path(name: &str, rest: &str) -> String {
     format!("/v1/destinations/{name}{rest}")
-}
-
-fn changed(verb: &str, reply: &Reply, json: bool) -> anyhow::Result<()> {
-    if json {
-        return out::print(&reply.json);
-    }
-    out::print(&line(verb, &reply.read()?))
-}
-
-async fn list(client: &Client, json: bool) -> anyhow::Result<()> {
-    let reply = client.ask(Method::GET, "/v1/destinations", &[]).await?;
-    let all: Items = reply.read()?;
-    if json {
-        return all.items.iter().try_for_each(|item| out::print(item.get()));
-    }
-    if all.items.is_empty() {
-        out::note("no destination yet");
-        return Ok(());
-    }
-    out::print(&table(&all.read()?))
 }
 
 async fn test(client: Client, name: &str, json: bool) -> anyhow::Result<Exit> {
@@ -385,10 +283,12 @@ fn place(destination: &Fields) -> String {
     if let Some(hook) = inner("webhook") {
         return show::text(&hook, "url");
     }
-    let brokers: [(&str, &[&str]); 3] = [
+    let brokers: [(&str, &[&str]); 5] = [
         ("redis_stream", &["url", "stream"]),
         ("amqp", &["url", "exchange", "routing_key"]),
         ("mqtt", &["url", "topic"]),
+        ("nats", &["url", "subject"]),
+        ("kafka", &["brokers", "topic"]),
     ];
     for (kind, fields) in brokers {
         if let Some(place) = inner(kind) {
@@ -420,6 +320,14 @@ mod tests {
             ("a --max-len 9", json!({"redis_stream": {"max_len": 9}})),
             ("a --amqp amqp://h --exchange x", json!({"amqp": {"url": "amqp://h", "exchange": "x"}})),
             ("a --mqtt mqtt://h --topic a/b", json!({"mqtt": {"url": "mqtt://h", "topic": "a/b"}})),
+            ("a --nats nats://h --subject a.b", json!({"nats": {"url": "nats://h", "subject": "a.b"}})),
+            ("a --mqtt-version 3", json!({"mqtt": {"version": 3}})),
+            (
+                "a --kafka h:1,i:1 --kafka-topic t --kafka-user u --kafka-mechanism scram-sha-512 --kafka-tls",
+                json!({"kafka": {"brokers": "h:1,i:1", "topic": "t", "user": "u", "mechanism": "scram-sha-512", "tls": true}}),
+            ),
+            ("a --jetstream", json!({"nats": {"jetstream": true}})),
+            ("a --jetstream false", json!({"nats": {"jetstream": false}})),
             ("a --qos 2", json!({"mqtt": {"qos": 2}})),
             ("a --routing-key q", json!({"amqp": {"routing_key": "q"}})),
             ("a --concurrency 7 --rate 5", json!({"concurrency": 7, "rate_per_second": 5})),
@@ -439,6 +347,26 @@ mod tests {
         );
         let twice = input::parsed::<Set>("a --header X-A:1 --header x-a:2");
         assert!(twice.request().is_err(), "one value would be lost");
+    }
+
+    #[test]
+    fn flags_of_two_kinds_exclude_each_other() {
+        let flags = [
+            "--webhook http://h/",
+            "--stream s",
+            "--exchange x",
+            "--topic t",
+            "--subject s",
+            "--kafka-topic t",
+        ];
+        let more =
+            ["--header X-A:1", "--redis redis://h", "--routing-key k", "--qos 1", "--jetstream", "--kafka h"];
+        for (n, one) in flags.iter().enumerate() {
+            input::parsed::<Set>(&format!("a {one} {}", more[n]));
+            for other in flags.iter().chain(&more).filter(|other| *other != one && **other != more[n]) {
+                assert!(input::try_parsed::<Set>(&format!("a {one} {other}")).is_err(), "{one} {other}");
+            }
+        }
     }
 
     #[test]

@@ -13,6 +13,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::exit::{Exit, usage};
 use super::{input, interrupted, out};
 use crate::config::{ColdKind, Config, shown_url};
+use crate::tools::brokers::Kind;
+use crate::tools::drill::brokers::KINDS;
 use crate::tools::drill::cluster::Environment;
 use crate::tools::drill::schedule::Drill;
 use crate::tools::drill::verdict::{Outcome, Verdict, cells};
@@ -58,6 +60,10 @@ pub struct DrillArgs {
     /// Timers in the window beside those of the load
     #[arg(long, value_name = "N", default_value_t = 0)]
     window_timers: u32,
+    /// The brokers of the drills that break brokers: redis-stream, jetstream, mqtt, kafka, amqp [default: all that are
+    /// installed and that this build has]
+    #[arg(long, value_name = "KIND,…", value_delimiter = ',', value_parser = broker)]
+    brokers: Vec<Kind>,
     /// A PostgreSQL set aside for drills: a database is made beside this one and dropped afterwards
     #[arg(long, value_name = "URL", requires_all = ["hot_url", "destroy"])]
     cold_url: Option<String>,
@@ -168,9 +174,26 @@ fn options(args: &DrillArgs) -> anyhow::Result<Options> {
         seconds: args.seconds,
         lease_ms,
         window_timers: args.window_timers,
+        brokers: brokers(&args.brokers)?,
         sets: args.node_sets.clone(),
         keep: Some(args.keep.clone().unwrap_or_else(|| "drill-logs".into())),
     })
+}
+
+fn broker(text: &str) -> Result<Kind, String> {
+    let known = Kind::from_str(text, false).ok().filter(|kind| KINDS.contains(kind));
+    known.ok_or_else(|| "no drill breaks that; redis-stream, jetstream, mqtt, kafka or amqp".to_owned())
+}
+
+/// Those that are asked for, or all that are there.
+fn brokers(asked: &[Kind]) -> anyhow::Result<Vec<Kind>> {
+    if asked.is_empty() {
+        return Ok(KINDS.into_iter().filter(|kind| kind.check().is_ok()).collect());
+    }
+    for kind in asked {
+        kind.check().with_context(|| format!("--brokers {}", kind.word()))?;
+    }
+    Ok(asked.to_vec())
 }
 
 /// Given servers are used only if their Redis is named twice, so that no production host is taken by accident.
@@ -198,9 +221,14 @@ fn drills(args: &DrillArgs, options: &Options) -> anyhow::Result<Vec<Drill>> {
         Environment::Given { .. } => drill.is_for_given(),
     };
     match args.name {
-        Name::All => Ok(Drill::ALL.into_iter().filter(applies).filter(can_be_done).collect()),
+        Name::All => {
+            Ok(Drill::ALL.into_iter().filter(applies).filter(|drill| can_be_done(*drill, options)).collect())
+        }
         Name::One(drill) if applies(&drill) => {
-            drill.needs().check().with_context(|| format!("drill {} cannot be done here", drill.name()))?;
+            drill
+                .needs(&options.brokers)
+                .check()
+                .with_context(|| format!("drill {} cannot be done here", drill.name()))?;
             Ok(vec![drill])
         }
         Name::One(drill) => Err(usage(format!(
@@ -216,8 +244,8 @@ fn drills(args: &DrillArgs, options: &Options) -> anyhow::Result<Vec<Drill>> {
 }
 
 /// Whether this machine has what a drill needs; says so if not.
-fn can_be_done(drill: &Drill) -> bool {
-    let lacks = drill.needs().check().err();
+fn can_be_done(drill: Drill, options: &Options) -> bool {
+    let lacks = drill.needs(&options.brokers).check().err();
     if let Some(why) = &lacks {
         out::note(&format!("drill {} is left out: {why:#}", drill.name()));
     }

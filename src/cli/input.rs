@@ -108,9 +108,14 @@ pub fn url_with_password(text: &str, path: &Path) -> anyhow::Result<String> {
 /// The flags of a verb, from a line that is split at blanks.
 #[cfg(test)]
 pub fn parsed<T: clap::Args>(line: &str) -> T {
+    try_parsed(line).unwrap_or_else(|why| panic!("{why}"))
+}
+
+/// The same, where the line may be wrong.
+#[cfg(test)]
+pub fn try_parsed<T: clap::Args>(line: &str) -> Result<T, clap::Error> {
     let command = T::augment_args(clap::Command::new("verb").no_binary_name(true));
-    let matches = command.try_get_matches_from(line.split_whitespace());
-    T::from_arg_matches(&matches.unwrap_or_else(|why| panic!("{why}"))).unwrap()
+    T::from_arg_matches(&command.try_get_matches_from(line.split_whitespace())?)
 }
 
 #[cfg(test)]

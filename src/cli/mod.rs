@@ -16,6 +16,7 @@ mod exit;
 mod input;
 mod look;
 mod man;
+mod operation;
 mod out;
 mod put;
 mod receive;
@@ -24,8 +25,10 @@ mod restore;
 mod show;
 mod signature;
 mod store;
+mod subscription;
 mod timer;
 mod watch;
+mod which;
 
 use std::process::ExitCode;
 
@@ -33,6 +36,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
+use client::Remote;
 use config::Settings;
 use exit::Exit;
 
@@ -63,11 +67,15 @@ enum Verb {
     /// Run the service
     Serve(Serve),
     /// Register, read, change and cancel timers on a running server
-    Timer(timer::Timer),
+    Timer(Remote<timer::Verb>),
     /// Name places for deliveries, with their credentials and limits; try, pause and remove them
-    Destination(destination::Destination),
+    Destination(Remote<destination::Verb>),
+    /// Do one thing to every timer that a filter matches
+    Operation(Remote<operation::Verb>),
+    /// Subscribe to lifecycle events of timers, and see what waits to be sent
+    Subscription(Remote<subscription::Verb>),
     /// Watch the wheels of a running server
-    Wheel(watch::Wheel),
+    Wheel(Remote<watch::Verb>),
     /// Show which receiver fails, since when, and what waits for it
     Receivers(look::Receivers),
     /// Show how much is due when, on a running server
@@ -153,9 +161,11 @@ async fn dispatch(cli: &Cli) -> anyhow::Result<Exit> {
                 ended => ended.map(|()| Exit::Ok),
             }
         }
-        Verb::Timer(timer) => timer::run(timer, cli.json).await,
-        Verb::Destination(args) => destination::run(args, cli.json).await,
-        Verb::Wheel(wheel) => watch::run(wheel, cli.json).await,
+        Verb::Timer(at) => timer::run(at.client()?, &at.verb, cli.json).await,
+        Verb::Destination(at) => destination::run(at.client()?, &at.verb, cli.json).await,
+        Verb::Operation(at) => operation::run(at.client()?, &at.verb, cli.json).await,
+        Verb::Subscription(at) => subscription::run(at.client()?, &at.verb, cli.json).await,
+        Verb::Wheel(at) => watch::run(at.client()?, &at.verb, cli.json).await,
         Verb::Receivers(args) => look::receivers(args, cli.json).await,
         Verb::Forecast(args) => look::forecast(args, cli.json).await,
         Verb::Receive(receive) => receive::run(receive, cli.json).await,
@@ -224,7 +234,7 @@ mod tests {
             "timer put a --in 5s --webhook http://a/",
             "timer put --at 2026-12-01T09:00:00Z --webhook http://a/ --json",
             "timer put a --local 2026-12-01T09:00 --zone Asia/Shanghai --webhook http://a/ --again",
-            "timer put a --in 5s --webhook http://a/ --grace 1h --then expire --attempts 3 --precision minute",
+            "timer put a --in 5s --webhook http://a/ --grace 1h --then expire --attempts 3 --precision minute --spread 5m",
             "timer get a --attempts --server http://a",
             "timer explain a --json",
             "timer --server http://a ls --state dead --label a=b --limit 5",
@@ -242,6 +252,15 @@ mod tests {
             "destination pause a",
             "destination resume a",
             "destination rm a",
+            "destination redrive a --since 2026-12-01T09:00:00Z --until 2026-12-01T10:00:00Z",
+            "operation redrive --destination a --label b=c --id d --dry-run",
+            "operation ls --json",
+            "operation get op_00000000000000000000000000000001",
+            "operation --server http://a stop op_00000000000000000000000000000001",
+            "subscription put a --destination log --event timer.dead --label app=shop --include-data",
+            "subscription get a --json",
+            "subscription --server http://a ls",
+            "subscription rm a",
             "forecast",
             "forecast --from 2026-12-01T09:00:00Z --for 10m --step 1m --json",
             "receivers --server http://a",
@@ -300,7 +319,15 @@ mod tests {
             "destination set a --rate 5 --no-rate",
             "destination set a --timeout soon",
             "destination get",
+            "subscription put a",
+            "subscription put a --destination b:c",
+            "subscription put a --destination b --label x",
             "destination get a:b",
+            "destination redrive a",
+            "destination redrive a --since yesterday",
+            "operation",
+            "operation cancel --owner a",
+            "operation get 7",
             "wheel",
             "forecast --from tomorrow",
             "forecast --to 2026-12-01T09:00:00Z --for 1h",

@@ -63,6 +63,12 @@ pub struct Put {
     /// Fire at the due millisecond, or within the first seconds of the due minute [default: second]
     #[arg(long)]
     precision: Option<Precision>,
+    /// Go out together with timers of the same owner and target that have the same window and are due within it
+    #[arg(long, value_name = "WINDOW", value_parser = input::span)]
+    merge: Option<String>,
+    /// Fire at a moment that the server chooses, from the due time to this long after it, by what is due around it
+    #[arg(long, value_name = "DURATION", value_parser = input::span)]
+    spread: Option<String>,
     /// If timer ID has ended, start it again
     #[arg(long, requires = "id")]
     pub again: bool,
@@ -93,14 +99,8 @@ enum Precision {
 /// The request. For an absent field the server's default holds.
 #[derive(Serialize)]
 pub struct Request<'a> {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    fire_at: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    delay: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    local: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    zone: Option<&'a str>,
+    #[serde(flatten)]
+    when: &'a When,
     #[serde(skip_serializing_if = "Option::is_none")]
     owner: Option<&'a str>,
     target: Target<'a>,
@@ -113,9 +113,13 @@ pub struct Request<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     precision: Option<Precision>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    spread: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     late: Option<Late<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     retry: Option<&'a Retry>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    merge: Option<Merge<'a>>,
 }
 
 /// Where it goes. It has one of the two.
@@ -128,6 +132,11 @@ struct Target<'a> {
 }
 
 #[derive(Serialize)]
+struct Merge<'a> {
+    window: &'a str,
+}
+
+#[derive(Serialize)]
 struct Late<'a> {
     grace: &'a str,
     then: Then,
@@ -137,10 +146,7 @@ impl Put {
     /// The request that the flags describe.
     pub fn request(&self) -> anyhow::Result<Request<'_>> {
         Ok(Request {
-            fire_at: self.when.at.as_deref(),
-            delay: self.when.delay.as_deref(),
-            local: self.when.local.as_deref(),
-            zone: self.when.zone.as_deref(),
+            when: &self.when,
             owner: self.owner.as_deref(),
             target: Target {
                 webhook: self.extras.webhook(self.webhook.as_deref())?,
@@ -150,8 +156,10 @@ impl Put {
             labels: unique("--label", &self.label)?,
             priority: self.priority,
             precision: self.precision,
+            spread: self.spread.as_deref(),
             late: self.grace.as_deref().zip(self.then).map(|(grace, then)| Late { grace, then }),
             retry: self.retry.given(),
+            merge: self.merge.as_deref().map(|window| Merge { window }),
         })
     }
 
@@ -179,9 +187,14 @@ mod tests {
         for (line, sent) in [
             ("--webhook http://a/", json!({"target": {"webhook": {"url": "http://a/"}}})),
             ("--destination a", json!({"target": {"destination": "a"}})),
+            ("--destination a --spread 5m", json!({"target": {"destination": "a"}, "spread": "PT5M"})),
             (
                 "--destination a --priority high --retry-first 2h",
                 json!({"target": {"destination": "a"}, "priority": "high", "retry": {"first": "PT2H"}}),
+            ),
+            (
+                "--destination a --owner u --merge 1s",
+                json!({"target": {"destination": "a"}, "owner": "u", "merge": {"window": "PT1S"}}),
             ),
         ] {
             let put: Put = input::parsed(&format!("a --in 5s {line}"));

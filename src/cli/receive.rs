@@ -35,7 +35,8 @@ const LAST_ANSWERS: Duration = Duration::from_secs(2);
     mainspring receive --fail 2          refuse the first two attempts of each timer\n  \
     mainspring receive --count 10 --json | jq .lateness_ms\n\n\
     Each line: time of arrival, timer, delivery, attempt, lateness, signature (with --secret), `again` if that\n\
-    delivery has arrived before, and the body.")]
+    delivery has arrived before, and the body. A merged delivery has its owner instead of a timer, and a line for\n\
+    each of its timers.")]
 pub struct Receive {
     /// Where to listen; port 0 takes any free one
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7700")]
@@ -193,7 +194,8 @@ impl Receiver {
         }
         arrivals.count += 1;
         let again = arrival.delivery().is_some_and(|id| arrivals.deliveries.add(id) > 1);
-        let nth = arrivals.timers.add(arrival.timer().unwrap_or_default());
+        // A merged set is refused for the sake of any of its timers.
+        let nth = arrival.timers().into_iter().map(|timer| arrivals.timers.add(timer)).min().unwrap_or(1);
         let status = if nth <= self.fail { StatusCode::INTERNAL_SERVER_ERROR } else { self.status };
         let text = if self.json {
             arrival.json(again, status.as_u16())
@@ -244,6 +246,23 @@ mod tests {
             answers(&receiver(2, None), &["a", "b", "a", "a", "b", "b"]),
             [some(500), some(500), some(500), some(204), some(500), some(204)]
         );
+    }
+
+    #[test]
+    fn a_merged_set_fails_while_one_of_its_timers_has_attempts_to_fail() {
+        let receiver = receiver(1, None);
+        assert_eq!(answers(&receiver, &["a"]), [Some((500, false))]);
+        let headers = HeaderMap::from_iter([
+            ("ce-subject".parse().unwrap(), "user:1".parse().unwrap()),
+            ("ce-type".parse().unwrap(), "mainspring.timer.merged.v1".parse().unwrap()),
+        ]);
+        let member = |id| format!(r#"{{"timer":"{id}","due_at":"2026-12-01T01:00:00.000Z","data":1}}"#);
+        let body = format!(r#"{{"merged":[{},{}]}}"#, member("a"), member("b"));
+        let answer = || {
+            let arrival = Arrival::read(&headers, "/", body.as_bytes(), SystemClock.now(), None);
+            receiver.record(&arrival, |_| Ok(())).map(|(status, _)| status.as_u16())
+        };
+        assert_eq!((answer(), answer()), (Some(500), Some(204)), "`b` has come once, then twice");
     }
 
     #[test]

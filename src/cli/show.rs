@@ -6,9 +6,11 @@
 use std::collections::BTreeMap;
 
 use anyhow::Context;
+use reqwest::StatusCode;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use super::client::Reply;
 use super::out;
 use crate::model::time::UnixMs;
 
@@ -32,6 +34,41 @@ impl Items<'_> {
             |item: &&RawValue| serde_json::from_str(item.get()).context("the server's answer cannot be read");
         self.items.iter().map(read).collect()
     }
+}
+
+/// Prints an answer: as it is, or as the text of its fields.
+pub fn one(reply: &Reply, json: bool, text: impl FnOnce(&Fields) -> String) -> anyhow::Result<()> {
+    if json {
+        return out::print(&reply.json);
+    }
+    out::print(&text(&reply.read()?))
+}
+
+/// The same after a thing was put under a name, which may have had another.
+pub fn put(reply: &Reply, json: bool, text: impl FnOnce(&Fields) -> String) -> anyhow::Result<()> {
+    one(reply, json, text)?;
+    if reply.status == StatusCode::OK {
+        out::note("(it took the place of the former one)");
+    }
+    Ok(())
+}
+
+/// The same after what has this name was removed.
+pub fn removed(reply: &Reply, json: bool, name: &str) -> anyhow::Result<()> {
+    one(reply, json, |answer| format!("rm {name}: {}", text(answer, "outcome")))
+}
+
+/// Prints all items of an answer: as they are, or as a table; without any, a note.
+pub fn all(reply: &Reply, json: bool, none: &str, table: fn(&[Fields]) -> String) -> anyhow::Result<()> {
+    let all: Items = reply.read()?;
+    if json {
+        return all.items.iter().try_for_each(|item| out::print(item.get()));
+    }
+    if all.items.is_empty() {
+        out::note(none);
+        return Ok(());
+    }
+    out::print(&table(&all.read()?))
 }
 
 /// The fields of a timer that are shown first, in this order; all others follow by name.

@@ -5,28 +5,20 @@ use reqwest::{Method, StatusCode};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use super::client::{Client, Connection, Reply};
+use super::client::{Client, Reply};
 use super::exit::Exit;
 use super::put::Put;
 use super::show::{self, Fields, Items};
+use super::which::Which;
 use super::{input, out};
 use crate::clock::{Clock, SystemClock};
-use crate::model::timer::State;
 
 /// The most timers that the server lists at once.
 const PAGE: usize = 1000;
 
 /// `timer …`
-#[derive(Args)]
-pub struct Timer {
-    #[command(flatten)]
-    connection: Connection,
-    #[command(subcommand)]
-    verb: Verb,
-}
-
 #[derive(Subcommand)]
-enum Verb {
+pub enum Verb {
     /// Register a timer
     Put(Box<Put>),
     /// Show a timer
@@ -63,31 +55,9 @@ enum Verb {
 }
 
 #[derive(Args)]
-struct Ls {
-    /// Only this one; repeatable
-    #[arg(long, value_parser = input::id)]
-    id: Vec<String>,
-    /// Only those in this state
-    #[arg(long, value_parser = clap::builder::PossibleValuesParser::new(State::ALL.map(State::word)))]
-    state: Option<String>,
-    /// Only those of this owner
-    #[arg(long)]
-    owner: Option<String>,
-    /// Only those to this receiver: scheme, host and port
-    #[arg(long, value_name = "URL")]
-    receiver: Option<String>,
-    /// Only those to this destination
-    #[arg(long, value_name = "NAME", value_parser = input::name)]
-    destination: Option<String>,
-    /// Only those with this label; repeatable
-    #[arg(long, value_name = "NAME=VALUE", value_parser = input::label)]
-    label: Vec<(String, String)>,
-    /// Only those due at this time or later
-    #[arg(long, value_name = "RFC3339", value_parser = input::instant)]
-    due_after: Option<String>,
-    /// Only those due before this time
-    #[arg(long, value_name = "RFC3339", value_parser = input::instant)]
-    due_before: Option<String>,
+pub struct Ls {
+    #[command(flatten)]
+    which: Which,
     /// At most this many
     #[arg(long, value_name = "N", default_value_t = 50)]
     limit: usize,
@@ -95,7 +65,7 @@ struct Ls {
 
 #[derive(Args)]
 #[command(group(ArgGroup::new("time").required(true)))]
-struct Move {
+pub struct Move {
     /// The timer
     #[arg(value_parser = input::id)]
     id: String,
@@ -103,52 +73,31 @@ struct Move {
     when: When,
 }
 
-/// When a timer is due.
-#[derive(Args)]
+/// When a timer is due, also as a part of a request. What is not given is left out.
+#[derive(Args, Serialize)]
 #[group(skip)]
 pub struct When {
     /// Due at this time, such as 2026-12-01T09:00:00+08:00
     #[arg(long, value_name = "RFC3339", group = "time", value_parser = input::instant)]
-    pub at: Option<String>,
+    #[serde(rename = "fire_at", skip_serializing_if = "Option::is_none")]
+    at: Option<String>,
     /// Due this long from now: 30s, 5m, 2h30m, 1d, or ISO 8601
     #[arg(long = "in", value_name = "DURATION", group = "time", value_parser = input::span)]
-    pub delay: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    delay: Option<String>,
     /// Due at this wall time, such as 2026-12-01T09:00:00, in --zone
     #[arg(long, value_name = "TIME", group = "time", requires = "zone")]
-    pub local: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    local: Option<String>,
     /// The IANA time zone of --local, such as Asia/Shanghai
     #[arg(long, value_name = "ZONE", requires = "local", conflicts_with_all = ["at", "delay"])]
-    pub zone: Option<String>,
-}
-
-/// The request of a `move`.
-#[derive(Serialize)]
-struct Change<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
-    fire_at: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    delay: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    local: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    zone: Option<&'a str>,
-}
-
-impl When {
-    fn change(&self) -> Change<'_> {
-        Change {
-            fire_at: self.at.as_deref(),
-            delay: self.delay.as_deref(),
-            local: self.local.as_deref(),
-            zone: self.zone.as_deref(),
-        }
-    }
+    zone: Option<String>,
 }
 
 /// Runs one `timer` verb.
-pub async fn run(timer: &Timer, json: bool) -> anyhow::Result<Exit> {
-    let client = Client::new(&timer.connection)?;
-    match &timer.verb {
+pub async fn run(client: Client, verb: &Verb, json: bool) -> anyhow::Result<Exit> {
+    match verb {
         Verb::Put(put) => register(&client, put, json).await?,
         Verb::Get { id, attempts } => get(&client, id, *attempts, json).await?,
         Verb::Explain { id } => explain(&client, id, json).await?,
@@ -156,7 +105,7 @@ pub async fn run(timer: &Timer, json: bool) -> anyhow::Result<Exit> {
         Verb::Cancel { id } => cancel(&client, id, json).await?,
         Verb::Move(change) => {
             let path = format!("/v1/timers/{}", change.id);
-            let reply = client.call(Method::PATCH, &path, &[], Some(&change.when.change())).await?;
+            let reply = client.call(Method::PATCH, &path, &[], Some(&change.when)).await?;
             changed("move", &reply, json)?;
         }
         Verb::Fire { id } => {
@@ -168,10 +117,7 @@ pub async fn run(timer: &Timer, json: bool) -> anyhow::Result<Exit> {
 }
 
 fn changed(verb: &str, reply: &Reply, json: bool) -> anyhow::Result<()> {
-    if json {
-        return out::print(&reply.json);
-    }
-    out::print(&show::line(verb, &reply.read()?, SystemClock.now()))
+    show::one(reply, json, |timer| show::line(verb, timer, SystemClock.now()))
 }
 
 async fn register(client: &Client, put: &Put, json: bool) -> anyhow::Result<()> {
@@ -198,7 +144,7 @@ async fn get(client: &Client, id: &str, attempts: bool, json: bool) -> anyhow::R
         false => None,
     };
     let Some(attempts) = attempts else {
-        return out::print(&if json { timer.json } else { show::block(&timer.read()?, SystemClock.now()) });
+        return show::one(&timer, json, |timer| show::block(timer, SystemClock.now()));
     };
     let items: Items = attempts.read()?;
     if json {
@@ -219,19 +165,7 @@ async fn explain(client: &Client, id: &str, json: bool) -> anyhow::Result<()> {
 }
 
 async fn list(client: &Client, ls: &Ls, json: bool) -> anyhow::Result<()> {
-    let mut filter: Vec<(String, String)> = [
-        ("state", &ls.state),
-        ("owner", &ls.owner),
-        ("receiver", &ls.receiver),
-        ("destination", &ls.destination),
-        ("due_after", &ls.due_after),
-        ("due_before", &ls.due_before),
-    ]
-    .into_iter()
-    .filter_map(|(name, value)| value.clone().map(|value| (name.to_owned(), value)))
-    .collect();
-    filter.extend(ls.id.iter().map(|id| ("id".to_owned(), id.clone())));
-    filter.extend(ls.label.iter().map(|(name, value)| (format!("label.{name}"), value.clone())));
+    let filter = ls.which.fields();
     let mut found = Vec::new();
     let mut count = 0;
     let mut cursor: Option<String> = None;

@@ -9,13 +9,13 @@ mod model;
 use std::io::IsTerminal;
 use std::time::Duration;
 
-use clap::{Args, Subcommand};
+use clap::Subcommand;
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
-use super::client::{Client, Connection, Events};
+use super::client::{Client, Events};
 use super::exit::{Exit, usage};
 use super::{look, out};
 use model::Model;
@@ -35,24 +35,15 @@ const KEY_WAIT: Duration = Duration::from_millis(100);
 const STREAM: &str = "/v1/wheels/stream";
 
 /// `wheel …`
-#[derive(Args)]
-pub struct Wheel {
-    #[command(flatten)]
-    connection: Connection,
-    #[command(subcommand)]
-    verb: Verb,
-}
-
 #[derive(Subcommand)]
-enum Verb {
+pub enum Verb {
     /// Show the wheels as they turn; q quits. With --json: the frames of the stream, one a line
     Watch,
 }
 
 /// Runs one `wheel` verb.
-pub async fn run(wheel: &Wheel, json: bool) -> anyhow::Result<Exit> {
-    let Verb::Watch = wheel.verb;
-    let client = Client::new(&wheel.connection)?;
+pub async fn run(client: Client, verb: &Verb, json: bool) -> anyhow::Result<Exit> {
+    let Verb::Watch = verb;
     if !json && !std::io::stdout().is_terminal() {
         return Err(usage("`wheel watch` draws on a terminal; --json prints the frames, one a line"));
     }

@@ -7,13 +7,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::columns::{self, AFTER, ALL, EDITED, LIFE, PRIORITY, TARGET, TimerColumn};
-use super::decide::{Writes, decide};
+use super::columns::{self, AFTER, ALL, EDITED, LIFE, MERGED, PRIORITY, SPREAD_FROM, TARGET, TimerColumn};
+use super::decide::{Context, Writes, decide};
 use super::end::Rows;
+use super::outbox::Happened;
 use super::row::{AttemptRecord, TimerRow};
 use super::sql::{Column, Dialect, Statement, Tx};
 use super::{ColdStore, Error};
 use crate::model::id::{Epoch, Generation, Uid, Version};
+use crate::model::merge::MergeKey;
 use crate::model::priority::Priority;
 use crate::model::target::Target;
 use crate::model::time::UnixMs;
@@ -75,6 +77,8 @@ pub struct Edit {
     pub priority: Option<Priority>,
     /// The new target, in place of the former one as a whole.
     pub target: Option<Target>,
+    /// The due time that the caller asked for, where `due_at` was chosen by what is due around it.
+    pub spread_from: Option<UnixMs>,
     /// Applied only if the timer has this version.
     pub if_version: Option<Version>,
 }
@@ -97,6 +101,14 @@ pub enum Applied {
 }
 
 impl Applied {
+    /// What it merged by before the change, if others may have waited for it.
+    pub fn left(&self) -> Option<MergeKey> {
+        match self {
+            Self::Live(row, _) => row.left,
+            _ => None,
+        }
+    }
+
     /// The row, if the change was made.
     pub fn changed_row(&self) -> Option<&TimerRow> {
         match self {
@@ -174,7 +186,7 @@ impl ColdStore {
         skip_locked: bool,
     ) -> Result<(Vec<Applied>, BTreeSet<Uid>), Error> {
         for _ in 0..3 {
-            match self.apply_once(changes, uids, skip_locked).await {
+            match Box::pin(self.apply_once(changes, uids, skip_locked)).await {
                 Err(why) if why.is_deadlock() => {}
                 other => return other,
             }
@@ -234,19 +246,34 @@ impl ColdStore {
                 _ if skipped.contains(&change.uid) => Applied::NotLive,
                 Some((row, watermark)) => match nowhere(&change.event) {
                     Some(name) => Applied::NoDestination(name),
-                    None => decide(row, &change.event, store_now, *watermark, self.planted, &mut writes),
+                    None => {
+                        let context = Context {
+                            now: store_now,
+                            watermark: *watermark,
+                            planted: self.planted,
+                            namespace: &self.namespace,
+                        };
+                        let event = self.spread_anew(row, &change.event, store_now);
+                        decide(row, &event, context, &mut writes)
+                    }
                 },
                 None if unreadable.contains(&change.uid) => Applied::Unreadable,
                 None => self.amend_ended(&mut tx, change).await?,
             });
         }
-        self.write(&mut tx, writes).await?;
+        let counts = self.write(&mut tx, writes).await?;
+        // In boxes: a transaction with all of these in line outgrows the stack of a thread in builds that are not optimised.
+        let set = Box::pin(self.listeners(&mut tx)).await?;
+        let late =
+            Box::pin(self.tell(&mut tx, &set, Happened::applied(changes, &answers, store_now))).await?;
+        self.count(&mut tx, &counts).await?;
         tx.commit().await.map_err(Error::at_commit)?;
+        Box::pin(self.tell_late(late)).await?;
         Ok((answers, skipped))
     }
 
-    /// Gives timers whose claim expired, and that have no `retry` of their own, that of their destination: it decides
-    /// whether another attempt follows. It is not written.
+    /// Gives timers whose claim expired the `retry` of their set, and those that have none that of their destination: it
+    /// decides whether another attempt follows. It is not written.
     async fn lend_retry(
         &self,
         tx: &mut Tx,
@@ -256,7 +283,10 @@ impl ColdStore {
         let expired = changes.iter().filter(|change| matches!(change.event, ChangeEvent::ClaimExpired(_)));
         let mut of: BTreeMap<Uid, String> = BTreeMap::new();
         for change in expired {
-            let Some((row, _)) = rows.get(&change.uid) else { continue };
+            let Some((row, _)) = rows.get_mut(&change.uid) else { continue };
+            if let Some(merged) = &row.merged {
+                row.policies.retry = merged.retry;
+            }
             if let (None, Some(name)) = (row.policies.retry, row.target.destination()) {
                 of.insert(row.uid, name.to_owned());
             }
@@ -305,8 +335,9 @@ impl ColdStore {
         tx.execute(s).await.map(drop)
     }
 
-    async fn write(&self, tx: &mut Tx, writes: Writes) -> Result<(), Error> {
-        let Writes { moved, edited, retargeted, reranked, ends, records, late } = writes;
+    /// Writes all but the counts, which it returns.
+    async fn write(&self, tx: &mut Tx, writes: Writes) -> Result<Vec<(&'static str, i64)>, Error> {
+        let Writes { moved, edited, retargeted, reranked, unmerged, respread, ends, records, late } = writes;
         let mut counts: BTreeMap<&'static str, i64> = BTreeMap::new();
         for end in &ends {
             *counts.entry(end.state.word()).or_default() += 1;
@@ -319,6 +350,8 @@ impl ColdStore {
             ("apply_edit", &edited, EDITED),
             ("apply_target", &retargeted, TARGET),
             ("apply_priority", &reranked, PRIORITY),
+            ("apply_merged", &unmerged, MERGED),
+            ("apply_spread", &respread, SPREAD_FROM),
         ] {
             let rows: Vec<&TimerRow> = uids.iter().filter_map(|uid| moved.get(uid)).collect();
             if !rows.is_empty() {
@@ -333,14 +366,12 @@ impl ColdStore {
         }
         if !ends.is_empty() {
             let expected = ends.len();
-            let ended = self.end(tx, ends, Rows::Locked).await?;
+            let ended = self.end(tx, ends, Rows::Locked, TimerColumn::Uid.name()).await?;
             if ended.len() != expected {
                 return Err(Error::Corrupt("a locked row did not end".into()));
             }
-            let counts: Vec<_> = counts.into_iter().collect();
-            self.count(tx, &counts).await?;
         }
-        Ok(())
+        Ok(counts.into_iter().collect())
     }
 
     /// The statement that writes these columns of these live rows.
@@ -374,16 +405,17 @@ impl ColdStore {
                 ("b_reply", text(|r| r.reply.clone())),
                 ("b_detail", text(|r| r.detail.clone())),
                 ("b_node", text(|r| Some(r.node.clone()))),
+                ("b_delivery", text(|r| r.delivery_id.clone())),
                 ("b_created", Column::Int(records.iter().map(|(_, created, _)| *created).collect())),
             ],
         );
         s.push(&format!(
             "WITH {batch} INSERT INTO attempts (uid, generation, attempt, started_at, ended_at, result, status, reply, \
-             detail, node, created_at) SELECT b_uid, b_generation, b_attempt, b_started, b_ended, b_result, b_status, \
-             b_reply, b_detail, b_node, b_created FROM b WHERE true ON CONFLICT (uid, generation, attempt) DO UPDATE \
+             detail, node, delivery_id, created_at) SELECT b_uid, b_generation, b_attempt, b_started, b_ended, b_result, b_status, \
+             b_reply, b_detail, b_node, b_delivery, b_created FROM b WHERE true ON CONFLICT (uid, generation, attempt) DO UPDATE \
              SET started_at = excluded.started_at, ended_at = excluded.ended_at, result = excluded.result, \
              status = excluded.status, reply = excluded.reply, detail = excluded.detail, node = excluded.node, \
-             created_at = excluded.created_at"
+             delivery_id = excluded.delivery_id, created_at = excluded.created_at"
         ));
         s
     }

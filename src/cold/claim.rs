@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 
 use super::columns::{self, AFTER, ALL, TimerColumn};
+use super::merge::{ClaimedSet, Doubtful};
 use super::restore::{IS_ACCEPTED, MAY_FIRE};
 use super::row::{TimerRow, priority_of};
 use super::sql::{Column, Dialect, Row, Statement};
@@ -21,6 +22,9 @@ pub const MAX_BATCH: usize = 256;
 /// A row that became claimable longer before it was looked at than this, in milliseconds, was not claimed for another
 /// reason than its time.
 const SINCE_CLAIM_MS: i64 = 100;
+
+/// The wait, in milliseconds, after which timers come again that merge and could not be claimed.
+const FAILED_WAIT_MS: i64 = 200;
 
 /// The columns of a pointer.
 pub(super) const POINTER: &[TimerColumn] = &[
@@ -79,8 +83,12 @@ pub struct Claimed {
     pub rows: Vec<TimerRow>,
     /// Claimed rows that this version cannot read.
     pub unreadable: Vec<Uid>,
+    /// Claimed rows of timers that merge.
+    pub sets: Vec<ClaimedSet>,
     /// Timers that may be claimed later.
     pub early: Vec<Early>,
+    /// Timers that merge and may be claimed, because an answer was lost.
+    pub doubtful: Vec<Doubtful>,
 }
 
 /// A timer whose claim came too early by the store's clock, or whose pointer came up in place of its own.
@@ -205,8 +213,10 @@ impl ColdStore {
             held => format!("AND (t.state = 1 OR NOT t.lane {})", s.among(held)),
         };
         let (pointer, known) = (columns::list(POINTER), columns::is_known_kind());
+        // A timer that merges may wait for others, and is judged by their moment: its claim is, first.
         let columns = format!(
-            "{pointer}, state, CASE WHEN expire_at < {now} AND attempt = 0 THEN true ELSE false END, {known}, \
+            "{pointer}, state, CASE WHEN expire_at < {now} AND attempt = 0 AND (merge_key IS NULL OR wake_at > due_at) \
+             THEN true ELSE false END, {known}, \
              COALESCE({MAY_FIRE}, false)"
         );
         let probe = format!(
@@ -286,7 +296,7 @@ impl ColdStore {
         );
         let now = s.now(self.bound_now());
         let ttl = s.int(self.claim_ttl_ms());
-        let node = s.text(node);
+        let by = s.text(node);
         let lead = s.int(lead_ms);
         let seen = s.int(self.seen());
         let lock = self.dialect().lock("FOR KEY SHARE");
@@ -317,9 +327,9 @@ impl ColdStore {
             "WITH {batch}, own AS (SELECT shard AS own_shard, epoch AS own_epoch FROM shards \
                WHERE shard IN (SELECT b_shard FROM b) ORDER BY shard {lock}){free} \
              UPDATE timers SET state = 1, attempt = attempt + 1, tries = tries + 1, epoch = own_epoch, \
-               wake_at = {now} + {ttl}, claimed_at = {now}, node = {node}, via = b_via \
+               wake_at = {now} + {ttl}, claimed_at = {now}, node = {by}, via = b_via \
              FROM b, own{from_free} WHERE own_shard = b_shard {same_epoch} {is_free} \
-               AND uid = b_uid AND shard = b_shard {same_attempt} AND state IN (0, 2) AND {known} \
+               AND uid = b_uid AND shard = b_shard {same_attempt} AND state IN (0, 2) AND merge_key IS NULL AND {known} \
                AND (expire_at IS NULL OR attempt > 0 OR expire_at >= {now}) \
                AND (SELECT incarnation FROM store) >= {seen} AND {MAY_FIRE} \
              RETURNING {ALL}, {now}"
@@ -345,15 +355,54 @@ impl ColdStore {
         sorted.retain(|(pointer, _)| !got.contains(&pointer.uid));
         if !sorted.is_empty() {
             // Without an answer they are dropped like any other, and the sweep finds them.
-            claimed.early = self.early(&sorted, lead_ms).await.unwrap_or_default();
+            let (early, merging) = self.early(&sorted, lead_ms).await.unwrap_or_default();
+            claimed.early = early;
+            sorted.retain(|(pointer, _)| merging.contains(&pointer.uid));
+        }
+        if !sorted.is_empty() {
+            self.merge_into(&mut claimed, &sorted, node, lead_ms, skip_locked).await;
         }
         Ok(claimed)
     }
 
+    /// Claims timers that merge, beside those that are claimed already. A failure is not the whole claim's: what was not
+    /// claimed comes again.
+    async fn merge_into(
+        &self,
+        claimed: &mut Claimed,
+        pointers: &[(Pointer, Epoch)],
+        node: &str,
+        lead_ms: i64,
+        skip_locked: bool,
+    ) {
+        let claim = |skip| self.claim_merging(pointers, node, lead_ms, skip || skip_locked);
+        match self.unblocked(claim).await {
+            Ok(merging) => {
+                claimed.sets = merging.sets;
+                claimed.unreadable.extend(merging.unreadable);
+                claimed.early.extend(merging.early);
+                claimed.doubtful = merging.doubtful;
+            }
+            Err(why) => {
+                tracing::debug!(%why, batch = pointers.len(), "timers that merge cannot be claimed");
+                let again = |(pointer, _): &(Pointer, Epoch)| Early {
+                    pointer: *pointer,
+                    wait_ms: FAILED_WAIT_MS,
+                    is_moved: true,
+                };
+                claimed.early.extend(pointers.iter().map(again));
+            }
+        }
+    }
+
     /// Which of these pointers, whose claim got nothing, came too early, and when they may be claimed. Rows that have
     /// become claimable since, within [`SINCE_CLAIM_MS`], are among them. So are timers that were moved and rely on one
-    /// of these pointers, each until it was found once.
-    async fn early(&self, pointers: &[(Pointer, Epoch)], lead_ms: i64) -> Result<Vec<Early>, Error> {
+    /// of these pointers, each until it was found once. The second list are timers that merge, and whose time has come.
+    async fn early(
+        &self,
+        pointers: &[(Pointer, Epoch)],
+        lead_ms: i64,
+    ) -> Result<(Vec<Early>, HashSet<Uid>), Error> {
         let mut s = Statement::new(self.dialect(), "early");
         let of = |pick: fn(&Pointer) -> i64| Column::Int(pointers.iter().map(|(p, _)| pick(p)).collect());
         let batch = s.batch(
@@ -370,12 +419,14 @@ impl ColdStore {
         let (pointer, known) = (columns::list(POINTER), columns::is_known_kind());
         s.push(&format!(
             "WITH {batch}, waiting AS (SELECT {pointer}, CASE WHEN due_at > wake_at THEN due_at ELSE wake_at END - {lead} \
-               AS claimable_at, CASE WHEN generation = b_generation AND attempt = b_attempt THEN true ELSE false END \
+               AS claimable_at, CASE WHEN merge_key IS NULL THEN false ELSE true END AS merges, \
+               CASE WHEN generation = b_generation AND attempt = b_attempt THEN true ELSE false END \
                AS is_same, CASE WHEN pointed_at = b_wake AND wake_at <> b_wake THEN true ELSE false END AS is_moved \
                FROM b CROSS JOIN timers WHERE uid = b_uid AND state IN (0, 2) AND {known} \
                AND (pointed_at = b_wake OR (generation = b_generation AND attempt = b_attempt))) \
-             SELECT {pointer}, claimable_at, {now}, is_moved FROM waiting \
-             WHERE NOT is_same OR claimable_at > {now} - {since}"
+             SELECT {pointer}, claimable_at, {now}, is_moved, \
+               CASE WHEN merges AND is_same AND claimable_at <= {now} THEN true ELSE false END FROM waiting \
+             WHERE merges OR NOT is_same OR claimable_at > {now} - {since}"
         ));
         let sent = Monotonic::now();
         let rows = self.urgent.read(s).await?;
@@ -383,11 +434,17 @@ impl ColdStore {
         if let Some(row) = rows.first() {
             self.clock.observe(sent, UnixMs::new(row.get(after + 1)?));
         }
-        let early = |row: &Row| {
+        let (mut early, mut merging) = (Vec::new(), HashSet::new());
+        for row in &rows {
+            let pointer = pointer_of(row, Via::Express)?;
+            if row.get(after + 3)? {
+                merging.insert(pointer.uid);
+                continue;
+            }
             let wait_ms = (row.get::<i64>(after)? - row.get::<i64>(after + 1)?).max(0);
-            Ok(Early { pointer: pointer_of(row, Via::Express)?, wait_ms, is_moved: row.get(after + 2)? })
-        };
-        rows.iter().map(early).collect()
+            early.push(Early { pointer, wait_ms, is_moved: row.get(after + 2)? });
+        }
+        Ok((early, merging))
     }
 
     /// Postpones due rows that cannot be sent now, so that they do not hide others from the sweep: `wake_at`

@@ -6,6 +6,7 @@
 
 use super::row::TimerRow;
 use super::sql::{Column, Dialect};
+use crate::model::merge::Merged;
 use crate::model::policy::Policies;
 use crate::model::target::Kind;
 use crate::model::time::UnixMs;
@@ -78,6 +79,10 @@ columns! {
     Trace = "trace",
     PointedAt = "pointed_at",
     Priority = "priority",
+    MergeKey = "merge_key",
+    Merged = "merged",
+    Spread = "spread",
+    SpreadFrom = "spread_from",
 }
 
 /// The position of the first expression that is selected after [`ALL`].
@@ -105,8 +110,15 @@ pub(super) const EDITED: &[TimerColumn] = &[TimerColumn::Data, TimerColumn::Labe
 /// The column of a timer's priority.
 pub(super) const PRIORITY: &[TimerColumn] = &[TimerColumn::Priority];
 
+/// The column of the due time that a caller asked for and that the timer's own was chosen after.
+pub(super) const SPREAD_FROM: &[TimerColumn] = &[TimerColumn::SpreadFrom];
+
 /// The columns of a timer's target, and what follows from it.
-pub(super) const TARGET: &[TimerColumn] = &[TimerColumn::Target, TimerColumn::Kind, TimerColumn::Lane];
+pub(super) const TARGET: &[TimerColumn] =
+    &[TimerColumn::Target, TimerColumn::Kind, TimerColumn::Lane, TimerColumn::MergeKey];
+
+/// The column of the set that a claim has made of timers.
+pub(super) const MERGED: &[TimerColumn] = &[TimerColumn::Merged];
 
 /// A select list of some columns.
 pub(super) fn list(columns: &[TimerColumn]) -> String {
@@ -198,9 +210,23 @@ impl TimerColumn {
             Self::PointedAt => maybe(|row| row.pointed_at.map(UnixMs::get)),
             Self::Via => maybe(|row| row.via.map(|via| via.code().into())),
             Self::Priority => maybe(|row| Some(row.priority.code()).filter(|code| *code != 0).map(i64::from)),
+            Self::MergeKey => {
+                let bytes = |row: &&TimerRow| row.merge_key.map(|key| key.0.to_vec());
+                Column::BytesOrNull(rows.iter().map(bytes).collect())
+            }
+            Self::Merged => text_or_null(|row| stored_merged(row.merged.as_ref())),
+            Self::Spread => {
+                maybe(|row| row.spread.and_then(|spread| i64::try_from(spread.within.get().as_millis()).ok()))
+            }
+            Self::SpreadFrom => maybe(|row| row.spread.map(|spread| spread.from.get())),
             Self::Kind => maybe(|row| Some(row.target.kind()).filter(|kind| *kind != WEBHOOK).map(i64::from)),
         }
     }
+}
+
+/// A merged set as it is stored.
+pub(super) fn stored_merged(merged: Option<&Merged>) -> Option<String> {
+    serde_json::to_string(merged?).ok()
 }
 
 /// The default policies are stored as NULL.

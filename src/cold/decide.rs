@@ -25,6 +25,10 @@ pub(super) struct Writes {
     pub retargeted: BTreeSet<Uid>,
     /// Those whose priority changed.
     pub reranked: BTreeSet<Uid>,
+    /// Those that left a merged set.
+    pub unmerged: BTreeSet<Uid>,
+    /// Those whose moment was chosen anew.
+    pub respread: BTreeSet<Uid>,
     /// Timers that end.
     pub ends: Vec<End>,
     /// Attempts that did not end their timer: its uid, when it was registered, the record.
@@ -46,16 +50,25 @@ struct Prepared {
     edit: Option<Edit>,
 }
 
-/// Applies a change to a row in memory, adds what has to be written to `writes`, and returns the answer. `watermark` is
-/// that of the row's shard.
+/// What a decision depends on beside the row and the change.
+#[derive(Clone, Copy)]
+pub(super) struct Context<'a> {
+    /// The store's time.
+    pub now: UnixMs,
+    /// The watermark of the row's shard.
+    pub watermark: UnixMs,
+    pub planted: Planted,
+    pub namespace: &'a str,
+}
+
+/// Applies a change to a row in memory, adds what has to be written to `writes`, and returns the answer.
 pub(super) fn decide(
     row: &mut TimerRow,
     change: &ChangeEvent,
-    now: UnixMs,
-    watermark: UnixMs,
-    planted: Planted,
+    context: Context<'_>,
     writes: &mut Writes,
 ) -> Applied {
+    let Context { now, watermark, planted, .. } = context;
     let before = life_before(row.life, change, planted);
     if before.state.is_end() {
         // It was ended by an earlier change of this batch.
@@ -66,6 +79,10 @@ pub(super) fn decide(
         Err(applied) => return applied,
     };
     let step = before.step(prepared.event, now);
+    let is_left = matches!(change, ChangeEvent::Cancel) && row.merged.is_some();
+    if is_left && planted.is(Defect::CancelledMemberStays) {
+        return Applied::Live(Box::new(row.clone()), step.answer);
+    }
     if step.answer == Answer::Stale && prepared.record.is_none() {
         return Applied::Live(Box::new(row.clone()), Answer::Stale);
     }
@@ -78,7 +95,7 @@ pub(super) fn decide(
         let known = keeps_place.then(|| pointer_ahead(row.pointed_at, before, step.life, now, watermark));
         row.pointed_at = known.flatten();
     }
-    note_writes(row, before, step, prepared, now, writes);
+    note_writes(row, before, step, prepared, context, writes);
     Applied::Live(Box::new(row.clone()), step.answer)
 }
 
@@ -173,7 +190,8 @@ fn difference(row: &TimerRow, wanted: &Edit) -> (Edit, Option<Event>) {
         (None, None, None) => Some(Event::Relabel),
         _ => Some(Event::Reschedule { due_at: due_at.unwrap_or(row.life.due_at) }),
     };
-    (Edit { due_at, data, labels, priority, target, if_version: None }, event)
+    let spread_from = wanted.spread_from;
+    (Edit { due_at, data, labels, priority, target, spread_from, if_version: None }, event)
 }
 
 /// The moment of a pointer that lies in the wheel of a timer that waits, and comes up no later than the timer is to wake
@@ -203,9 +221,10 @@ fn note_writes(
     before: Life,
     step: Step,
     prepared: Prepared,
-    now: UnixMs,
+    context: Context<'_>,
     writes: &mut Writes,
 ) {
+    let now = context.now;
     let Prepared { record, edit, .. } = prepared;
     let is_late = record.as_ref().is_some_and(|record| {
         before.state != State::Delivering
@@ -215,6 +234,7 @@ fn note_writes(
     if step.life.generation != before.generation {
         row.expire_at = row.policies.expire_at(row.life.due_at);
     }
+    note_merging(row, before, step.life, writes);
     if let (Some(edit), Answer::Done) = (edit, step.answer) {
         if edit.data.is_some() || edit.labels.is_some() {
             writes.edited.insert(row.uid);
@@ -229,9 +249,14 @@ fn note_writes(
             writes.reranked.insert(row.uid);
             row.priority = priority;
         }
+        if let (Some(from), Some(spread)) = (edit.spread_from, &mut row.spread) {
+            writes.respread.insert(row.uid);
+            spread.from = from;
+        }
         if let Some(target) = edit.target {
             writes.retargeted.insert(row.uid);
             (row.lane, row.target) = (target.lane(), target);
+            row.merge_key = row.find_merge_key(context.namespace);
         }
     }
     if step.life.state.is_end() {
@@ -254,6 +279,19 @@ fn note_writes(
     }
 }
 
+/// What the change means for timers that merge with this one.
+fn note_merging(row: &mut TimerRow, before: Life, after: Life, writes: &mut Writes) {
+    let is_moved = after.generation != before.generation;
+    // Others wait for it only while it waits for its due time itself.
+    let is_awaited = before.state == State::Scheduled && (is_moved || after.state == State::Cancelled);
+    row.left = row.merge_key.filter(|_| is_awaited);
+    // A claim of which nothing was sent has made no set: who is there at the next one decides.
+    let is_unsent = before.state == State::Delivering && after.state == State::Scheduled;
+    if (is_moved || is_unsent) && row.merged.take().is_some() {
+        writes.unmerged.insert(row.uid);
+    }
+}
+
 /// The record of an attempt whose result was not reported in time.
 fn unknown_record(row: &TimerRow, now: UnixMs) -> AttemptRecord {
     AttemptRecord {
@@ -266,5 +304,6 @@ fn unknown_record(row: &TimerRow, now: UnixMs) -> AttemptRecord {
         reply: None,
         detail: Some("its node did not report in time; the receiver may have got it".into()),
         node: row.node.clone().unwrap_or_default(),
+        delivery_id: row.merged.as_ref().map(|merged| merged.id.clone()),
     }
 }

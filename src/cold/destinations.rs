@@ -1,7 +1,8 @@
 //! Destinations, as the store has them. Their secrets are bytes that this room does not read.
 //!
 //! A registration and the removal of a destination exclude each other: whoever registers timers for it locks its row
-//! (`FOR KEY SHARE`) until the commit, and a removal locks it before it counts the timers that use it.
+//! (`FOR KEY SHARE`) until the commit, and a removal locks it before it counts the timers that use it. So does whoever
+//! subscribes for it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +15,7 @@ use crate::model::target::{Kind, Target};
 use crate::model::time::UnixMs;
 
 /// The namespace of all destinations, as a number: there is one for now.
-const NAMESPACE: i64 = 0;
+pub(super) const NAMESPACE: i64 = 0;
 
 /// The most destinations of a store.
 pub const MAX_DESTINATIONS: i64 = 10_000;
@@ -101,10 +102,19 @@ pub enum Written {
 pub enum Removed {
     /// It is gone.
     Done,
-    /// So many live timers use it.
-    InUse(i64),
+    /// It is used.
+    InUse(Uses),
     /// There is none of this name.
     NoSuch,
+}
+
+/// What uses a destination.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Uses {
+    /// Live timers that go there, counted up to [`MOST_COUNTED`].
+    pub timers: i64,
+    /// Subscriptions whose events go there.
+    pub subscriptions: i64,
 }
 
 /// Time at a destination that one node reserved: attempts may start from `start_us` on, one each step.
@@ -194,21 +204,23 @@ impl ColdStore {
         Ok(row)
     }
 
-    /// Removes a destination that no live timer uses. Other nodes are notified.
+    /// Removes a destination that no live timer and no subscription uses. Other nodes are notified.
     pub async fn remove_destination(&self, name: &str) -> Result<Removed, Error> {
         // Counted without the lock, for which registrations would wait.
-        let uses = counted(&self.pool.read(self.uses_statement(name, MOST_COUNTED)).await?)?;
-        if uses > 0 {
-            return Ok(Removed::InUse(uses));
+        let timers = counted(&self.pool.read(self.uses_statement(name, MOST_COUNTED)).await?)?;
+        let subscriptions = counted(&self.pool.read(self.subscribed_statement(name)).await?)?;
+        if timers + subscriptions > 0 {
+            return Ok(Removed::InUse(Uses { timers, subscriptions }));
         }
         let mut tx = self.pool.begin().await?;
         if self.lock_destination(&mut tx, name, "FOR UPDATE").await?.is_none() {
             return Ok(Removed::NoSuch);
         }
         // A statement of its own, after the lock: it sees what was registered meanwhile.
-        let uses = counted(&tx.fetch(self.uses_statement(name, 1)).await?)?;
-        if uses > 0 {
-            return Ok(Removed::InUse(uses));
+        let timers = counted(&tx.fetch(self.uses_statement(name, 1)).await?)?;
+        let subscriptions = counted(&tx.fetch(self.subscribed_statement(name)).await?)?;
+        if timers + subscriptions > 0 {
+            return Ok(Removed::InUse(Uses { timers, subscriptions }));
         }
         let mut s = Statement::new(self.dialect(), "remove_destination");
         let bound = s.text(name);
@@ -229,6 +241,17 @@ impl ColdStore {
         let (of, is_used) = (s.int(lane(name)), is_for_destination(self.dialect()));
         s.push(&format!(
             "SELECT CAST(count(*) AS BIGINT) FROM (SELECT 1 FROM timers WHERE {is_used} AND lane = {of} LIMIT {most}) x"
+        ));
+        s
+    }
+
+    /// The number of subscriptions whose events go to a destination.
+    fn subscribed_statement(&self, name: &str) -> Statement {
+        let mut s = Statement::new(self.dialect(), "destination_subscriptions");
+        let name = s.text(name);
+        s.push(&format!(
+            "SELECT CAST(count(*) AS BIGINT) FROM subscriptions WHERE namespace = {NAMESPACE} \
+             AND destination = {name} AND removed_at IS NULL"
         ));
         s
     }

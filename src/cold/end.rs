@@ -1,8 +1,9 @@
 //! The end of a timer: its row is moved from `timers` to `history`, and a caller's id stays taken.
 
 use super::columns::{ALL, TimerColumn};
+use super::outbox::Delivered;
 use super::row::AttemptRecord;
-use super::sql::{Column, Dialect, Statement, Tx};
+use super::sql::{Column, Dialect, Row, Statement, Tx};
 use super::{ColdStore, Error};
 use crate::model::id::{Generation, Uid};
 use crate::model::timer::{Life, State, Token};
@@ -48,14 +49,24 @@ impl ColdStore {
         });
         let mut tx = self.urgent.begin().await?;
         let rows = if skip_locked { Rows::ClaimedAndFree } else { Rows::Claimed };
-        let ended = self.end(&mut tx, ends.collect(), rows).await?;
+        // In boxes: a transaction with all of these in line outgrows the stack of a thread in builds that are not optimised.
+        let set = Box::pin(self.listeners(&mut tx)).await?;
+        let ended = self.end(&mut tx, ends.collect(), rows, &Delivered::columns(&set)).await?;
+        let late = Box::pin(self.tell_delivered(&mut tx, &set, &ended, done)).await?;
         self.count(&mut tx, &[("delivered", ended.len() as i64)]).await?;
         tx.commit().await.map_err(Error::at_commit)?;
-        Ok(ended)
+        Box::pin(self.tell_late(late)).await?;
+        ended.iter().map(|row| row.get(0).map(Uid)).collect()
     }
 
-    /// Moves rows to history and keeps callers' ids taken. Returns the uids of the rows that it moved.
-    pub(super) async fn end(&self, tx: &mut Tx, mut ends: Vec<End>, rows: Rows) -> Result<Vec<Uid>, Error> {
+    /// Moves rows to history and keeps callers' ids taken. Returns these columns of the rows that it moved.
+    pub(super) async fn end(
+        &self,
+        tx: &mut Tx,
+        mut ends: Vec<End>,
+        rows: Rows,
+        returned: &str,
+    ) -> Result<Vec<Row>, Error> {
         ends.sort_by_key(|end| end.uid);
         let columns = |ends: &[End]| {
             let of = |pick: fn(&End) -> i64| Column::Int(ends.iter().map(pick).collect());
@@ -98,7 +109,7 @@ impl ColdStore {
             let retention = s.int(self.retention_ms);
             (s, now, retention, batch)
         };
-        let rows = match self.dialect() {
+        match self.dialect() {
             Dialect::Postgres => {
                 let (mut s, now, retention, batch) = new("end");
                 s.push(&format!(
@@ -106,9 +117,9 @@ impl ColdStore {
                      kept AS (INSERT INTO history ({ALL}, ended_at, last) SELECT {moved}, {now}, b_last FROM gone), \
                      taken AS (INSERT INTO ended_ids (uid, request_hash, generation, until) \
                        SELECT uid, request_hash, generation, {now} + {retention} FROM gone WHERE caller_id {taken}) \
-                     SELECT uid FROM gone"
+                     SELECT {returned} FROM gone"
                 ));
-                tx.fetch(s).await?
+                tx.fetch(s).await
             }
             Dialect::Sqlite => {
                 let (mut s, now, _, batch) = new("end_keep");
@@ -127,12 +138,11 @@ impl ColdStore {
                 let (mut s, _, _, batch) = new("end_delete");
                 s.push(&format!(
                     "WITH {batch} DELETE FROM timers WHERE rowid IN \
-                     (SELECT timers.rowid FROM b CROSS JOIN timers ON {matched}) RETURNING uid"
+                     (SELECT timers.rowid FROM b CROSS JOIN timers ON {matched}) RETURNING {returned}"
                 ));
-                tx.fetch(s).await?
+                tx.fetch(s).await
             }
-        };
-        rows.iter().map(|row| row.get(0).map(Uid)).collect()
+        }
     }
 }
 

@@ -118,6 +118,7 @@ fn operation(name: &str) -> &'static str {
         "enter" | "renew" | "take_over" | "recall" | "give_up" | "leave" | "heartbeat"
         | "heartbeat_alive" | "bring_beats_back" | "bring_leases_back" | "end_old_waits" => "lease",
         "reserve_slots" => "slots",
+        name if name.starts_with("outbox") || name.contains("subscription") => "outbox",
         "count" => "finish",
         name if name.starts_with("register") => "register",
         name if name.starts_with("apply") || name == "amend_record" => "apply",

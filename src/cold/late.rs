@@ -8,6 +8,7 @@ use super::row::AttemptRecord;
 use super::sql::Statement;
 use super::watermark::{ReplayNote, replay_note};
 use super::{ColdStore, Error, entity};
+use crate::model::destination::lane;
 use crate::model::target::Target;
 use crate::model::time::UnixMs;
 use crate::model::timer::State;
@@ -25,6 +26,17 @@ pub struct LateTimers {
     pub next_wake: UnixMs,
 }
 
+/// Whose late timers are looked for: those of all receivers, or by the names of destinations.
+#[derive(Debug, Clone, Copy)]
+pub enum LateOf<'a> {
+    /// Of all.
+    All,
+    /// Of all but these.
+    AllBut(&'a [&'a str]),
+    /// Of these only.
+    Only(&'a [&'a str]),
+}
+
 /// A timer that died.
 #[derive(Debug, Clone)]
 pub struct DeadTimer {
@@ -39,14 +51,26 @@ pub struct DeadTimer {
 impl ColdStore {
     /// Timers in this state that were due before `before`, by receiver: most first, at most 200 receivers. The `most`
     /// oldest are looked at.
-    pub async fn late(&self, state: State, before: UnixMs, most: i64) -> Result<Vec<LateTimers>, Error> {
+    pub async fn late(
+        &self,
+        state: State,
+        before: UnixMs,
+        of: LateOf<'_>,
+        most: i64,
+    ) -> Result<Vec<LateTimers>, Error> {
         let mut s = Statement::new(self.dialect(), "late");
         let before = s.int(before.get());
+        let lanes = |names: &[&str]| names.iter().map(|name| lane(name)).collect::<Vec<i64>>();
+        let of = match of {
+            LateOf::All | LateOf::AllBut([]) => String::new(),
+            LateOf::AllBut(names) => format!("AND lane NOT {}", s.among(&lanes(names))),
+            LateOf::Only(names) => format!("AND lane {}", s.among(&lanes(names))),
+        };
         // The state is written out: only then does PostgreSQL use a partial index. So is the limit: it plans for it.
         let state = state.code();
         s.push(&format!(
             "SELECT min(kind), min(target), CAST(count(*) AS BIGINT) AS n, min(due_at), min(wake_at) FROM \
-             (SELECT lane, kind, target, due_at, wake_at FROM timers WHERE state = {state} AND due_at < {before} \
+             (SELECT lane, kind, target, due_at, wake_at FROM timers WHERE state = {state} AND due_at < {before} {of} \
              ORDER BY due_at LIMIT {most}) x GROUP BY lane ORDER BY n DESC, min(due_at) LIMIT 200"
         ));
         let rows = self.pool.read(s).await?;

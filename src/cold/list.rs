@@ -163,26 +163,19 @@ impl List<'_> {
         self.filter.owner.is_some() || !self.filter.uids.is_empty()
     }
 
-    fn of_destination(&self, name: &str, s: &mut Statement) -> String {
-        format!("{} AND lane = {}", is_for_destination(self.store.dialect()), s.int(lane(name)))
-    }
-
     /// Where the keys are read from.
     fn sources(&self, s: &mut Statement) -> Vec<Source> {
         let mut conditions = Vec::new();
         if let Some(name) = self.filter.destination.as_deref().filter(|_| !self.is_picked_otherwise()) {
-            conditions.push(self.of_destination(name, s));
+            conditions.push(self.store.of_destination(name, s));
         }
         if !self.filter.uids.is_empty() {
             let uids: Vec<String> = self.filter.uids.iter().map(|uid| s.uuid(uid.0)).collect();
             conditions.push(format!("uid IN ({})", uids.join(", ")));
         }
         if let Some(owner) = &self.filter.owner {
-            // A timer without an owner is its own owner: it is found by the uid of its id. Two sources, because an
-            // `OR` would have all timers of the owner sorted for each page.
-            let own = TimerId::parse(owner).map_or(Uuid::nil(), |id| id.uid(&self.store.namespace).0);
-            let (owner, own) = (s.text(owner), s.uuid(own));
-            let both = [format!("owner = {owner}"), format!("owner IS NULL AND uid = {own}")];
+            // Two sources, because an `OR` would have all timers of the owner sorted for each page.
+            let both = self.store.of_owner(owner, s);
             conditions = match conditions.first() {
                 Some(uids) => both.map(|owned| format!("{uids} AND {owned}")).to_vec(),
                 None => both.to_vec(),
@@ -249,21 +242,12 @@ impl List<'_> {
             }
         }
         if let Some(name) = filter.destination.as_deref().filter(|_| self.is_picked_otherwise()) {
-            conditions.push(self.of_destination(name, s));
+            conditions.push(self.store.of_destination(name, s));
         }
         if let Some(lanes) = filter.lanes {
             conditions.push(format!("lane {}", s.among(&lanes)));
         }
-        for (name, value) in &filter.labels {
-            let value = s.text(value);
-            conditions.push(match self.store.dialect() {
-                Dialect::Postgres => format!("(labels::json ->> {}) = {value}", s.text(name)),
-                Dialect::Sqlite => {
-                    let path = s.text(&format!("$.\"{}\"", name.replace('"', "")));
-                    format!("json_extract(labels, {path}) = {value}")
-                }
-            });
-        }
+        conditions.extend(self.store.of_labels(&filter.labels, s));
         conditions.join(" AND ")
     }
 
@@ -328,6 +312,54 @@ impl List<'_> {
 const EDGE: usize = AFTER + 2;
 
 impl ColdStore {
+    /// The condition that a row goes to this destination.
+    fn of_destination(&self, name: &str, s: &mut Statement) -> String {
+        format!("{} AND lane = {}", is_for_destination(self.dialect()), s.int(lane(name)))
+    }
+
+    /// Two conditions: a row of this owner matches one of them. A timer without an owner is its own owner: it is found by
+    /// the uid of its id.
+    fn of_owner(&self, owner: &str, s: &mut Statement) -> [String; 2] {
+        let own = TimerId::parse(owner).map_or(Uuid::nil(), |id| id.uid(&self.namespace).0);
+        let (owner, own) = (s.text(owner), s.uuid(own));
+        [format!("owner = {owner}"), format!("owner IS NULL AND uid = {own}")]
+    }
+
+    /// The conditions that a row has these labels.
+    fn of_labels(&self, labels: &[(String, String)], s: &mut Statement) -> Vec<String> {
+        let has = |(name, value): &(String, String)| {
+            let value = s.text(value);
+            match self.dialect() {
+                Dialect::Postgres => format!("(labels::json ->> {}) = {value}", s.text(name)),
+                Dialect::Sqlite => {
+                    let path = s.text(&format!("$.\"{}\"", name.replace('"', "")));
+                    format!("json_extract(labels, {path}) = {value}")
+                }
+            }
+        };
+        labels.iter().map(has).collect()
+    }
+
+    /// The conditions that a row matches a filter, for statements that look at it row by row.
+    pub(super) fn conditions(&self, filter: &Filter, s: &mut Statement) -> Vec<String> {
+        let Filter { uids, state, lanes, destination, owner, labels, due_after, due_before } = filter;
+        let mut conditions = self.of_labels(labels, s);
+        if !uids.is_empty() {
+            let uids: Vec<String> = uids.iter().map(|uid| s.uuid(uid.0)).collect();
+            conditions.push(format!("uid IN ({})", uids.join(", ")));
+        }
+        conditions.extend(state.map(|state| format!("state = {}", state.code())));
+        conditions.extend(lanes.map(|lanes| format!("lane {}", s.among(&lanes))));
+        conditions.extend(destination.as_deref().map(|name| self.of_destination(name, s)));
+        conditions.extend(owner.as_deref().map(|owner| {
+            let [given, own] = self.of_owner(owner, s);
+            format!("({given} OR {own})")
+        }));
+        conditions.extend(due_after.map(|at| format!("due_at >= {}", s.int(at.get()))));
+        conditions.extend(due_before.map(|at| format!("due_at < {}", s.int(at.get()))));
+        conditions
+    }
+
     /// One page of timers, live and ended, in due order.
     pub async fn list(
         &self,

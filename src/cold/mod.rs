@@ -8,6 +8,7 @@
 //! This room never speaks HTTP, never delivers, and does not know the wheels.
 
 mod apply;
+mod backlog;
 mod claim;
 mod columns;
 mod decide;
@@ -21,8 +22,11 @@ mod history;
 mod hook;
 mod late;
 mod list;
+mod merge;
 mod notify;
 mod open;
+mod operations;
+mod outbox;
 mod query;
 mod register;
 mod report;
@@ -30,7 +34,9 @@ mod restore;
 mod row;
 mod schema;
 mod shards;
+mod spread;
 mod sql;
+mod subscriptions;
 mod watermark;
 
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -41,17 +47,23 @@ use sea_orm::DatabaseConnection;
 use sea_orm::sqlx::PgPool;
 
 pub use apply::{Applied, Change, ChangeEvent, Edit, MAX_BATCH as MAX_APPLY_BATCH};
+pub use backlog::{Backlog, LeftOut, MAX_EVENTS as MAX_EVENT_BATCH, MOST_EXCESS};
 pub use claim::{Backlogged, Claimed, DueRow, DueRows, Early, MAX_BATCH as MAX_CLAIM_BATCH, Probe};
 pub use destinations::{
-    DestinationEdit, DestinationRow, MAX_DESTINATIONS, MOST_COUNTED, Removed, Reserved, Written,
+    DestinationEdit, DestinationRow, MAX_DESTINATIONS, MOST_COUNTED, Removed, Reserved, Uses, Written,
 };
 pub use error::Error;
 pub use forecast::{SCALES, Summary};
 pub use history::Step as RetentionStep;
 #[cfg(feature = "planted")]
 pub use hook::{Call, FailPoint};
-pub use late::{DeadTimer, LateTimers};
+pub use late::{DeadTimer, LateOf, LateTimers};
 pub use list::{Filter, ListCursor, Page};
+pub use merge::{ClaimedSet, Doubtful};
+pub use operations::{
+    MAX_RUNNING, MAX_STEP, NewOperation, OperationRow, SETTLED, Selection, Stepped, Worker,
+};
+pub use outbox::EventRow;
 pub use query::{Ledger, Verification};
 pub use register::{MAX_BATCH as MAX_REGISTER_BATCH, NewTimer, Registered};
 pub use report::NodeReport;
@@ -59,12 +71,14 @@ pub use restore::Held;
 pub use row::{AttemptRecord, TimerRow};
 pub use schema::MigrationState;
 pub use shards::{FUTURE_MS, Heartbeat, Identity, NodeRow};
+pub use subscriptions::{MAX_SUBSCRIPTIONS, Subscribed, SubscriptionRow, SubscriptionSet};
 pub use watermark::{Range, ReplayNote, ScanPosition, Scanned, ShardRow};
 
 use crate::clock::{Monotonic, StoreClock};
 use crate::config::CLAIM_MARGIN;
 use crate::metrics::{Connections, Metrics};
 use crate::planted::Planted;
+use spread::Spreads;
 use sql::{Column, Dialect, Pool, Statement, Tx};
 
 /// How long PostgreSQL lets a statement run.
@@ -114,6 +128,12 @@ pub struct ColdStore {
     held: Arc<Mutex<Option<Held>>>,
     /// Another node has changed destinations.
     destinations_changed: Arc<tokio::sync::Notify>,
+    /// What is known of the ranges that timers are spread over.
+    spreads: Spreads,
+    /// The subscriptions that this node writes events for.
+    known_set: Arc<subscriptions::KnownSet>,
+    /// How many events this process has written.
+    told: Arc<outbox::Told>,
     /// The lock beside the SQLite file, held until the last clone is dropped.
     lock: Option<Arc<std::fs::File>>,
 }
@@ -245,10 +265,11 @@ impl ColdStore {
     {
         let until = || self.skip_locked.lock().unwrap_or_else(PoisonError::into_inner);
         let is_passing_by = until().is_some_and(|until| Monotonic::now() < until);
-        match run(is_passing_by).await {
+        // On the heap: a transaction's future is large, and it stands here twice.
+        match Box::pin(run(is_passing_by)).await {
             Err(why) if why.is_blocked() && !is_passing_by => {
                 *until() = Some(Monotonic::now().plus(SKIP_LOCKED_FOR));
-                run(true).await
+                Box::pin(run(true)).await
             }
             done => done,
         }

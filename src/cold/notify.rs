@@ -1,5 +1,5 @@
-//! Notifications between nodes (`LISTEN`, `NOTIFY`): shards were given up, a node has started, or destinations have
-//! changed.
+//! Notifications between nodes (`LISTEN`, `NOTIFY`): shards were given up, a node has started, or destinations or
+//! subscriptions have changed.
 //!
 //! A node notifies in the transaction that makes the change, and every node listens on a connection of its own.
 //! Nothing depends on it: a notification may be lost or come twice, and a database behind a proxy that cannot
@@ -22,6 +22,9 @@ const CHANNEL: &str = "mainspring_shards";
 /// Likewise for destinations.
 const DESTINATIONS: &str = "mainspring_destinations";
 
+/// And for subscriptions.
+const SUBSCRIPTIONS: &str = "mainspring_subscriptions";
+
 /// After so long without a notification the connection is checked.
 const SILENCE: Duration = Duration::from_secs(20);
 
@@ -42,6 +45,11 @@ pub(super) fn destinations_changed() -> String {
     format!("pg_notify('{DESTINATIONS}', '')")
 }
 
+/// The SQL expression that tells all listeners that subscriptions have changed.
+pub(super) fn subscriptions_changed() -> String {
+    format!("pg_notify('{SUBSCRIPTIONS}', '')")
+}
+
 impl ColdStore {
     /// Completes when another node has changed destinations, or may have.
     pub async fn destinations_changed(&self) {
@@ -49,7 +57,7 @@ impl ColdStore {
     }
 
     /// Wakes `notified` whenever another node starts or gives shards up, and [`ColdStore::destinations_changed`] when
-    /// destinations change; both after every new connection, because a notification may have been lost without one. Runs
+    /// destinations change, and likewise for subscriptions; all after every new connection, because a notification may have been lost without one. Runs
     /// until the store is closed; on SQLite it never wakes.
     pub async fn listen(&self, me: &Identity, notified: &Notify) {
         let Some(pool) = &self.listener else { return std::future::pending().await };
@@ -61,7 +69,9 @@ impl ColdStore {
                 Ok(listener) => {
                     notified.notify_one();
                     self.destinations_changed.notify_one();
-                    forward(listener, me, notified, &self.destinations_changed).await
+                    self.known_set.changed.notify_one();
+                    forward(listener, me, notified, [&self.destinations_changed, &self.known_set.changed])
+                        .await
                 }
                 Err(why) => why,
             };
@@ -89,7 +99,7 @@ async fn connect(pool: &PgPool) -> Result<PgListener, sqlx::Error> {
     // A lost connection has to be seen here, for notifications may be lost with it; so it is not replaced
     // silently.
     listener.eager_reconnect(false);
-    listener.listen_all([CHANNEL, DESTINATIONS]).await?;
+    listener.listen_all([CHANNEL, DESTINATIONS, SUBSCRIPTIONS]).await?;
     Ok(listener)
 }
 
@@ -98,11 +108,14 @@ async fn forward(
     mut listener: PgListener,
     me: &Identity,
     notified: &Notify,
-    destinations: &Notify,
+    [destinations, subscriptions]: [&Notify; 2],
 ) -> sqlx::Error {
     loop {
         match tokio::time::timeout(SILENCE, listener.try_recv()).await {
             Ok(Ok(Some(notification))) if notification.channel() == DESTINATIONS => destinations.notify_one(),
+            Ok(Ok(Some(notification))) if notification.channel() == SUBSCRIPTIONS => {
+                subscriptions.notify_one()
+            }
             // This node's own.
             Ok(Ok(Some(notification))) if notification.payload() == me.incarnation => {}
             Ok(Ok(Some(_))) => notified.notify_one(),

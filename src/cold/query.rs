@@ -110,6 +110,7 @@ impl ColdStore {
                     reply: m.reply,
                     detail: m.detail,
                     node: m.node,
+                    delivery_id: m.delivery_id,
                 })
             })
             .collect::<Result<Vec<_>, Error>>()?;

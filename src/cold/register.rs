@@ -7,12 +7,14 @@
 use std::collections::{HashMap, HashSet};
 
 use super::columns::{self, ALL, TimerColumn};
+use super::outbox::Happened;
 use super::row::TimerRow;
-use super::sql::{Column, Statement};
+use super::sql::{Column, Statement, Tx};
 use super::{ColdStore, Error};
 use crate::model::id::{Epoch, Generation, TimerId, Uid, shard_of};
 use crate::model::policy::Policies;
 use crate::model::priority::Priority;
+use crate::model::spread::Spread;
 use crate::model::target::Target;
 use crate::model::time::UnixMs;
 use crate::model::timer::Life;
@@ -40,6 +42,8 @@ pub struct NewTimer {
     pub minute: bool,
     /// Who goes first where timers wait for one receiver.
     pub priority: Priority,
+    /// The span over which its due time is chosen; `due_at` is its begin until it is chosen.
+    pub spread: Option<Spread>,
     /// The target.
     pub target: Target,
     /// The payload as written; `None` for `null`.
@@ -88,7 +92,7 @@ impl ColdStore {
     pub async fn register(&self, timers: &[NewTimer]) -> Vec<Result<Registered, Error>> {
         let mut ambiguous: Option<Error> = None;
         for tries_left in (0..3).rev() {
-            match self.register_once(timers, ambiguous.is_some()).await {
+            match Box::pin(self.register_once(timers, ambiguous.is_some())).await {
                 Ok(answers) => return answers,
                 Err(why) if why.is_data() && timers.len() > 1 => {
                     let (left, right) = timers.split_at(timers.len() / 2);
@@ -224,49 +228,72 @@ impl ColdStore {
                 callers.iter().filter(|timer| timer.again).map(|timer| timer.uid).collect();
             let (revived, refused): (Vec<_>, Vec<_>) =
                 ended.into_iter().partition(|(uid, _)| again.contains(uid));
-            if !refused.is_empty() {
-                let mut take_back = Statement::new(self.dialect(), "register_take_back");
-                let uids = refused.iter().map(|(uid, _)| uid.0).collect();
-                let batch = take_back.batch("b", vec![("b_uid", Column::Uuid(uids))]);
-                take_back
-                    .push(&format!("WITH {batch} DELETE FROM timers WHERE uid IN (SELECT b_uid FROM b)"));
-                tx.execute(take_back).await?;
-                kept.retain(|uid, _| !refused.iter().any(|(refused, _)| refused == uid));
-            }
-            if !revived.is_empty() {
-                let columns = |revived: &[(Uid, i32)]| {
-                    vec![
-                        ("b_uid", Column::Uuid(revived.iter().map(|(uid, _)| uid.0).collect())),
-                        (
-                            "b_generation",
-                            Column::Int(revived.iter().map(|(_, g)| i64::from(*g) + 1).collect()),
-                        ),
-                    ]
-                };
-                let mut next = Statement::new(self.dialect(), "register_again");
-                let batch = next.batch("b", columns(&revived));
-                next.push(&format!(
-                    "WITH {batch} UPDATE timers SET generation = b_generation FROM b WHERE uid = b_uid"
-                ));
-                tx.execute(next).await?;
-                let mut free = Statement::new(self.dialect(), "register_again_free");
-                let batch = free.batch("b", columns(&revived));
-                free.push(&format!("WITH {batch} DELETE FROM ended_ids WHERE uid IN (SELECT b_uid FROM b)"));
-                tx.execute(free).await?;
-                for (uid, generation) in revived {
-                    if let Some(row) = kept.get_mut(&uid) {
-                        row.life.generation = Generation(generation + 1);
-                    }
+            let refused: Vec<Uid> = refused.into_iter().map(|(uid, _)| uid).collect();
+            self.take_back(&mut tx, &refused).await?;
+            kept.retain(|uid, _| !refused.contains(uid));
+            self.revive(&mut tx, &revived).await?;
+            for (uid, generation) in revived {
+                if let Some(row) = kept.get_mut(&uid) {
+                    row.life.generation = Generation(generation + 1);
                 }
             }
         }
+        // In boxes: a transaction with all of these in line outgrows the stack of a thread in builds that are not optimised.
+        let set = Box::pin(self.listeners(&mut tx)).await?;
+        let late = Box::pin(self.tell(&mut tx, &set, Happened::registered(kept.values()))).await?;
         self.count(&mut tx, &[("registered", kept.len() as i64)]).await?;
         tx.commit().await.map_err(Error::at_commit)?;
+        Box::pin(self.tell_late(late)).await?;
         Ok((kept, nowhere))
     }
 
-    fn insert_statement(&self, rows: &[&TimerRow]) -> Statement {
+    /// Removes timers that this transaction has inserted.
+    pub(super) async fn take_back(&self, tx: &mut Tx, uids: &[Uid]) -> Result<(), Error> {
+        if uids.is_empty() {
+            return Ok(());
+        }
+        let mut s = Statement::new(self.dialect(), "register_take_back");
+        let batch = s.batch("b", vec![("b_uid", Column::Uuid(uids.iter().map(|uid| uid.0).collect()))]);
+        s.push(&format!("WITH {batch} DELETE FROM timers WHERE uid IN (SELECT b_uid FROM b)"));
+        tx.execute(s).await.map(drop)
+    }
+
+    /// Makes timers that this transaction has inserted the next generation of what ended with this one, and their ids no
+    /// longer ended ones.
+    pub(super) async fn revive(&self, tx: &mut Tx, ended: &[(Uid, i32)]) -> Result<(), Error> {
+        if ended.is_empty() {
+            return Ok(());
+        }
+        let columns = || {
+            let next = ended.iter().map(|(_, generation)| i64::from(*generation) + 1).collect();
+            vec![
+                ("b_uid", Column::Uuid(ended.iter().map(|(uid, _)| uid.0).collect())),
+                ("b_generation", Column::Int(next)),
+            ]
+        };
+        let mut next = Statement::new(self.dialect(), "register_again");
+        let batch = next.batch("b", columns());
+        next.push(&format!(
+            "WITH {batch} UPDATE timers SET generation = b_generation FROM b WHERE uid = b_uid"
+        ));
+        tx.execute(next).await?;
+        let mut free = Statement::new(self.dialect(), "register_again_free");
+        let batch = free.batch("b", columns());
+        free.push(&format!("WITH {batch} DELETE FROM ended_ids WHERE uid IN (SELECT b_uid FROM b)"));
+        tx.execute(free).await.map(drop)
+    }
+
+    /// Inserts rows whose uids are not live; returns the uid and `wake_at` of each that it inserted.
+    pub(super) fn insert_statement(&self, rows: &[&TimerRow]) -> Statement {
         let mut s = Statement::new(self.dialect(), "register_insert");
+        // What nobody in the batch asks for costs nobody anything.
+        let merges = rows.iter().any(|row| row.merge_key.is_some());
+        let spreads = rows.iter().any(|row| row.spread.is_some());
+        let initial = |column: TimerColumn| match column {
+            TimerColumn::MergeKey if !merges => Some("NULL"),
+            TimerColumn::Spread | TimerColumn::SpreadFrom if !spreads => Some("NULL"),
+            other => initial(other),
+        };
         let is_bound = |column: &TimerColumn| initial(*column).is_none() && *column != TimerColumn::WakeAt;
         let fresh: Vec<TimerColumn> = TimerColumn::EACH.iter().copied().filter(is_bound).collect();
         let batch = s.batch("b", columns::batch(&fresh, rows));
@@ -287,8 +314,9 @@ impl ColdStore {
 
     /// The row of a registration. The store's clock may raise its `wake_at`, and an ended id that is registered
     /// again has a higher generation.
-    fn fresh_row(&self, timer: &NewTimer) -> TimerRow {
+    pub(super) fn fresh_row(&self, timer: &NewTimer) -> TimerRow {
         let owner = timer.owner.as_deref().unwrap_or(timer.id.as_str());
+        let merge_key = timer.policies.merge.map(|merge| merge.key(&self.namespace, owner, &timer.target));
         TimerRow {
             uid: timer.uid,
             id: timer.id.as_str().to_owned(),
@@ -301,6 +329,7 @@ impl ColdStore {
             lane: timer.target.lane(),
             minute: timer.minute,
             priority: timer.priority,
+            spread: timer.spread,
             target: timer.target.clone(),
             data: timer.data.clone(),
             labels: timer.labels.clone(),
@@ -312,6 +341,9 @@ impl ColdStore {
             via: None,
             trace: timer.trace,
             pointed_at: None,
+            merge_key,
+            merged: None,
+            left: None,
             ended_at: None,
             last: None,
         }
@@ -325,9 +357,11 @@ const fn initial(column: TimerColumn) -> Option<&'static str> {
         TimerColumn::State | TimerColumn::Attempt | TimerColumn::Tries | TimerColumn::Epoch => Some("0"),
         TimerColumn::Generation | TimerColumn::Version => Some("1"),
         TimerColumn::Uncertain | TimerColumn::CancelRequested | TimerColumn::AckedLate => Some("false"),
-        TimerColumn::ClaimedAt | TimerColumn::Node | TimerColumn::Via | TimerColumn::PointedAt => {
-            Some("NULL")
-        }
+        TimerColumn::ClaimedAt
+        | TimerColumn::Node
+        | TimerColumn::Via
+        | TimerColumn::PointedAt
+        | TimerColumn::Merged => Some("NULL"),
         _ => None,
     }
 }

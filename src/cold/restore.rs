@@ -14,6 +14,7 @@ use std::sync::atomic::Ordering;
 
 use super::sql::{Row, Statement};
 use super::{ColdStore, Error};
+use crate::clock::Monotonic;
 use crate::model::time::UnixMs;
 
 /// The condition that a row of `timers` is not held, and not given up by an operator either. Its sub-selects are run
@@ -91,16 +92,20 @@ impl ColdStore {
         let seen = s.int(self.seen());
         s.push(&format!(
             "UPDATE store SET incarnation = incarnation + 1, beat_at = {now} WHERE incarnation >= {seen} \
-             RETURNING incarnation, held_from, held_until, accepted_from"
+             RETURNING incarnation, held_from, held_until, accepted_from, (SELECT version FROM subscription_set)"
         ));
         s
     }
 
-    /// Notes what [`ColdStore::beat`] has returned, once it is committed. Returns whether the store went back in time:
+    /// Notes what [`ColdStore::beat`] has returned, once it is committed: what is known of the subscriptions may be used
+    /// until `known_until`. Returns whether the store went back in time:
     /// then nothing was raised.
-    pub(super) fn note_beat(&self, raised: &[Row]) -> Result<bool, Error> {
+    pub(super) fn note_beat(&self, raised: &[Row], known_until: Option<Monotonic>) -> Result<bool, Error> {
         let Some(row) = raised.first() else { return Ok(true) };
         self.see(row.get(0)?);
+        if let Some(until) = known_until.filter(|_| self.is_shared()) {
+            self.known_set.confirm(row.get(4)?, until);
+        }
         *self.held.lock().unwrap_or_else(PoisonError::into_inner) = Held::read(row, 1)?;
         Ok(false)
     }

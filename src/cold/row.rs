@@ -1,16 +1,20 @@
 //! One row of `timers` or `history`.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 use super::Error;
 use super::columns::{AFTER, TimerColumn as C, WEBHOOK};
 use super::sql::Row;
 use crate::model::id::{Epoch, Generation, TimerId, Uid, Version, delivery_id};
+use crate::model::merge::{MergeKey, Merged};
 use crate::model::pointer::{Pointer, Via};
 use crate::model::policy::Policies;
 use crate::model::priority::Priority;
+use crate::model::spread::Spread;
 use crate::model::target::Target;
-use crate::model::time::UnixMs;
+use crate::model::time::{Span, UnixMs};
 use crate::model::timer::{AttemptResult, Life, State};
 use crate::model::trace::Trace;
 
@@ -55,6 +59,8 @@ pub struct TimerRow {
     pub node: Option<String>,
     /// Who goes first where timers wait for one receiver.
     pub priority: Priority,
+    /// The span over which its due time was chosen.
+    pub spread: Option<Spread>,
     /// Which path led to the latest claim.
     pub via: Option<Via>,
     /// The trace of the call that registered it.
@@ -63,6 +69,12 @@ pub struct TimerRow {
     /// again to where the timer belongs. Once that moment has passed, no pointer of it is known. `None`: it has a pointer
     /// of its own at `wake_at`.
     pub pointed_at: Option<UnixMs>,
+    /// What it has in common with timers that it may go out with; `None` if it does not merge.
+    pub merge_key: Option<MergeKey>,
+    /// The set that a claim has made of it and others, which all attempts of this generation are for.
+    pub merged: Option<Merged>,
+    /// Of a timer that was changed just now: what it merged by before, because others may wait for it. Not stored.
+    pub left: Option<MergeKey>,
     /// When it ended; `None` for a live timer.
     pub ended_at: Option<UnixMs>,
     /// The attempt that ended it.
@@ -93,6 +105,9 @@ pub struct AttemptRecord {
     pub detail: Option<String>,
     /// The node that made the attempt.
     pub node: String,
+    /// The delivery id, if it was an attempt to deliver a merged set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delivery_id: Option<String>,
 }
 
 /// The priority that is stored as this; an unknown one counts as the default.
@@ -100,10 +115,47 @@ pub(super) fn priority_of(stored: Option<i16>) -> Priority {
     stored.and_then(|code| Priority::from_code(u8::try_from(code).ok()?)).unwrap_or_default()
 }
 
+/// The merge key that is stored as these bytes.
+pub(super) fn merge_key_of(stored: Option<Vec<u8>>) -> Result<Option<MergeKey>, Error> {
+    let bad = |_| Error::Corrupt("a timer's merge key cannot be read back".into());
+    stored.map(|bytes| bytes.try_into().map(MergeKey).map_err(bad)).transpose()
+}
+
+/// The merged set that is stored as this.
+pub(super) fn merged_of(stored: Option<String>) -> Result<Option<Merged>, Error> {
+    let bad = |_| Error::Corrupt("a timer's merged set cannot be read back".into());
+    stored.map(|text| serde_json::from_str(&text).map_err(bad)).transpose()
+}
+
+/// The spread that is stored as its length and its begin, in milliseconds.
+fn spread_of(within_ms: Option<i64>, from: Option<i64>) -> Option<Spread> {
+    let within = Duration::from_millis(u64::try_from(within_ms?).ok()?);
+    Some(Spread { within: Span::from_duration(within), from: UnixMs::new(from?) })
+}
+
+/// The id that is stored as this; see [`TimerRow::stored_id`].
+pub(super) fn id_of(uid: Uid, stored: String) -> String {
+    if stored.is_empty() { TimerId::of_server(uid).as_str().to_owned() } else { stored }
+}
+
 impl TimerRow {
     /// The delivery id of the current generation.
     pub fn delivery_id(&self) -> String {
-        delivery_id(self.uid, self.created_at.get(), self.life.generation)
+        match &self.merged {
+            Some(merged) => merged.id.clone(),
+            None => delivery_id(self.uid, self.created_at.get(), self.life.generation),
+        }
+    }
+
+    /// When its delivery is due: at its own due time, or at the moment of its set.
+    pub fn delivery_due_at(&self) -> UnixMs {
+        self.merged.as_ref().map_or(self.life.due_at, Merged::moment)
+    }
+
+    /// What it has in common with timers that it may go out with.
+    pub(super) fn find_merge_key(&self, namespace: &str) -> Option<MergeKey> {
+        let owner = self.owner.as_deref().unwrap_or(&self.id);
+        Some(self.policies.merge?.key(namespace, owner, &self.target))
     }
 
     /// The pointer to the attempt that it waits for; `None` in a state that waits for none.
@@ -147,7 +199,7 @@ impl TimerRow {
             if ended { (row.get(AFTER)?, row.get(AFTER + 1)?) } else { (None, None) };
         Ok(Self {
             uid,
-            id: if id.is_empty() { TimerId::of_server(uid).as_str().to_owned() } else { id },
+            id: id_of(uid, id),
             caller_id: row.of(C::CallerId)?,
             owner: row.of(C::Owner)?,
             shard: row.of(C::Shard)?,
@@ -183,6 +235,10 @@ impl TimerRow {
             trace: row.of::<Option<Vec<u8>>>(C::Trace)?.and_then(|packed| Trace::from_packed(&packed)),
             pointed_at: row.of::<Option<i64>>(C::PointedAt)?.map(UnixMs::new),
             priority: priority_of(row.of(C::Priority)?),
+            merge_key: merge_key_of(row.of(C::MergeKey)?)?,
+            merged: merged_of(row.of(C::Merged)?)?,
+            left: None,
+            spread: spread_of(row.of(C::Spread)?, row.of(C::SpreadFrom)?),
             ended_at: ended_at.map(UnixMs::new),
             last: match last {
                 Some(text) => Some(serde_json::from_str(&text).map_err(|_| bad("last attempt"))?),

@@ -1,12 +1,14 @@
 //! Ownership of shards, and the list of nodes. Leases expire by the store's clock.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use sea_orm::{EntityTrait, QueryOrder};
 
 use super::claim::{POINTER, pointer_of};
 use super::sql::{Column, Dialect, Row, Statement};
 use super::{ColdStore, Error, columns, entity, notify};
+use crate::clock::Monotonic;
 use crate::model::id::{Epoch, Generation, Uid};
 use crate::model::pointer::{Pointer, Via};
 use crate::model::time::UnixMs;
@@ -100,6 +102,8 @@ impl ColdStore {
 
     /// Sends a heartbeat. A node is alive if its last heartbeat came within `within_ms`.
     pub async fn heartbeat(&self, me: &Identity, within_ms: i64) -> Result<Heartbeat, Error> {
+        let within = Duration::from_millis(u64::try_from(within_ms).unwrap_or(0));
+        let alive_until = Monotonic::now().plus(within);
         let mut tx = self.urgent.begin().await?;
         let mut s = Statement::new(self.dialect(), "heartbeat");
         let now = s.now(self.bound_now());
@@ -108,6 +112,8 @@ impl ColdStore {
             "UPDATE nodes SET beat_at = {now} WHERE name = {name} AND incarnation = {incarnation} RETURNING name"
         ));
         let mine = tx.fetch(s).await?;
+        // Nobody waits for a process without a row.
+        let alive_until = (!mine.is_empty()).then_some(alive_until);
         let mut s = Statement::new(self.dialect(), "heartbeat_alive");
         let now = s.now(self.bound_now());
         let within = s.int(within_ms);
@@ -122,13 +128,13 @@ impl ColdStore {
             Dialect::Sqlite => {
                 let raised = tx.fetch(self.beat()).await?;
                 tx.commit().await?;
-                self.note_beat(&raised)?
+                self.note_beat(&raised, alive_until)?
             }
             // All nodes write this row: alone, so that a node that is paused in its transaction does not keep it locked.
             Dialect::Postgres => {
                 tx.commit().await?;
                 self.observe_clock(&self.urgent).await?;
-                self.note_beat(&self.urgent.write(self.beat()).await?)?
+                self.note_beat(&self.urgent.write(self.beat()).await?, alive_until)?
             }
         };
         let mut alive = BTreeMap::from([(me.name.clone(), me.incarnation.clone())]);
@@ -390,6 +396,7 @@ impl ColdStore {
 
     /// Removes this process from the list of nodes.
     pub async fn leave(&self, me: &Identity) -> Result<(), Error> {
+        self.doubt_subscriptions().await;
         let mut s = Statement::new(self.dialect(), "leave");
         let (name, incarnation) = (s.text(&me.name), s.text(&me.incarnation));
         s.push(&format!("DELETE FROM nodes WHERE name = {name} AND incarnation = {incarnation}"));

@@ -210,6 +210,17 @@ impl Statement {
         }
     }
 
+    /// The same for texts.
+    pub fn among_texts(&mut self, values: &[String]) -> String {
+        match self.dialect {
+            Dialect::Postgres => format!("IN (SELECT unnest({}::text[]))", self.add_array(values.to_vec())),
+            Dialect::Sqlite => {
+                let values = serde_json::Value::from(values).to_string();
+                format!("IN (SELECT value FROM json_each({}))", self.add(values))
+            }
+        }
+    }
+
     fn typed(&self, mark: String, ty: &str) -> String {
         match self.dialect {
             Dialect::Postgres => format!("{mark}::{ty}"),

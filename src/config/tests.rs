@@ -122,6 +122,12 @@ mod planted {
             "result-without-token",
             "blind-cancel",
             "cursor-trusted",
+            "cancelled-member-stays",
+            "first-member-ends",
+            "set-not-frozen",
+            "event-after-commit",
+            "confirm-not-awaited",
+            "event-given-up",
         ];
         for (name, defect) in names.into_iter().zip(Defect::ALL) {
             let planted = load(&format!("planted={name}")).expect("settings").planted();

@@ -4,20 +4,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Dispatcher;
+use super::firing::Firing;
 use super::lanes::{AttemptEnd, LaneKey};
 use super::record::Report;
 use crate::clock::Monotonic;
 use crate::cold::{AttemptRecord, TimerRow};
-use crate::config::CLAIM_MARGIN;
 use crate::metrics::Metrics;
 use crate::model::destination::Destination;
-use crate::model::id::Epoch;
+use crate::model::id::{Epoch, Uid};
 use crate::model::pointer::Pointer;
 use crate::model::policy::Retry;
 use crate::model::time::UnixMs;
-use crate::model::timer::{AttemptResult, MISSED, Next, Token};
+use crate::model::timer::{AttemptResult, MISSED, Next};
 use crate::planted::Defect;
-use crate::sink::{Claim, Delivery, Event, Outcome};
+use crate::sink::{Delivery, Outcome};
 use crate::traces;
 
 /// A first attempt that starts at most so long after the due time counts as on time.
@@ -47,17 +47,16 @@ impl Dispatcher {
         slot_us
     }
 
-    /// Makes one attempt for a claimed row, or gives the claim back.
+    /// Makes one attempt for what was claimed, or gives the claim back.
     pub(super) async fn attempt(
         self: Arc<Self>,
-        mut row: TimerRow,
+        mut firing: Firing,
         pointer: Pointer,
         epoch: Epoch,
         slot_us: Option<i64>,
     ) {
         let key = LaneKey::of(&pointer);
-        let token = Token { generation: row.life.generation, attempt: row.life.attempt };
-        let mut due_at = pointer.wake_at.max(row.life.due_at);
+        let mut due_at = pointer.wake_at.max(firing.due_at());
         if self.store.planted().is(Defect::ClaimWithoutGeneration) {
             due_at = pointer.wake_at;
         }
@@ -70,28 +69,28 @@ impl Dispatcher {
         // Slots that all waited for one receiver would be used together.
         let has_slot = slot_us.is_none() || waits_from.elapsed() < SLOT_KEEPS;
         let place = match has_permit {
-            true => self.place_of(&row).await,
+            true => self.place_of(&firing.first).await,
             false => None,
         };
         let may_send = place.is_some()
             && has_slot
             && !self.abandon.is_cancelled()
-            && self.ownership.valid(row.shard, epoch, self.store.clock().now());
+            && self.ownership.valid(pointer.shard, epoch, self.store.clock().now());
         let Some(destination) = place.filter(|_| may_send) else {
             match has_permit {
                 true => self.ended(key, AttemptEnd::NotSent),
                 false => self.with(|lanes| lanes.free_claim(key, Monotonic::now().as_ms())),
             }
             self.work.notify_one();
-            self.report(Report::Unsent(row.uid, token, epoch)).await;
+            self.give_back(&firing, epoch).await;
             return;
         };
         let clock = self.store.clock();
         let started_at = clock.now();
         let began = Monotonic::now();
-        let mut delivery = delivery(&mut row, destination);
-        let span =
-            span(&delivery, started_at.since(pointer.wake_at.max(row.life.due_at).max(row.created_at)));
+        let mut delivery = firing.delivery(destination);
+        let could_be_sent = firing.could_be_sent(&firing.first);
+        let span = span(&delivery, started_at.since(pointer.wake_at.max(could_be_sent)));
         delivery.onward = span.onward();
         let sent = tokio::select! {
             sent = self.sink.send(&delivery) => sent,
@@ -106,10 +105,10 @@ impl Dispatcher {
                 span.end(AttemptResult::Refused, None, Some(lack.cure()));
                 self.note_lack(lack);
                 self.ended(key, AttemptEnd::NotSent);
-                return self.report(Report::Unsent(row.uid, token, epoch)).await;
+                return self.give_back(&firing, epoch).await;
             }
         };
-        self.count_attempt(&row, &pointer, started_at);
+        self.count_attempt(&firing, &pointer, started_at);
         span.end(outcome.result, outcome.status, outcome.detail.as_deref());
         self.ended(
             key,
@@ -123,13 +122,13 @@ impl Dispatcher {
         );
         self.metrics.attempt_seconds.observe(began.elapsed().as_secs_f64());
         let ended_at = clock.now();
-        self.metrics.attempts.with_label_values(&[row.target.kind_word(), outcome.result.word()]).inc();
-        self.receivers.note(&row.target, &outcome, ended_at);
+        self.metrics.attempts.with_label_values(&[delivery.target.kind_word(), outcome.result.word()]).inc();
+        self.note_outcome(&delivery.target, &outcome, ended_at);
         let retry = delivery.destination.as_ref().and_then(|one| one.limits.retry);
-        let next = next_after(&row, retry, &outcome, ended_at);
+        let next = next_after(&firing, retry, &outcome, ended_at);
         let record = AttemptRecord {
-            generation: row.life.generation.0,
-            attempt: row.life.attempt,
+            generation: delivery.generation.0,
+            attempt: delivery.attempt,
             started_at: started_at.get(),
             ended_at: ended_at.get(),
             result: outcome.result,
@@ -137,14 +136,24 @@ impl Dispatcher {
             reply: outcome.reply,
             detail: outcome.detail,
             node: self.ownership.me().name.clone(),
+            delivery_id: None,
         };
-        self.report(Report::Attempted {
-            uid: row.uid,
-            next,
-            record,
-            due_at: row.life.due_at.max(row.created_at),
-        })
-        .await;
+        let mut records = firing.records(record);
+        if self.store.planted().is(Defect::FirstMemberEnds) {
+            for (uid, ..) in records.drain(1..) {
+                self.with(|lanes| lanes.recorded(&uid, Monotonic::now().as_ms()));
+            }
+        }
+        for (uid, record, due_at) in records {
+            self.report(Report::Attempted { uid, next, record, due_at }).await;
+        }
+    }
+
+    /// Gives a claim back: surely nothing was sent.
+    pub(super) async fn give_back(&self, firing: &Firing, epoch: Epoch) {
+        for (uid, token) in firing.tokens() {
+            self.report(Report::Unsent(uid, token, epoch)).await;
+        }
     }
 
     /// The destination of a claimed row, if its target is one; `None` if nothing may be sent there now. One that this node
@@ -160,24 +169,26 @@ impl Dispatcher {
         }
     }
 
-    /// Counts an attempt and when it started.
-    fn count_attempt(&self, row: &TimerRow, pointer: &Pointer, started_at: UnixMs) {
+    /// Counts an attempt and when it started. Each timer of a merged set counts.
+    fn count_attempt(&self, firing: &Firing, pointer: &Pointer, started_at: UnixMs) {
         let Metrics { fired, lateness, early, missed, repeats, .. } = &self.metrics;
-        early.inc_by(u64::from(started_at < pointer.wake_at.max(row.life.due_at)));
-        repeats.inc_by(u64::from(row.life.uncertain));
-        if row.life.attempt > 1 {
-            return;
+        early.inc_by(u64::from(started_at < pointer.wake_at.max(firing.due_at())));
+        for row in firing.rows() {
+            repeats.inc_by(u64::from(row.life.uncertain));
+            if row.life.attempt > 1 {
+                continue;
+            }
+            // A timer that was registered after its due time could not be sent before.
+            let late = started_at.since(firing.could_be_sent(row));
+            lateness.observe(late.as_secs_f64());
+            let class = match pointer.overdue {
+                true => "catch_up",
+                false if late <= ON_TIME => "on_time",
+                false => "late",
+            };
+            fired.with_label_values(&[pointer.via.word(), class]).inc();
+            missed.inc_by(u64::from(pointer.overdue && late > MISSED));
         }
-        // A timer that was registered after its due time could not be sent before.
-        let late = started_at.since(row.life.due_at.max(row.created_at));
-        lateness.observe(late.as_secs_f64());
-        let class = match pointer.overdue {
-            true => "catch_up",
-            false if late <= ON_TIME => "on_time",
-            false => "late",
-        };
-        fired.with_label_values(&[pointer.via.word(), class]).inc();
-        missed.inc_by(u64::from(pointer.overdue && late > MISSED));
     }
 
     /// Waits for a permit to send; returns whether it got one. The wait is short: a claim without a permit is given
@@ -217,36 +228,11 @@ impl Dispatcher {
     }
 }
 
-/// The delivery of a claimed row. Takes the payload out of the row.
-fn delivery(row: &mut TimerRow, destination: Option<Arc<Destination>>) -> Delivery {
-    let claimed_at = row.claimed_at.unwrap_or(row.life.wake_at);
-    let claim = row.life.wake_at.since(claimed_at);
-    Delivery {
-        event: Event::Fired,
-        // No longer than the claim lasts: it may be of before this node knew the destination.
-        timeout: destination
-            .as_ref()
-            .and_then(|one| one.limits.timeout)
-            .map(|timeout| timeout.get().min(claim.saturating_sub(CLAIM_MARGIN))),
-        destination,
-        id: row.delivery_id(),
-        timer: row.id.clone(),
-        due_at: row.life.due_at,
-        generation: row.life.generation,
-        attempt: row.life.attempt,
-        target: row.target.clone(),
-        data: row.data.take().unwrap_or_else(|| b"null".to_vec()),
-        trace: row.trace,
-        onward: traces::Onward::default(),
-        claim: Claim { shard: row.shard, epoch: row.epoch, via: row.via },
-    }
-}
-
 /// The span of an attempt that starts `late` after its time.
 fn span(delivery: &Delivery, late: Duration) -> traces::Attempt {
     traces::Attempt::begin(traces::Started {
         registered: delivery.trace,
-        timer: &delivery.timer,
+        timer: &delivery.subject,
         delivery: &delivery.id,
         generation: delivery.generation,
         attempt: delivery.attempt,
@@ -257,21 +243,21 @@ fn span(delivery: &Delivery, late: Duration) -> traces::Attempt {
 }
 
 /// What follows unless the attempt succeeded. `retry` is that of the destination.
-fn next_after(row: &TimerRow, retry: Option<Retry>, outcome: &Outcome, now: UnixMs) -> Next {
-    let retry = row.policies.retry.or(retry).unwrap_or_default();
-    let attempt = u32::try_from(row.life.attempt).unwrap_or(1);
+fn next_after(firing: &Firing, retry: Option<Retry>, outcome: &Outcome, now: UnixMs) -> Next {
+    let retry = firing.retry(retry).unwrap_or_default();
+    let attempt = u32::try_from(firing.attempt()).unwrap_or(1);
     if outcome.gone || attempt >= retry.attempts {
         return Next::GiveUp;
     }
     Next::Retry(now.plus(match outcome.retry_after {
         Some(wait) => wait,
-        None => retry.wait_after(attempt, jitter(row, attempt)),
+        None => retry.wait_after(attempt, jitter(firing.first.uid, attempt)),
     }))
 }
 
 /// A number from 0 to 1 that differs between timers and attempts. Jitter needs no secrecy, and a number that follows
 /// from the timer keeps a replayed run of the simulation the same (`dice` is the name that the hash has always had).
-fn jitter(row: &TimerRow, attempt: u32) -> f64 {
-    let hash = crate::model::id::digest16(&[b"dice", row.uid.0.as_bytes(), &attempt.to_be_bytes()]);
+fn jitter(uid: Uid, attempt: u32) -> f64 {
+    let hash = crate::model::id::digest16(&[b"dice", uid.0.as_bytes(), &attempt.to_be_bytes()]);
     f64::from(u16::from_be_bytes([hash[0], hash[1]])) / f64::from(u16::MAX)
 }

@@ -10,6 +10,8 @@
 //! this node does not claim it again, and the sweep does not end its claim.
 
 mod attempt;
+mod beside;
+mod firing;
 mod lanes;
 mod receivers;
 mod record;
@@ -24,6 +26,8 @@ use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+pub use beside::Place;
+use firing::Firing;
 use lanes::{Class, LaneKey, Lanes};
 pub use lanes::{LaneLoad, Offer, States};
 use receivers::Receivers;
@@ -31,7 +35,7 @@ pub use receivers::{LastError, ReceiverLoad, sort_worst_first};
 use record::{Recorder, Report};
 
 use crate::clock::Monotonic;
-use crate::cold::{Backlogged, ColdStore, Early, Error, MAX_CLAIM_BATCH};
+use crate::cold::{Backlogged, ColdStore, Doubtful, Early, Error, MAX_CLAIM_BATCH};
 use crate::config::Config;
 use crate::destinations::Destinations;
 use crate::metrics::Metrics;
@@ -308,6 +312,10 @@ impl Dispatcher {
                 } else {
                     tracing::debug!(%why, batch = owned.len(), "a claim failed");
                 }
+                if !why.is_blocked() {
+                    let owned = owned.iter().map(|(pointer, _)| (pointer.uid, pointer.revision()));
+                    self.with(|lanes| lanes.join(owned, None));
+                }
                 for (pointer, epoch) in &owned {
                     if why.is_blocked() {
                         // Surely nothing was claimed. The sweep finds the rows again.
@@ -326,22 +334,25 @@ impl Dispatcher {
         let early: HashMap<Uid, Early> =
             claimed.early.iter().map(|early| (early.pointer.uid, *early)).collect();
         let mut not_yet: Vec<(Pointer, Early)> = Vec::new();
-        let mut rows: HashMap<_, _> = claimed.rows.into_iter().map(|row| (row.uid, row)).collect();
+        let mut started = Vec::new();
+        let alone = claimed.rows.into_iter().map(|row| (row.uid, Firing::alone(row)));
+        let sets = claimed.sets.into_iter();
+        let sets = sets.filter_map(|set| Some((set.pointer, Firing::of(set.rows)?)));
+        let mut firings: HashMap<_, _> = alone.chain(sets).collect();
         for (pointer, epoch) in owned {
-            if claimed.unreadable.contains(&pointer.uid) {
-                self.with(|lanes| lanes.set_aside(&pointer, Monotonic::now().as_ms()));
-                continue;
-            }
-            match rows.remove(&pointer.uid) {
-                Some(row) => {
+            match firings.remove(&pointer.uid) {
+                Some(firing) => {
                     if pointer.via == Via::Sweep {
                         self.metrics.swept.inc();
                     }
-                    let this = Arc::clone(self);
-                    self.attempts.spawn(async move {
-                        let slot_us = this.runs(&pointer, answered.elapsed());
-                        this.attempt(row, pointer, epoch, slot_us).await;
-                    });
+                    if !firing.has(pointer.uid) {
+                        // It came up for an earlier set of its key, and comes again for its own.
+                        not_yet.extend(early.get(&pointer.uid).map(|early| (pointer, *early)));
+                    }
+                    started.push((firing, pointer, epoch));
+                }
+                None if claimed.unreadable.contains(&pointer.uid) => {
+                    self.with(|lanes| lanes.set_aside(&pointer, Monotonic::now().as_ms()));
                 }
                 None => {
                     self.with(|lanes| lanes.claim_dropped(&pointer, Monotonic::now().as_ms()));
@@ -352,8 +363,59 @@ impl Dispatcher {
                 }
             }
         }
+        self.give_back_doubtful(claimed.doubtful).await;
+        // After the pointers that got nothing, which may be of members.
+        for (firing, pointer, epoch) in started {
+            self.start(firing, pointer, epoch, answered).await;
+        }
         self.bring_again(not_yet);
         Ok(())
+    }
+
+    /// Starts the attempt of what a pointer has claimed at this moment.
+    async fn start(
+        self: &Arc<Self>,
+        firing: Firing,
+        mut pointer: Pointer,
+        epoch: Epoch,
+        answered: Monotonic,
+    ) {
+        if firing.first.merge_key.is_some() {
+            // A report of before would count for this claim: nothing but its epoch tells the two apart.
+            let is_held = self.with(|lanes| firing.rows().any(|row| lanes.is_held(&row.uid)));
+            let has_own = firing.has(pointer.uid);
+            if is_held {
+                let now_ms = Monotonic::now().as_ms();
+                self.with(|lanes| match has_own {
+                    true => lanes.free_claim(LaneKey::of(&pointer), now_ms),
+                    false => lanes.claim_dropped(&pointer, now_ms),
+                });
+                self.with(|lanes| lanes.join(firing.members(), None));
+                return self.give_back(&firing, epoch).await;
+            }
+            let slot_us = if has_own { None } else { self.with(|lanes| lanes.stands_in(&pointer.uid)) };
+            if !has_own {
+                pointer = Pointer { uid: firing.first.uid, wake_at: firing.due_at(), ..pointer };
+            }
+            self.with(|lanes| lanes.join(firing.members(), slot_us));
+        }
+        let this = Arc::clone(self);
+        self.attempts.spawn(async move {
+            let slot_us = this.runs(&pointer, answered.elapsed());
+            this.attempt(firing, pointer, epoch, slot_us).await;
+        });
+    }
+
+    /// Gives back timers that merge and may be claimed. As after any claim whose answer was lost they are in hand until
+    /// that is recorded.
+    async fn give_back_doubtful(&self, doubtful: Vec<Doubtful>) {
+        self.with(|lanes| {
+            lanes.join(doubtful.iter().map(|one| (one.pointer.uid, one.pointer.revision())), None);
+        });
+        for Doubtful { pointer, epoch } in doubtful {
+            let token = Token { generation: pointer.generation, attempt: pointer.attempt + 1 };
+            self.report(Report::Unsent(pointer.uid, token, epoch)).await;
+        }
     }
 
     /// For how long nothing is to be claimed.

@@ -105,9 +105,9 @@ impl Default for Receivers {
 }
 
 impl Receivers {
-    /// Notes how an attempt ended.
-    pub fn note(&self, target: &Target, outcome: &Outcome, at: UnixMs) {
-        let Some(receiver) = target.shown() else { return };
+    /// Notes how an attempt ended; returns whether the receiver is failing, if that has changed.
+    pub fn note(&self, target: &Target, outcome: &Outcome, at: UnixMs) -> Option<bool> {
+        let receiver = target.shown()?;
         let mut known = self.lock();
         let one = known.get_or_insert_mut(target.lane(), || Known {
             receiver,
@@ -134,10 +134,12 @@ impl Receivers {
             one.last_error = Some(LastError { at, detail });
             one.failures >= FAILING_AFTER || u64::from(one.failures) == one.attempts
         };
-        if failing != one.failing {
+        let has_changed = failing != one.failing;
+        if has_changed {
             one.failing = failing;
             one.since = if failing { one.failures_since } else { at };
         }
+        has_changed.then_some(failing)
     }
 
     /// The lanes of receivers that are failing.

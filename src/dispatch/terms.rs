@@ -91,7 +91,8 @@ impl Dispatcher {
     }
 }
 
-fn terms_of(one: &Destination) -> Terms {
+/// What a destination bears.
+pub(super) fn terms_of(one: &Destination) -> Terms {
     Terms {
         concurrency: one.limits.concurrency,
         step_us: one.limits.rate_per_second.map(|rate| i64::from(1_000_000_u32.div_ceil(rate.max(1)))),

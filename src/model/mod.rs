@@ -5,10 +5,14 @@
 
 pub mod destination;
 pub mod id;
+pub mod merge;
+pub mod operation;
 pub mod place;
 pub mod pointer;
 pub mod policy;
 pub mod priority;
+pub mod spread;
+pub mod subscription;
 pub mod target;
 pub mod time;
 pub mod timer;

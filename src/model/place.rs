@@ -1,26 +1,17 @@
 //! Where destinations are: HTTP receivers and brokers, each with its settings, checked.
 
-use std::net::IpAddr;
+mod address;
+mod kafka;
 
-use percent_encoding::percent_decode_str;
 use serde::{Deserialize, Serialize};
-use url::Url;
 
+pub use self::address::Address;
+pub use self::kafka::{Brokers, Kafka, MAX_TOPIC, Mechanism};
 use super::destination::{Secrets, is_loopback_host};
-use super::target::{MAX_URL, Webhook};
+use super::target::Webhook;
 
-/// The longest name of a stream, an exchange, a routing key and a topic, in bytes.
+/// The longest name of a stream, an exchange, a routing key, a topic and a subject, in bytes.
 pub const MAX_PLACE_NAME: usize = 255;
-
-/// The schemes of brokers' addresses: whether connections are encrypted, and the port that stands for none.
-const SCHEMES: [(&str, bool, u16); 6] = [
-    ("redis", false, 6379),
-    ("rediss", true, 6379),
-    ("amqp", false, 5672),
-    ("amqps", true, 5671),
-    ("mqtt", false, 1883),
-    ("mqtts", true, 8883),
-];
 
 /// Where a destination is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,6 +25,10 @@ pub enum Place {
     Amqp(Amqp),
     /// A topic of an MQTT broker.
     Mqtt(Mqtt),
+    /// A subject of NATS.
+    Nats(Nats),
+    /// A topic of Kafka.
+    Kafka(Kafka),
 }
 
 /// A stream of Redis.
@@ -68,8 +63,19 @@ pub struct Mqtt {
     pub topic: String,
     /// The quality of service: 1 or 2.
     pub qos: u8,
-    /// The version of the protocol: 5.
+    /// The version of the protocol: 5, or 3 for 3.1.1.
     pub version: u8,
+}
+
+/// A subject of NATS.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Nats {
+    /// `nats` or `tls`.
+    pub url: Address,
+    /// The subject.
+    pub subject: String,
+    /// A stream of JetStream confirms each event.
+    pub jetstream: bool,
 }
 
 /// A field that is not valid.
@@ -95,6 +101,8 @@ impl Place {
             Self::RedisStream(_) => "redis_stream",
             Self::Amqp(_) => "amqp",
             Self::Mqtt(_) => "mqtt",
+            Self::Nats(_) => "nats",
+            Self::Kafka(_) => "kafka",
         }
     }
 
@@ -103,27 +111,39 @@ impl Place {
         match self {
             Self::Amqp(_) if !cfg!(feature = "amqp") => Some("amqp"),
             Self::Mqtt(_) if !cfg!(feature = "mqtt") => Some("mqtt"),
-            Self::Webhook(_) | Self::RedisStream(_) | Self::Amqp(_) | Self::Mqtt(_) => None,
+            Self::Nats(_) if !cfg!(feature = "nats") => Some("nats"),
+            Self::Kafka(_) if !cfg!(feature = "kafka") => Some("kafka"),
+            _ => None,
         }
     }
 
-    /// The address of its broker; `None` for an HTTP receiver.
-    pub const fn address(&self) -> Option<&Address> {
+    /// The addresses of its brokers; none for an HTTP receiver.
+    pub fn addresses(&self) -> &[Address] {
         match self {
-            Self::Webhook(_) => None,
+            Self::Kafka(kafka) => kafka.brokers.addresses(),
+            place => place.url().map_or(&[], std::slice::from_ref),
+        }
+    }
+
+    /// The URL of its broker; `None` for an HTTP receiver, and where a broker has none.
+    pub const fn url(&self) -> Option<&Address> {
+        match self {
+            Self::Webhook(_) | Self::Kafka(_) => None,
             Self::RedisStream(RedisStream { url, .. })
             | Self::Amqp(Amqp { url, .. })
-            | Self::Mqtt(Mqtt { url, .. }) => Some(url),
+            | Self::Mqtt(Mqtt { url, .. })
+            | Self::Nats(Nats { url, .. }) => Some(url),
         }
     }
 
     /// The same, to change it.
-    pub const fn address_mut(&mut self) -> Option<&mut Address> {
+    pub const fn url_mut(&mut self) -> Option<&mut Address> {
         match self {
-            Self::Webhook(_) => None,
+            Self::Webhook(_) | Self::Kafka(_) => None,
             Self::RedisStream(RedisStream { url, .. })
             | Self::Amqp(Amqp { url, .. })
-            | Self::Mqtt(Mqtt { url, .. }) => Some(url),
+            | Self::Mqtt(Mqtt { url, .. })
+            | Self::Nats(Nats { url, .. }) => Some(url),
         }
     }
 
@@ -131,7 +151,19 @@ impl Place {
     pub fn is_loopback(&self) -> bool {
         match self {
             Self::Webhook(hook) => hook.url.host_str().is_some_and(is_loopback_host),
-            broker => broker.address().is_some_and(|address| is_loopback_host(address.host())),
+            broker => broker.addresses().iter().all(|address| is_loopback_host(address.host())),
+        }
+    }
+
+    /// Checks that its credentials are whole, once those that a change keeps are put in. A token of NATS in the place of the
+    /// user would be stored and shown in the clear.
+    pub fn check_credentials(&self) -> Result<(), BadField> {
+        match self.url() {
+            Some(url) if matches!(self, Self::Nats(_)) && url.user().is_some() && !url.has_credentials() => {
+                let detail = "a user needs a password: write nats://USER:PASSWORD@host, or nats://:TOKEN@host for a token";
+                Err(bad("/url", "password_needed", detail))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -139,7 +171,8 @@ impl Place {
     pub fn take_secrets(&mut self) -> Secrets {
         match self {
             Self::Webhook(hook) => Secrets::taken_from(hook),
-            broker => broker.address_mut().map(Address::take_credentials).unwrap_or_default(),
+            Self::Kafka(kafka) => Secrets { password: kafka.password.take(), ..Secrets::default() },
+            broker => broker.url_mut().map(Address::take_credentials).unwrap_or_default(),
         }
     }
 
@@ -147,129 +180,14 @@ impl Place {
     pub fn put_secrets(&mut self, secrets: Secrets) {
         match self {
             Self::Webhook(hook) => secrets.put_into(hook),
+            Self::Kafka(kafka) => kafka.password = secrets.password,
             broker => {
-                if let Some(address) = broker.address_mut() {
+                if let Some(address) = broker.url_mut() {
                     address.put_credentials(&secrets);
                 }
             }
         }
     }
-}
-
-/// The address of a broker: a URL that may hold a user and a password.
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct Address(Url);
-
-impl std::fmt::Debug for Address {
-    /// Credentials never reach a log.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}://{}", self.0.scheme(), self.host())
-    }
-}
-
-impl Address {
-    /// Checks a caller's URL: one of two schemes, the second one with TLS.
-    fn new(text: &str, schemes: [&str; 2]) -> Result<Self, BadField> {
-        let bad = |detail: String| bad("/url", "bad_url", detail);
-        if text.len() > MAX_URL {
-            return Err(bad(format!("a URL of {} bytes; at most {MAX_URL}", text.len())));
-        }
-        let [plain, tls] = schemes;
-        let url =
-            Url::parse(text).map_err(|why| bad(format!("not a URL ({why}); such as {plain}://host/")))?;
-        if !schemes.contains(&url.scheme()) {
-            return Err(bad(format!("scheme `{}`; {plain} or, with TLS, {tls}", url.scheme())));
-        }
-        if url.host_str().is_none_or(str::is_empty) {
-            return Err(bad("the URL has no host".into()));
-        }
-        if url.query().is_some() || url.fragment().is_some() {
-            return Err(bad("the URL has options (?… or #…); there are none".into()));
-        }
-        if url.port() == Some(0) {
-            return Err(bad("port 0 is not allowed".into()));
-        }
-        Ok(Self(url))
-    }
-
-    /// The name or address of the host; an IPv6 address without brackets.
-    pub fn host(&self) -> &str {
-        self.0.host_str().unwrap_or_default().trim_start_matches('[').trim_end_matches(']')
-    }
-
-    /// The host, if it is an address.
-    pub fn ip(&self) -> Option<IpAddr> {
-        self.host().parse().ok()
-    }
-
-    /// Its port, or that of the scheme.
-    pub fn port(&self) -> u16 {
-        self.0.port().unwrap_or(self.scheme().2)
-    }
-
-    /// Whether the connection is encrypted.
-    pub fn is_tls(&self) -> bool {
-        self.scheme().1
-    }
-
-    fn scheme(&self) -> (&'static str, bool, u16) {
-        let known = SCHEMES.into_iter().find(|(name, ..)| *name == self.0.scheme());
-        // Of a later version; such a place is not sent to.
-        known.unwrap_or(("", false, 0))
-    }
-
-    /// The user, if there is one.
-    pub fn user(&self) -> Option<String> {
-        Some(decoded(self.0.username())).filter(|user| !user.is_empty())
-    }
-
-    /// The password, if there is one.
-    pub fn password(&self) -> Option<String> {
-        self.0.password().map(decoded)
-    }
-
-    /// What follows the host, without the first slash.
-    pub fn path(&self) -> String {
-        decoded(self.0.path().strip_prefix('/').unwrap_or_default())
-    }
-
-    /// The URL as it is shown: with the user, without the password.
-    pub fn shown(&self) -> String {
-        let mut shown = self.clone();
-        shown.take_credentials();
-        shown.0.into()
-    }
-
-    /// Whether there is something that is not shown.
-    pub fn has_credentials(&self) -> bool {
-        self.0.password().is_some()
-    }
-
-    /// Takes the credentials of this address over from the one before, if it goes to the same user at the same place
-    /// and has none of its own: they are never shown, so that who changes a URL may not know them.
-    pub fn keep_credentials(&mut self, before: &Self) {
-        if !self.has_credentials() && self.shown() == before.shown() {
-            *self = before.clone();
-        }
-    }
-
-    fn take_credentials(&mut self) -> Secrets {
-        let password = self.password();
-        // Fails only for a URL without a host, which this is not.
-        let _ = self.0.set_password(None);
-        Secrets { password, ..Secrets::default() }
-    }
-
-    fn put_credentials(&mut self, secrets: &Secrets) {
-        if let Some(password) = &secrets.password {
-            let _ = self.0.set_password(Some(password));
-        }
-    }
-}
-
-fn decoded(text: &str) -> String {
-    percent_decode_str(text).decode_utf8_lossy().into_owned()
 }
 
 /// Checks a name that brokers know: a text without control characters. It may be empty.
@@ -343,14 +261,29 @@ impl Mqtt {
             return Err(bad("/topic", "bad_name", "a topic is not empty and has no wildcards (+ and #)"));
         }
         match (qos, version) {
-            (1 | 2, 5) => Ok(Self { url, topic: checked_name("/topic", topic)?, qos, version }),
+            (1 | 2, 3 | 5) => Ok(Self { url, topic: checked_name("/topic", topic)?, qos, version }),
             (0, _) => Err(bad("/qos", "range", "1 or 2: with 0 no broker says that it has the event")),
-            (1 | 2, 3) => {
-                Err(bad("/version", "not_supported", "this version of the service speaks MQTT 5 only"))
-            }
-            (1 | 2, _) => Err(bad("/version", "range", "5")),
+            (1 | 2, _) => Err(bad("/version", "range", "5, or 3 for MQTT 3.1.1")),
             _ => Err(bad("/qos", "range", "1 or 2")),
         }
+    }
+}
+
+impl Nats {
+    /// Checks a caller's subject.
+    pub fn new(url: &str, subject: String, jetstream: bool) -> Result<Self, BadField> {
+        let url = Address::new(url, ["nats", "tls"])?;
+        if !url.path().is_empty() {
+            return Err(bad("/url", "bad_url", "the URL has a path; the subject is a field of its own"));
+        }
+        if subject.split('.').any(|token| matches!(token, "" | "*" | ">")) {
+            let detail = "a subject is words with dots between them, without wildcards (* and >)";
+            return Err(bad("/subject", "bad_name", detail));
+        }
+        if subject.contains(char::is_whitespace) {
+            return Err(bad("/subject", "bad_name", "a subject has no spaces"));
+        }
+        Ok(Self { url, subject: checked_name("/subject", subject)?, jetstream })
     }
 }
 
@@ -443,11 +376,44 @@ mod tests {
                 pointer("mqtt://h", "a", 0, 5),
                 pointer("mqtt://h", "a", 3, 5),
                 pointer("mqtt://h", "a", 1, 3),
+                pointer("mqtt://h", "a", 1, 4),
             ],
-            ["", "", "/url", "/topic", "/topic", "/qos", "/qos", "/version"]
+            ["", "", "/url", "/topic", "/topic", "/qos", "/qos", "", "/version"]
         );
         let port = |url: &str| Mqtt::new(url, "a".into(), 1, 5).unwrap().url.port();
         assert_eq!([port("mqtt://h"), port("mqtts://h"), port("mqtt://h:7")], [1883, 8883, 7]);
+    }
+
+    #[test]
+    fn a_subject_is_checked() {
+        let pointer = |url: &str, subject: &str| {
+            Nats::new(url, subject.into(), false).map_or_else(|why| why.pointer, |_| "")
+        };
+        assert_eq!(
+            [
+                pointer("nats://h", "a.b-c"),
+                pointer("tls://h:1/", "a"),
+                pointer("nats://h/a", "a"),
+                pointer("mqtt://h", "a"),
+                pointer("nats://h", ""),
+                pointer("nats://h", "a..b"),
+                pointer("nats://h", "a.*"),
+                pointer("nats://h", ">"),
+                pointer("nats://h", "a b"),
+                pointer("nats://h", "a\r\nPUB x 0"),
+            ],
+            ["", "", "/url", "/url", "/subject", "/subject", "/subject", "/subject", "/subject", "/subject"]
+        );
+        let credentials = |url: &str| {
+            let place = Place::Nats(Nats::new(url, "a".into(), true).unwrap());
+            place.check_credentials().map_or_else(|why| why.pointer, |()| "")
+        };
+        assert_eq!(
+            ["nats://h", "nats://u:p@h", "nats://:token@h", "nats://token@h", "tls://u:@h"].map(credentials),
+            ["", "", "", "/url", "/url"]
+        );
+        let port = |url: &str| Nats::new(url, "a".into(), true).unwrap().url.port();
+        assert_eq!([port("nats://h"), port("tls://h"), port("nats://h:7")], [4222, 4222, 7]);
     }
 
     #[test]
@@ -461,8 +427,8 @@ mod tests {
             assert!(!format!("{whole:?}{secrets:?}").contains("t0p"));
             let mut read: Place = serde_json::from_str(&stored).unwrap();
             read.put_secrets(secrets);
-            assert_eq!(read.address().map(Address::password), whole.address().map(Address::password));
-            assert_eq!(read.address().map(Address::user), whole.address().map(Address::user));
+            assert_eq!(read.url().map(Address::password), whole.url().map(Address::password));
+            assert_eq!(read.url().map(Address::user), whole.url().map(Address::user));
         }
     }
 

@@ -46,6 +46,13 @@ pub struct Revision {
     change: u8,
 }
 
+impl Revision {
+    /// The revision of a timer with this generation, so many claims of it, and this change.
+    pub const fn new(generation: Generation, attempt: i32, change: u8) -> Self {
+        Self { generation, attempt, change }
+    }
+}
+
 impl PartialOrd for Revision {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         let attempts = (self.generation, self.attempt).cmp(&(other.generation, other.attempt));

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::merge::Merge;
 use super::time::{Span, UnixMs};
 
 /// When failed attempts are repeated: exponential backoff that starts at `first` and doubles up to `cap`.
@@ -72,6 +73,9 @@ pub struct Policies {
     /// `late` from the request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub late: Option<Late>,
+    /// `merge` from the request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub merge: Option<Merge>,
 }
 
 impl Policies {

@@ -108,10 +108,10 @@ impl UnixMs {
         Self(self.0.div_euclid(60_000) * 60_000)
     }
 
-    /// Rounded up to the whole minute.
+    /// Rounded up to the whole minute, at most to the last one before [`LAST`].
     #[must_use]
     pub fn ceil_minute(self) -> Self {
-        Self(-(-self.0).div_euclid(60_000) * 60_000)
+        Self(-(-self.0).div_euclid(60_000) * 60_000).min(LAST.floor_minute())
     }
 
     /// RFC 3339 in UTC with milliseconds, as in answers.
@@ -337,6 +337,7 @@ mod tests {
         assert!(at("2026-13-01T09:00:00Z").is_err());
         assert_eq!(UnixMs::new(60_001).ceil_minute().get(), 120_000);
         assert_eq!(UnixMs::new(60_000).ceil_minute().get(), 60_000);
+        assert_eq!(LAST.ceil_minute().rfc3339(), "9999-12-31T23:59:00.000Z", "no later one can be written");
         assert_eq!(
             UnixMs::parse_rfc3339("2026-12-01T09:00:00+08:00").unwrap().rfc3339(),
             "2026-12-01T01:00:00.000Z"

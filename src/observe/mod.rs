@@ -5,6 +5,7 @@
 //! ([`slots`]), and what changed is sent to each. Where several nodes share the store each writes a report of itself every
 //! other second, so that any of them can show all ([`report`]).
 
+pub mod destinations;
 pub mod forecast;
 pub mod frame;
 pub mod recent;
@@ -24,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 use crate::clock::Monotonic;
 use crate::cold::{ColdStore, Error};
 use crate::config::Config;
+use crate::destinations::Destinations;
 use crate::dispatch::{Dispatcher, ReceiverLoad, States};
 use crate::metrics::Metrics;
 use crate::model::time::UnixMs;
@@ -72,6 +74,8 @@ pub struct Sources {
     pub ownership: Arc<Ownership>,
     /// The lanes.
     pub dispatcher: Arc<Dispatcher>,
+    /// The destinations.
+    pub destinations: Arc<Destinations>,
     /// The series.
     pub metrics: Metrics,
 }
@@ -313,6 +317,8 @@ impl Observer {
         {
             metrics.lanes.with_label_values(&[state]).set(lanes as i64);
         }
+        let known = self.sources.destinations.known();
+        destinations::show(metrics, dispatcher.receivers(usize::MAX), &known);
         for (pool, connections) in store.connections() {
             metrics.show_pool(pool, connections);
         }

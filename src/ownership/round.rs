@@ -72,7 +72,12 @@ impl Ownership {
             self.changed.notify_one();
             return Ok(Round { restored: true, lost, ..round });
         }
-        if beat.lease_excess_ms > FUTURE_MS {
+        // A clock that was ahead for less than a third of a lease may have left claims, and no lease.
+        let set_back_ms = beat.lease_excess_ms.max(store.clock().take_set_back_ms());
+        if set_back_ms > FUTURE_MS {
+            round.set_back_ms = set_back_ms + lease_ms;
+            // First, because the clock tells of it once, and what follows may fail.
+            self.lock_write(|own| own.set_back_ms = own.set_back_ms.max(Some(round.set_back_ms)));
             store.bring_leases_back(lease_ms).await?;
             match store.end_old_waits().await {
                 Ok(0) => {}
@@ -84,8 +89,6 @@ impl Ownership {
                     tracing::warn!(%why, "waits by the clock before it was set back may last as long as the step")
                 }
             }
-            round.set_back_ms = beat.lease_excess_ms + lease_ms;
-            self.lock_write(|own| own.set_back_ms = own.set_back_ms.max(Some(round.set_back_ms)));
             self.recalling.notify_one();
         }
         let asked_at = Monotonic::now();

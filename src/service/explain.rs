@@ -12,6 +12,7 @@ use crate::cold::{AttemptRecord, Error, ReplayNote, TimerRow};
 use crate::config::Config;
 use crate::model::destination::Destination;
 use crate::model::pointer::Via;
+use crate::model::spread::Spread;
 use crate::model::time::{Span, UnixMs};
 use crate::model::timer::State;
 
@@ -117,13 +118,14 @@ impl Facts<'_> {
 
     fn registration(&self) -> String {
         let (row, life) = (self.row, &self.row.life);
+        let chosen = match row.spread.filter(|spread| spread.holds(life.due_at, row.minute)) {
+            Some(Spread { within, from }) => format!(", chosen from {} to {within} later", from.rfc3339()),
+            None => String::new(),
+        };
+        let due_at = life.due_at.rfc3339();
         match life.generation.0 {
-            1 => format!("due at {}, shard {}", life.due_at.rfc3339(), row.shard),
-            n => format!(
-                "shard {}; changed since: generation {n} is due at {}",
-                row.shard,
-                life.due_at.rfc3339()
-            ),
+            1 => format!("due at {due_at}{chosen}, shard {}", row.shard),
+            n => format!("shard {}; changed since: generation {n} is due at {due_at}{chosen}", row.shard),
         }
     }
 
@@ -156,13 +158,19 @@ impl Facts<'_> {
             Some(Via::Sweep) => "the sweep found it overdue in SQL: no wheel had brought it",
             None => "by an earlier version",
         };
-        let late = at.since(life.due_at);
+        let late = at.since(row.delivery_due_at());
         let late = if late > Duration::from_millis(1) && life.attempt <= 1 {
             format!(", {} after it was due", Span::from_duration(late))
         } else {
             String::new()
         };
-        format!("attempt {}: {how}{late}", life.attempt)
+        let merged = match &row.merged {
+            Some(merged) => {
+                format!("; with {} others, as delivery {}", merged.members.saturating_sub(1), merged.id)
+            }
+            None => String::new(),
+        };
+        format!("attempt {}: {how}{late}{merged}", life.attempt)
     }
 
     /// Why a due timer of its destination waits, as far as the destination tells.
@@ -203,6 +211,9 @@ impl Facts<'_> {
                  `mainspring restore accept`"
                     .to_owned()
             }
+            State::Scheduled if row.merge_key.is_some() && life.due_at <= self.now && !overdue => {
+                format!("timers that it goes out with; the last of them is due at {at}")
+            }
             _ if overdue && let Some(why) = self.destination_waits() => why,
             _ if overdue && life.due_at <= self.now => {
                 "its claim: it is due; its receiver, or the node, may have as many attempts under way as it can"
@@ -236,8 +247,9 @@ fn attempt_line(record: &AttemptRecord) -> String {
     let status = record.status.map(|status| format!(" (HTTP {status})")).unwrap_or_default();
     let detail = record.detail.as_deref().map(|detail| format!(": {detail}")).unwrap_or_default();
     let generation = record.generation;
+    let merged = record.delivery_id.as_deref().map(|id| format!(", merged as {id}")).unwrap_or_default();
     format!(
-        "attempt {} of generation {generation}: {}{status} after {took} ms{detail}",
+        "attempt {} of generation {generation}{merged}: {}{status} after {took} ms{detail}",
         record.attempt,
         record.result.word()
     )
@@ -259,6 +271,7 @@ mod tests {
             reply: None,
             detail: Some("answered 500".into()),
             node: "n".into(),
+            delivery_id: None,
         };
         assert_eq!(
             attempt_line(&record),

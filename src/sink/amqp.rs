@@ -80,22 +80,7 @@ impl Channels {
 impl Connection {
     /// Connects, logs in, and looks whether there is such an exchange.
     pub async fn open(place: &Amqp, dialer: &Dialer) -> Result<Self, NotConnected> {
-        let mut stream = TimeoutStream::new(dialer.open(&place.url).await?);
-        // Heartbeats come more often; without this a silent broker would keep a thread of the client for long.
-        stream.set_read_timeout(Some(SILENCE));
-        let stream: Stream = Box::pin(stream).compat();
-        // The client asks once: it is told not to connect again by itself.
-        let stream = Mutex::new(Some(stream));
-        let connect = async move |_, _| {
-            let stream = stream.lock().unwrap_or_else(PoisonError::into_inner).take();
-            stream
-                .map(AsyncTcpStream::Plain)
-                .ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected).into())
-        };
-        let runtime = Runtime::new(RuntimeParts::new(Tokio::current(), Ready(Tokio::current())));
-        let properties = ConnectionProperties::default().with_connection_name("mainspring".into());
-        let opened = lapin::Connection::connector(uri(place), runtime, connect, properties).await;
-        let broker = opened.map_err(|why| not_connected(place, &why))?;
+        let broker = log_in(place, dialer).await?;
         let most = broker.configuration().channel_max().min(CHANNELS);
         let connection = Self {
             broker,
@@ -147,6 +132,24 @@ impl Connection {
             }
         }
     }
+}
+
+/// Connects and logs in. The connection is not made again when it breaks.
+pub async fn log_in(place: &Amqp, dialer: &Dialer) -> Result<lapin::Connection, NotConnected> {
+    let mut stream = TimeoutStream::new(dialer.open(&place.url).await?);
+    // Heartbeats come more often; without this a silent broker would keep a thread of the client for long.
+    stream.set_read_timeout(Some(SILENCE));
+    let stream: Stream = Box::pin(stream).compat();
+    // The client asks once: it is told not to connect again by itself.
+    let stream = Mutex::new(Some(stream));
+    let connect = async move |_, _| {
+        let stream = stream.lock().unwrap_or_else(PoisonError::into_inner).take();
+        stream.map(AsyncTcpStream::Plain).ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected).into())
+    };
+    let runtime = Runtime::new(RuntimeParts::new(Tokio::current(), Ready(Tokio::current())));
+    let properties = ConnectionProperties::default().with_connection_name("mainspring".into());
+    let opened = lapin::Connection::connector(uri(place), runtime, connect, properties).await;
+    opened.map_err(|why| not_connected(place, &why))
 }
 
 impl Broker for Connection {

@@ -15,16 +15,21 @@ use futures::future::{BoxFuture, Shared};
 #[cfg(feature = "amqp")]
 use super::amqp;
 use super::dial::Dialer;
-#[cfg(feature = "mqtt")]
-use super::mqtt;
+#[cfg(feature = "kafka")]
+use super::kafka;
+#[cfg(feature = "nats")]
+use super::nats;
 use super::redis_stream;
 use super::webhook::CONNECT_WAIT;
 use super::{Delivery, Lack, Outcome, event};
+#[cfg(feature = "mqtt")]
+use super::{mqtt, mqtt3};
 use crate::clock::{Monotonic, StoreClock};
 use crate::config::Config;
 use crate::model::place::Place;
 use crate::model::time::UnixMs;
 use crate::model::timer::AttemptResult;
+use crate::planted::{Defect, Planted};
 
 /// A connection without an attempt for so long is closed.
 const IDLE: Duration = Duration::from_secs(60);
@@ -40,6 +45,8 @@ pub struct Message {
     pub attributes: Vec<(&'static str, String)>,
     /// The payload: JSON.
     pub body: Vec<u8>,
+    /// When the attempt is over.
+    pub until: Monotonic,
 }
 
 /// A connection to a broker. Many events are under way on it at once.
@@ -98,6 +105,7 @@ pub struct Brokers {
     lines: Mutex<HashMap<String, Arc<Line>>>,
     /// The most connections.
     most: AtomicUsize,
+    planted: Planted,
 }
 
 impl Brokers {
@@ -110,6 +118,7 @@ impl Brokers {
             timeout: config.webhook.timeout.get(),
             lines: Mutex::default(),
             most: AtomicUsize::new(most.max(1)),
+            planted: config.planted(),
         }
     }
 
@@ -130,7 +139,7 @@ impl Brokers {
         let line = self.line(name, version);
         let _used = line.used();
         let connection =
-            line.connection(|| self.room().map(|()| connect(place.clone(), Arc::clone(&self.dialer))));
+            line.connection(|| self.room().map(|()| connect(place.clone(), Arc::clone(&self.dialer), limit)));
         // A little shorter than the attempt, so that one without a connection counts as not sent.
         let wait = CONNECT_WAIT.min(limit.mul_f64(0.95));
         let connection = match tokio::time::timeout(wait, connection).await {
@@ -139,8 +148,12 @@ impl Brokers {
             Err(_) => return no_connection_within(wait).outcome(),
         };
         let attributes = event::attributes(delivery, &self.source, self.clock.now());
-        let message = Message { attributes, body: delivery.data.clone() };
+        let message = Message { attributes, body: delivery.data.clone(), until: began.plus(limit) };
         let rest = limit.saturating_sub(began.elapsed());
+        if self.planted.is(Defect::ConfirmNotAwaited) {
+            tokio::spawn(async move { connection.publish(&message).await });
+            return Ok(Outcome::without_answer(AttemptResult::Ok, None));
+        }
         match tokio::time::timeout(rest, connection.publish(&message)).await {
             Ok(outcome) => {
                 if matches!(outcome.result, AttemptResult::Ok | AttemptResult::Failed) {
@@ -194,7 +207,9 @@ impl Brokers {
     }
 }
 
-fn connect(place: Place, dialer: Arc<Dialer>) -> BoxFuture<'static, Connected> {
+/// A client that sends an event by itself gives it up before an attempt of `limit` is over.
+#[cfg_attr(not(feature = "kafka"), expect(unused_variables, reason = "only Kafka's does"))]
+pub(super) fn connect(place: Place, dialer: Arc<Dialer>, limit: Duration) -> BoxFuture<'static, Connected> {
     async move {
         match &place {
             Place::RedisStream(place) => {
@@ -205,8 +220,20 @@ fn connect(place: Place, dialer: Arc<Dialer>) -> BoxFuture<'static, Connected> {
                 Ok(Arc::new(amqp::Connection::open(place, &dialer).await?) as Arc<dyn Broker>)
             }
             #[cfg(feature = "mqtt")]
+            Place::Mqtt(place) if place.version == 3 => {
+                Ok(Arc::new(mqtt3::Connection::open(place, &dialer).await?) as Arc<dyn Broker>)
+            }
+            #[cfg(feature = "mqtt")]
             Place::Mqtt(place) => {
                 Ok(Arc::new(mqtt::Connection::open(place, &dialer).await?) as Arc<dyn Broker>)
+            }
+            #[cfg(feature = "nats")]
+            Place::Nats(place) => {
+                Ok(Arc::new(nats::Connection::open(place, &dialer).await?) as Arc<dyn Broker>)
+            }
+            #[cfg(feature = "kafka")]
+            Place::Kafka(place) => {
+                Ok(Arc::new(kafka::Connection::open(place, &dialer, limit).await?) as Arc<dyn Broker>)
             }
             // Webhooks have a sink of their own; a kind that this build lacks is closed (`Destination::place`).
             other => Err(NotConnected::Refused(format!("{} is no broker to this node", other.kind()))),

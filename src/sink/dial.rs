@@ -37,18 +37,32 @@ impl Dialer {
 
     /// Connects to one of the addresses of a broker's host. With TLS its certificate must be of that host.
     pub async fn open(&self, address: &Address) -> Result<Box<dyn Io>, NotConnected> {
+        let tcp = self.open_plain(address).await?;
+        if address.is_tls() { self.encrypt(address, tcp).await } else { Ok(Box::new(tcp)) }
+    }
+
+    /// The same without TLS, for protocols that begin in the clear.
+    pub async fn open_plain(&self, address: &Address) -> Result<TcpStream, NotConnected> {
         let tcp = self.connect(address).await?;
         // Each event is a packet of its own.
         let _ = tcp.set_nodelay(true);
-        if !address.is_tls() {
-            return Ok(Box::new(tcp));
-        }
+        Ok(tcp)
+    }
+
+    /// Encrypts a connection to a broker's host, whose certificate it must have.
+    pub async fn encrypt(&self, address: &Address, tcp: TcpStream) -> Result<Box<dyn Io>, NotConnected> {
         let name = ServerName::try_from(address.host().to_owned());
         let name = name.map_err(|_| NotConnected::NotReached("the host is no name for TLS".into()))?;
         match self.tls.connect(name, tcp).await {
             Ok(stream) => Ok(Box::new(stream)),
             Err(why) => Err(NotConnected::NotReached(format!("no connection with TLS: {why}"))),
         }
+    }
+
+    /// Checks the addresses of a broker's host, where the connection is made by others.
+    #[cfg(feature = "kafka")]
+    pub async fn check(&self, address: &Address) -> Result<(), NotConnected> {
+        self.addresses(address).await.map(drop)
     }
 
     async fn connect(&self, address: &Address) -> Result<TcpStream, NotConnected> {

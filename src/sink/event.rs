@@ -1,8 +1,11 @@
 //! What a receiver gets: the attributes of CloudEvents 1.0; over HTTP as headers (binary mode), signed according to
 //! Standard Webhooks.
 
+use std::borrow::Cow;
+
 use base64::Engine;
 use hmac::{Hmac, Mac};
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use sha2::Sha256;
 
 use super::{Delivery, Event};
@@ -16,26 +19,30 @@ pub fn source(namespace: &str) -> String {
 
 /// The CloudEvents attributes of one attempt by their bare names. `at` is the time of the attempt.
 pub fn attributes(delivery: &Delivery, source: &str, at: UnixMs) -> Vec<(&'static str, String)> {
+    // When it happened: the same at each try.
+    let at = if matches!(delivery.event, Event::Told(_)) { delivery.due_at } else { at };
     let always = [
         ("specversion", "1.0".into()),
         ("type", delivery.event.kind().into()),
         ("source", source.into()),
         ("id", delivery.id.clone()),
-        ("subject", delivery.timer.clone()),
+        ("subject", delivery.subject.clone()),
         ("time", at.rfc3339()),
     ];
-    let of_timer = (delivery.event == Event::Fired).then(|| {
-        [
-            ("dueat", delivery.due_at.rfc3339()),
-            ("attempt", delivery.attempt.to_string()),
-            ("generation", delivery.generation.0.to_string()),
-        ]
-    });
+    let of_attempt = matches!(delivery.event, Event::Fired | Event::Merged)
+        .then(|| [("dueat", delivery.due_at.rfc3339()), ("attempt", delivery.attempt.to_string())]);
+    // Each member of a merged set has its own, in the body.
+    let generation =
+        (delivery.event == Event::Fired).then(|| ("generation", delivery.generation.0.to_string()));
+    let of_timer = of_attempt.into_iter().flatten().chain(generation);
     let trace = delivery.trace.map(|trace| ("traceparent", trace.to_string()));
-    always.into_iter().chain(of_timer.into_iter().flatten()).chain(trace).collect()
+    always.into_iter().chain(of_timer).chain(trace).collect()
 }
 
-/// The HTTP headers of one attempt, without the static headers of the target.
+/// What CloudEvents' binding for HTTP has percent-encoded in the values of headers; besides, everything that is not ASCII.
+const ENCODED: &AsciiSet = &CONTROLS.add(b' ').add(b'"').add(b'%');
+
+/// The HTTP headers of one attempt, without the static headers of the target. Values of attributes are percent-encoded.
 pub fn headers(delivery: &Delivery, source: &str, at: UnixMs) -> Vec<(String, String)> {
     let attributes = attributes(delivery, source, at).into_iter();
     let others = [
@@ -45,8 +52,32 @@ pub fn headers(delivery: &Delivery, source: &str, at: UnixMs) -> Vec<(String, St
     ];
     let onward = delivery.onward.traceparent().map(|trace| ("traceparent", trace.to_string()));
     let others = others.into_iter().chain(onward).map(|(name, value)| (name.to_owned(), value));
-    attributes.map(|(name, value)| (format!("ce-{name}"), value)).chain(others).collect()
+    // Nearly all need nothing.
+    let encoded = |value: String| match Cow::from(utf8_percent_encode(&value, ENCODED)) {
+        Cow::Borrowed(_) => value,
+        Cow::Owned(encoded) => encoded,
+    };
+    attributes.map(|(name, value)| (format!("ce-{name}"), encoded(value))).chain(others).collect()
 }
+
+/// The media type of [`structured`].
+pub const STRUCTURED: &str = "application/cloudevents+json";
+
+/// One CloudEvent as JSON, for brokers whose messages have no place for attributes. `body` is JSON.
+pub fn structured(attributes: &[(&'static str, String)], body: &[u8]) -> Vec<u8> {
+    let mut event = vec![b'{'];
+    for (name, value) in attributes.iter().map(|(name, value)| (*name, value.as_str())).chain([CONTENT_TYPE])
+    {
+        event.extend_from_slice(format!("\"{name}\":{},", serde_json::Value::from(value)).as_bytes());
+    }
+    event.extend_from_slice(b"\"data\":");
+    event.extend_from_slice(body);
+    event.push(b'}');
+    event
+}
+
+/// What the payload is.
+const CONTENT_TYPE: (&str, &str) = ("datacontenttype", "application/json");
 
 /// The `webhook-signature` header: HMAC-SHA256 over `id.timestamp.body`, base64, version 1.
 pub fn signature(secret: &str, delivery_id: &str, at: UnixMs, body: &[u8]) -> Option<String> {
@@ -60,6 +91,20 @@ pub fn signature(secret: &str, delivery_id: &str, at: UnixMs, body: &[u8]) -> Op
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_structured_event_is_read_by_the_official_sdk() {
+        use cloudevents::AttributesReader;
+        let attributes =
+            [("specversion", "1.0"), ("type", "t"), ("source", "/s"), ("id", "i"), ("dueat", "a \"b\" ü")];
+        let attributes = attributes.map(|(name, value)| (name, value.to_owned()));
+        let event: cloudevents::Event =
+            serde_json::from_slice(&structured(&attributes, br#"{"order":[1]}"#)).unwrap();
+        assert_eq!((event.id(), event.ty(), event.datacontenttype()), ("i", "t", Some("application/json")));
+        assert_eq!(event.extension("dueat").unwrap().to_string(), "a \"b\" ü");
+        let data: serde_json::Value = event.data().unwrap().clone().try_into().unwrap();
+        assert_eq!(data, serde_json::json!({"order": [1]}));
+    }
 
     #[test]
     fn a_standard_webhooks_library_accepts_the_signature() {

@@ -10,10 +10,16 @@ mod broker;
 mod dial;
 pub mod event;
 pub mod guard;
+#[cfg(feature = "kafka")]
+mod kafka;
 mod lack;
 #[cfg(feature = "mqtt")]
 mod mqtt;
+#[cfg(feature = "mqtt")]
+mod mqtt3;
 mod names;
+#[cfg(feature = "nats")]
+mod nats;
 mod redis_stream;
 pub mod webhook;
 
@@ -27,28 +33,30 @@ use rustls_platform_verifier::ConfigVerifierExt;
 use crate::clock::StoreClock;
 use crate::config::Config;
 use crate::model::destination::Destination;
-use crate::model::id::{Epoch, Generation};
+use crate::model::id::{Epoch, Generation, Uid};
 use crate::model::place::Place;
 use crate::model::pointer::Via;
+use crate::model::subscription::Lifecycle;
 use crate::model::target::Target;
 use crate::model::time::{Span, UnixMs};
-use crate::model::timer::AttemptResult;
+use crate::model::timer::{AttemptResult, Token};
 use crate::model::trace::Trace;
 use crate::traces::Onward;
+pub use broker::{Broker, Message};
 pub use lack::Lack;
 
-/// One attempt to deliver one firing.
+/// One attempt to deliver one firing, or a merged set of them.
 #[derive(Debug, Clone)]
 pub struct Delivery {
     /// What is told.
     pub event: Event,
     /// The delivery id: the same for all attempts of this firing, and of no other firing.
     pub id: String,
-    /// The timer's id.
-    pub timer: String,
-    /// When the timer should fire.
+    /// What it is about: the timer's id, or the owner of a merged set.
+    pub subject: String,
+    /// When it should go out: the due time, or the moment of a merged set.
     pub due_at: UnixMs,
-    /// The generation that fires.
+    /// The generation that fires; of a merged set that of the first member.
     pub generation: Generation,
     /// Which attempt of the generation this is, from 1.
     pub attempt: i32,
@@ -60,12 +68,14 @@ pub struct Delivery {
     pub timeout: Option<Duration>,
     /// The payload: JSON.
     pub data: Vec<u8>,
-    /// The trace of the call that registered the timer.
+    /// The trace of the call that registered the timer, or the first member.
     pub trace: Option<Trace>,
     /// The trace of this attempt.
     pub onward: Onward,
     /// The claim that this attempt is made under.
     pub claim: Claim,
+    /// The timers of a merged set, each with its attempt; of others empty. Not sent: the simulation checks it.
+    pub members: Vec<(Uid, Token)>,
 }
 
 /// The kind of an event.
@@ -73,6 +83,10 @@ pub struct Delivery {
 pub enum Event {
     /// A timer fires.
     Fired,
+    /// Timers fire together.
+    Merged,
+    /// A lifecycle event is told: `due_at` of the delivery is when it became true.
+    Told(Lifecycle),
     /// Somebody tries a destination.
     Test,
 }
@@ -82,6 +96,8 @@ impl Event {
     pub const fn kind(self) -> &'static str {
         match self {
             Self::Fired => "mainspring.timer.fired.v1",
+            Self::Merged => "mainspring.timer.merged.v1",
+            Self::Told(kind) => kind.ce_type(),
             Self::Test => "mainspring.test.v1",
         }
     }
@@ -98,7 +114,7 @@ impl Delivery {
         Self {
             event: Event::Test,
             id: format!("tst_{}", uuid::Uuid::now_v7().simple()),
-            timer: name.clone(),
+            subject: name.clone(),
             due_at: now,
             generation: Generation(1),
             attempt: 1,
@@ -109,6 +125,36 @@ impl Delivery {
             trace: None,
             onward: Onward::default(),
             claim: Claim { shard: 0, epoch: Epoch(0), via: None },
+            members: Vec::new(),
+        }
+    }
+}
+
+impl Delivery {
+    /// A lifecycle event: its number, its subject, when it became true, and its body. It is sent by the owner of a shard,
+    /// under an epoch.
+    pub fn told(
+        kind: Lifecycle,
+        (id, subject, at, body): (uuid::Uuid, String, UnixMs, Vec<u8>),
+        destination: Arc<Destination>,
+        (shard, epoch): (i32, Epoch),
+        timeout: Option<Duration>,
+    ) -> Self {
+        Self {
+            event: Event::Told(kind),
+            id: format!("evt_{}", id.simple()),
+            subject,
+            due_at: at,
+            generation: Generation(1),
+            attempt: 1,
+            target: Target::Destination(destination.name.clone()),
+            destination: Some(destination),
+            timeout,
+            data: body,
+            trace: None,
+            onward: Onward::default(),
+            claim: Claim { shard, epoch, via: None },
+            members: Vec::new(),
         }
     }
 }
@@ -131,7 +177,8 @@ pub struct Outcome {
     pub result: AttemptResult,
     /// The HTTP status, if there was one.
     pub status: Option<u16>,
-    /// The beginning of the body of the answer; of a Redis stream the id of the entry, of other brokers nothing.
+    /// The beginning of the body of the answer; of a Redis stream the id of the entry, of JetStream the
+    /// stream and the event's number in it, of Kafka the partition and the offset, of other brokers nothing.
     pub reply: Option<String>,
     /// What failed, in words.
     pub detail: Option<String>,
@@ -181,6 +228,25 @@ impl Sinks {
         self.webhook.keep_idle(per_receiver, in_all);
         self.brokers.keep_open(in_all);
     }
+}
+
+/// A connection to the broker of a place, apart from any sink: for measurements.
+pub async fn connection(config: &Arc<Config>, place: &Place) -> anyhow::Result<Arc<dyn Broker>> {
+    let dialer = Arc::new(dialer(config)?);
+    Ok(broker::connect(place.clone(), dialer, config.webhook.timeout.get()).await?)
+}
+
+/// A connection to the AMQP broker of a place, for who reads there.
+#[cfg(feature = "amqp")]
+pub async fn amqp_connection(config: &Arc<Config>, place: &Place) -> anyhow::Result<lapin::Connection> {
+    let Place::Amqp(place) = place else { anyhow::bail!("{} is no AMQP", place.kind()) };
+    Ok(amqp::log_in(place, &dialer(config)?).await?)
+}
+
+fn dialer(config: &Arc<Config>) -> anyhow::Result<dial::Dialer> {
+    let tls = rustls::ClientConfig::with_platform_verifier()?;
+    let names = names::Names::new(guard::Guard::new(Arc::clone(config)))?;
+    Ok(dial::Dialer::new(config, names, tls))
 }
 
 impl Sink for Sinks {

@@ -4,8 +4,9 @@
 //! Source: MQTT 5.0, and CloudEvents' binding for it in binary mode: attributes are user properties by their bare names,
 //! the payload is the payload.
 
+use std::future::Ready;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -17,25 +18,25 @@ use rumqttc::{
     AsyncClient, Broker as Address, ConnectionError, Event, EventLoop, MqttOptions, PublishNoticeError,
     PublishOptions, PublishResult,
 };
-use tokio::task::JoinHandle;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::Outcome;
 use super::broker::{Broker, Message, NotConnected};
-use super::dial::Dialer;
+use super::dial::{Dialer, Io};
 use crate::model::place::Mqtt;
 use crate::model::timer::AttemptResult;
 
 /// How often the client asks a broker that is silent whether it is there, in seconds.
-const KEEP_ALIVE: u16 = 6;
+pub(super) const KEEP_ALIVE: u16 = 6;
 
 /// The most events that wait for the client. How many are under way at once, the broker says.
-const WAITING: usize = 256;
+pub(super) const WAITING: usize = 256;
 
 /// A connection to a broker, for one topic.
 pub struct Connection {
     client: AsyncClient,
     /// Reads and writes it; ends with it.
-    driver: JoinHandle<()>,
+    driver: AbortOnDropHandle<()>,
     place: Mqtt,
     /// The largest packet that the broker takes, in bytes.
     largest: Option<u32>,
@@ -44,15 +45,9 @@ pub struct Connection {
 impl Connection {
     /// Connects and logs in.
     pub async fn open(place: &Mqtt, dialer: &Dialer) -> Result<Self, NotConnected> {
-        let io = dialer.open(&place.url).await?;
-        // The client asks once: after an error it is left alone.
-        let io = Arc::new(Mutex::new(Some(io)));
-        let id = format!("mainspring-{}", uuid::Uuid::now_v7().simple());
-        let mut options = MqttOptions::new(id, Address::tcp(place.url.host(), place.url.port()));
-        options.set_keep_alive(KEEP_ALIVE).set_clean_start(true).set_socket_connector(move |_, _| {
-            let io = io.lock().unwrap_or_else(PoisonError::into_inner).take();
-            std::future::ready(io.ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected)))
-        });
+        let connect = only_this(dialer.open(&place.url).await?);
+        let mut options = MqttOptions::new(client_id(), Address::tcp(place.url.host(), place.url.port()));
+        options.set_keep_alive(KEEP_ALIVE).set_clean_start(true).set_socket_connector(move |_, _| connect());
         match (place.url.user(), place.url.password()) {
             (Some(user), Some(password)) => drop(options.set_credentials(user, password)),
             (Some(user), None) => drop(options.set_username(user)),
@@ -62,7 +57,12 @@ impl Connection {
         let built = AsyncClient::builder(options).capacity(WAITING).try_build();
         let (client, mut events) = built.map_err(|why| NotConnected::Refused(why.to_string()))?;
         let largest = greeted(&mut events).await?;
-        Ok(Self { client, driver: tokio::spawn(drive(events)), place: place.clone(), largest })
+        Ok(Self {
+            client,
+            driver: AbortOnDropHandle::new(tokio::spawn(drive(events))),
+            place: place.clone(),
+            largest,
+        })
     }
 
     /// Whether the broker would close the connection over an event of this size.
@@ -78,6 +78,20 @@ impl Connection {
     fn qos(&self) -> QoS {
         if self.place.qos == 2 { QoS::ExactlyOnce } else { QoS::AtLeastOnce }
     }
+}
+
+/// The way to a connection that is made already. The client asks once: after an error it is left alone.
+pub(super) fn only_this(io: Box<dyn Io>) -> impl Fn() -> Ready<io::Result<Box<dyn Io>>> {
+    let io = Mutex::new(Some(io));
+    move || {
+        let io = io.lock().unwrap_or_else(PoisonError::into_inner).take();
+        std::future::ready(io.ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected)))
+    }
+}
+
+/// A name that no other client has.
+pub(super) fn client_id() -> String {
+    format!("mainspring-{}", uuid::Uuid::now_v7().simple())
 }
 
 impl Broker for Connection {
@@ -103,12 +117,6 @@ impl Broker for Connection {
 
     fn is_closed(&self) -> bool {
         self.driver.is_finished()
-    }
-}
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        self.driver.abort();
     }
 }
 

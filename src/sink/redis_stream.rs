@@ -8,7 +8,7 @@ use deadpool_redis::redis::{
 };
 use futures::FutureExt;
 use futures::future::BoxFuture;
-use tokio::task::JoinHandle;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::Outcome;
 use super::broker::{Broker, Message, NotConnected};
@@ -20,7 +20,7 @@ use crate::model::timer::AttemptResult;
 pub struct Connection {
     redis: MultiplexedConnection,
     /// Reads and writes it; ends with it.
-    driver: JoinHandle<()>,
+    driver: AbortOnDropHandle<()>,
     place: RedisStream,
 }
 
@@ -39,7 +39,8 @@ impl Connection {
         let config = AsyncConnectionConfig::new().set_response_timeout(None);
         let opened = MultiplexedConnection::new_with_config(&info, io, config).await;
         let (redis, driver) = opened.map_err(|why| not_connected(&why))?;
-        let mut connection = Self { redis, driver: tokio::spawn(driver), place: place.clone() };
+        let mut connection =
+            Self { redis, driver: AbortOnDropHandle::new(tokio::spawn(driver)), place: place.clone() };
         connection.greet().await?;
         Ok(connection)
     }
@@ -112,12 +113,6 @@ impl Broker for Connection {
 
     fn is_closed(&self) -> bool {
         self.driver.is_finished()
-    }
-}
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        self.driver.abort();
     }
 }
 

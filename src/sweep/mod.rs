@@ -219,7 +219,7 @@ impl Sweep {
     }
 
     /// After the store's clock was set back: claims and retries that lie in the future count from now, in all shards of
-    /// the store, because only one node finds the leases from the future. Begins again after a failure.
+    /// the store, because it may be that one node alone has noticed. Begins again after a failure.
     ///
     /// It looks again after 1, 2, 4, 8 and 16 seconds: a transaction that began before the clock was set back may commit
     /// after a look, and other nodes learn of it with their next heartbeat.

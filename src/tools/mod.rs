@@ -8,11 +8,13 @@
 //! | [`drill`] | faults, load, checker |
 //! | [`node`] | a Mainspring node as a child process |
 //! | [`process`] | any child process: signals, end, log |
-//! | [`servers`] | PostgreSQL and Redis: servers of the tool's own, databases on given ones, free ports |
+//! | [`servers`] | PostgreSQL, Redis and brokers: servers of the tool's own, databases on given ones, free ports |
+//! | [`brokers`] | a broker of each kind with one place, and a publisher that has no node before it |
 //! | [`proc`] | CPU time, memory and children of processes, from `/proc` |
 //! | [`quantiles`] | p50 to max of durations |
 
 pub mod bench;
+pub mod brokers;
 pub mod drill;
 pub mod node;
 pub mod proc;

@@ -8,6 +8,7 @@
 
 mod batcher;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use futures::future::BoxFuture;
@@ -18,10 +19,11 @@ pub use batcher::{Batcher, NotTaken};
 use crate::clock::Monotonic;
 use crate::cold::{
     Applied, AttemptRecord, Change, ChangeEvent, ColdStore, Error, MAX_APPLY_BATCH, MAX_REGISTER_BATCH,
-    NewTimer, Registered, TimerRow,
+    NewTimer, OperationRow, Registered, Stepped, TimerRow, Worker,
 };
 use crate::metrics::Metrics;
 use crate::model::id::{Uid, Version};
+use crate::model::merge::MergeKey;
 use crate::model::pointer::Pointer;
 use crate::model::time::UnixMs;
 use crate::model::timer::{Answer, Event, MISSED, State};
@@ -55,7 +57,9 @@ impl Writer {
     /// Registers up to [`MAX_REGISTER_BATCH`] timers in one transaction; answers in the order given.
     pub async fn register(&self, timers: &[NewTimer]) -> Vec<Result<Registered, Error>> {
         let began = Monotonic::now();
-        let answers = self.store.register(timers).await;
+        let timers = self.store.choose_moments(timers);
+        let answers = self.store.register(&timers).await;
+        self.store.note_registered(&timers, &answers);
         self.metrics.register_seconds.observe(began.elapsed().as_secs_f64());
         self.promotion.written(answers.iter().filter_map(Registered::new_row));
         self.count_registered(&answers);
@@ -65,12 +69,28 @@ impl Writer {
     /// Applies up to [`MAX_APPLY_BATCH`] changes; answers in the order given ([`ColdStore::apply`]).
     pub async fn apply(&self, changes: &[Change]) -> Vec<Result<Applied, Error>> {
         let answers = self.store.apply(changes).await;
+        self.regroup(&answers).await;
         self.follow(changes, answers)
+    }
+
+    /// Timers that wait for one that was cancelled or moved, to go out together, are looked at again.
+    async fn regroup(&self, answers: &[Result<Applied, Error>]) {
+        let left = answers.iter().flatten().filter_map(Applied::left);
+        let keys: BTreeSet<MergeKey> = left.collect();
+        if keys.is_empty() {
+            return;
+        }
+        match self.store.regroup(&keys.into_iter().collect::<Vec<_>>()).await {
+            Ok(pointers) => self.promotion.promote(pointers),
+            // They go out at the moment that they wait for.
+            Err(why) => tracing::debug!(%why, "timers that merge were not looked at again"),
+        }
     }
 
     /// The same, but does not wait for timers that a stranger has locked ([`ColdStore::apply_unlocked`]).
     pub async fn apply_unlocked(&self, changes: &[Change]) -> Vec<Result<Applied, Error>> {
         let answers = self.store.apply_unlocked(changes).await;
+        self.regroup(&answers).await;
         self.follow(changes, answers)
     }
 
@@ -112,6 +132,19 @@ impl Writer {
         let ended = self.store.finish_delivered(done).await?;
         self.count_ended(State::Delivered, ended.len());
         Ok(ended)
+    }
+
+    /// One step of a re-drive ([`ColdStore::redrive`]): dead timers are registered anew.
+    pub async fn redrive(
+        &self,
+        operation: &OperationRow,
+        worker: &Worker,
+        most: usize,
+    ) -> Result<Stepped, Error> {
+        let stepped = self.store.redrive(operation, worker, most).await?;
+        self.promotion.written(stepped.made.iter());
+        self.metrics.registered.inc_by(stepped.made.len() as u64);
+        Ok(stepped)
     }
 
     fn count_registered(&self, answers: &[Result<Registered, Error>]) {

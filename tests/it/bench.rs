@@ -231,3 +231,36 @@ async fn a_bench_that_is_interrupted_leaves_nothing_behind() {
     assert!(!Path::new(&format!("/proc/{server}")).exists(), "its server is gone");
     assert_eq!(psql(&url, "SELECT count(*) FROM pg_database WHERE datname LIKE 'mainspring%'").await, "0");
 }
+
+/// At brokers that start in no time, with a publisher beside each; the webhook has none.
+#[tokio::test]
+async fn sinks_count_what_was_delivered_at_brokers_of_their_own() {
+    let rows = rows(&[
+        "sinks",
+        "--kinds",
+        "webhook,redis-stream,mqtt,nats,jetstream,kafka",
+        "--count",
+        "200",
+        "--rate",
+        "100",
+        "--seconds",
+        "1",
+    ])
+    .await;
+    let steps: Vec<&str> = rows.iter().filter_map(|row| row["step"].as_str()).collect();
+    assert_eq!(rows.len(), 3 * 6 - 1, "{steps:?}");
+    for row in &rows {
+        let step = row["step"].as_str().expect("text");
+        let count = if step.contains("/s") { 100 } else { 200 };
+        assert_eq!(row["count"], count, "{row}");
+        assert!(number(row, "per_second") > 0.0, "{row}");
+        if !step.ends_with("bare") {
+            assert!(row["lost"] == 0 && number(row, "late_p99_ms") >= 0.0, "{row}");
+        }
+    }
+    for kind in
+        ["webhook burst", "redis_stream bare", "mqtt 100/s", "nats burst", "jetstream bare", "kafka burst"]
+    {
+        assert!(steps.iter().any(|step| step.starts_with(kind)), "{kind}: {steps:?}");
+    }
+}

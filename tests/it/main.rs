@@ -12,11 +12,14 @@ mod crash;
 mod deploy;
 mod drill;
 mod durable;
+mod examples;
 mod fleet;
 mod grafana;
 mod large;
 mod layout;
+mod lifecycle;
 mod logs;
+mod operations;
 mod page;
 mod paths;
 mod places;
@@ -27,6 +30,7 @@ mod retention;
 mod series;
 #[cfg(feature = "planted")]
 mod sim;
+mod spread;
 mod store;
 mod support;
 #[cfg(feature = "otlp")]

@@ -345,3 +345,62 @@ async fn what_the_wheels_do_not_take_is_counted_and_comes_by_the_sweep() {
     values(&owner, &[("mainspring_swept_total", unpromoted), ("mainspring_unpromoted_total", 0.0)]).await;
     assert!(one.log().contains("each has its own wheels"), "{}", one.log());
 }
+
+/// How a destination stands is told by its name, as long as something is the matter with it.
+#[tokio::test]
+async fn destinations_are_told_by_name_while_something_is_the_matter() {
+    let node = Node::builder().start_ready().await;
+    let (api, receiver) = (node.api(), Receiver::start().await);
+    for (name, path) in [("bad", "/status/500"), ("kept", "/ok"), ("idle", "/ok")] {
+        let body = json!({"webhook": {"url": receiver.url(path)}, "rate_per_second": 50});
+        let made = api.send(Method::PUT, &format!("/v1/destinations/{name}"), &[], Some(&body)).await;
+        assert_eq!(made.status, 201, "{}", made.body);
+    }
+    let kept = async |verb: &str| {
+        let path = format!("/v1/destinations/kept/{verb}");
+        assert_eq!(api.send(Method::POST, &path, &[], None).await.status, 200);
+    };
+    kept("pause").await;
+    for (id, name) in [("b", "bad"), ("k1", "kept"), ("k2", "kept")] {
+        let retry = json!({"attempts": 100, "first": "PT0.1S", "cap": "PT0.1S"});
+        let timer = json!({"delay": "PT0S", "target": {"destination": name}, "retry": retry});
+        assert_eq!(api.put(id, &timer).await.0, 201);
+    }
+    let text = async || api.get("/metrics").await.1.as_str().expect("text").to_owned();
+    let until = async |wanted: &[&str], unwanted: &[&str]| {
+        eventually("they are told", LONG, async || {
+            let text = text().await;
+            let lines = text.lines().filter(|line| line.starts_with("mainspring_destination_"));
+            let lines: Vec<String> = lines.map(str::to_owned).collect();
+            let has = |part: &&&str| lines.iter().any(|line| line.starts_with(**part));
+            let is_so = wanted.iter().all(|part| has(&part)) && !unwanted.iter().any(|part| has(&part));
+            if is_so { Ok(()) } else { Err(lines) }
+        })
+        .await;
+    };
+    until(
+        &[
+            "mainspring_destination_state{destination=\"bad\",state=\"failing\"} 1",
+            "mainspring_destination_state{destination=\"bad\",state=\"ok\"} 0",
+            "mainspring_destination_rate_limit{destination=\"bad\"} 50",
+            "mainspring_destination_state{destination=\"kept\",state=\"paused\"} 1",
+            "mainspring_destination_in_flight{destination=\"kept\"} 0",
+            "mainspring_destination_waiting_timers{destination=\"kept\"} 2",
+        ],
+        &[
+            "mainspring_destination_state{destination=\"idle\"",
+            "mainspring_destination_waiting_timers{destination=\"idle\"",
+        ],
+    )
+    .await;
+    kept("resume").await;
+    settled(&api, 2, 1).await;
+    until(
+        &["mainspring_destination_attempts_per_second{destination=\"bad\"}"],
+        &[
+            "mainspring_destination_waiting_timers{destination=\"kept\"",
+            "mainspring_destination_state{destination=\"kept\",state=\"paused\"} 1",
+        ],
+    )
+    .await;
+}

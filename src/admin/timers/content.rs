@@ -41,7 +41,11 @@ impl Content {
 
 /// The request, a line for each field. The data stands in it as it was written.
 fn request(row: &TimerRow, data: &str) -> String {
-    let mut fields = vec![("fire_at", json!(row.life.due_at).to_string())];
+    let fire_at = row.spread.map_or(row.life.due_at, |spread| spread.from);
+    let mut fields = vec![("fire_at", json!(fire_at).to_string())];
+    if let Some(spread) = &row.spread {
+        fields.push(("spread", json!(spread.within).to_string()));
+    }
     if let Some(owner) = &row.owner {
         fields.push(("owner", json!(owner).to_string()));
     }
@@ -76,6 +80,9 @@ fn request(row: &TimerRow, data: &str) -> String {
     if let Some(retry) = &row.policies.retry {
         fields.push(("retry", json!(retry).to_string()));
     }
+    if let Some(merge) = &row.policies.merge {
+        fields.push(("merge", json!(merge).to_string()));
+    }
     let lines: Vec<String> =
         fields.into_iter().map(|(name, value)| format!("  \"{name}\": {value}")).collect();
     format!("{{\n{}\n}}", lines.join(",\n"))
@@ -106,7 +113,9 @@ mod tests {
     use super::*;
     use crate::model::id::{Epoch, TimerId};
     use crate::model::policy::Policies;
+    use crate::model::spread::Spread;
     use crate::model::target::Webhook;
+    use crate::model::time::Span;
     use crate::model::timer::Life;
 
     #[test]
@@ -127,6 +136,7 @@ mod tests {
             lane: hook.lane(),
             minute: true,
             priority: Priority::default(),
+            spread: Some(Spread { within: Span::parse("PT5M").unwrap(), from: due_at }),
             target: Target::Webhook(hook),
             data: Some(b"{\"say\":\"it's 2.50\"}".to_vec()),
             labels: Some("{\"app\":\"shop\"}".into()),
@@ -138,6 +148,9 @@ mod tests {
             via: None,
             trace: None,
             pointed_at: None,
+            merge_key: None,
+            merged: None,
+            left: None,
             ended_at: None,
             last: None,
         };
@@ -145,7 +158,7 @@ mod tests {
         assert_eq!(
             content.curl,
             "curl -X PUT 'http://127.0.0.1:7600/v1/timers/order-1' \\\n  -H \"Authorization: Bearer $MAINSPRING_KEY\" \
-             \\\n  -d '{\n  \"fire_at\": \"2026-12-01T01:00:00.000Z\",\n  \"owner\": \"it'\\''s me\",\n  \"target\": \
+             \\\n  -d '{\n  \"fire_at\": \"2026-12-01T01:00:00.000Z\",\n  \"spread\": \"PT5M\",\n  \"owner\": \"it'\\''s me\",\n  \"target\": \
              {\"webhook\":{\"headers\":{\"x-shop\":\"a\"},\"secret\":\"PUT-THE-SECRET-HERE\",\"url\":\
              \"https://shop.example/x\"}},\n  \"data\": {\"say\":\"it'\\''s 2.50\"},\n  \"labels\": \
              {\"app\":\"shop\"},\n  \"precision\": \"minute\"\n}'"

@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::api::problem::{FieldError, Problem};
 use crate::api::schema;
 use crate::model::destination::is_secret_header;
-use crate::model::place::{Amqp, Mqtt, Place, RedisStream};
+use crate::model::place::{Amqp, Kafka, Mechanism, Mqtt, Nats, Place, RedisStream};
 use crate::model::target::Webhook;
 
 /// An HTTP receiver, without its secrets.
@@ -67,6 +67,37 @@ pub struct MqttView {
     version: u8,
 }
 
+/// A subject of NATS, without the password or token.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct NatsView {
+    /// With the user, without the password.
+    #[schema(format = "uri")]
+    url: String,
+    /// Whether there is a password or a token.
+    authenticated: bool,
+    subject: String,
+    /// Whether a stream confirms each event.
+    jetstream: bool,
+}
+
+/// A topic of Kafka, without the password.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct KafkaView {
+    /// Where the cluster is found.
+    brokers: String,
+    topic: String,
+    /// Who logs in; `null` is nobody.
+    #[schema(required)]
+    user: Option<String>,
+    /// Whether there is a password.
+    authenticated: bool,
+    /// How the password is shown to the brokers.
+    #[schema(value_type = schema::KafkaMechanism)]
+    mechanism: Mechanism,
+    /// Whether connections are encrypted.
+    tls: bool,
+}
+
 impl From<Webhook> for HookView {
     fn from(Webhook { url, secret, headers }: Webhook) -> Self {
         let shown = |(name, value): (String, String)| {
@@ -96,6 +127,18 @@ impl From<Mqtt> for MqttView {
     }
 }
 
+impl From<Nats> for NatsView {
+    fn from(Nats { url, subject, jetstream }: Nats) -> Self {
+        Self { url: url.shown(), authenticated: url.has_credentials(), subject, jetstream }
+    }
+}
+
+impl From<Kafka> for KafkaView {
+    fn from(Kafka { brokers, topic, user, password, mechanism, tls }: Kafka) -> Self {
+        Self { brokers: brokers.to_string(), topic, user, authenticated: password.is_some(), mechanism, tls }
+    }
+}
+
 /// What a patch makes of the secrets of a place: those that are never shown and that it does not give stay where they are.
 /// They do not go to another host, because somebody changed the URL alone.
 pub fn keep_secrets(before: &Place, after: &mut Place, patch: &Value) -> Result<(), Problem> {
@@ -103,13 +146,27 @@ pub fn keep_secrets(before: &Place, after: &mut Place, patch: &Value) -> Result<
         (Place::Webhook(before), Place::Webhook(after)) if before.url.origin() != after.url.origin() => {
             takes_no_secret_along(before, after, patch)
         }
+        // The password of the one before is in the patched one, if the patch does not say otherwise.
+        (Place::Kafka(before), Place::Kafka(after)) if patch.pointer("/kafka/password").is_none() => {
+            after.password = None;
+            after.keep_password(before);
+            Ok(())
+        }
         (before, after) => {
-            if let (Some(before), Some(after)) = (before.address(), after.address_mut()) {
+            if let (Some(before), Some(after)) = (before.url(), after.url_mut()) {
                 after.keep_credentials(before);
             }
             Ok(())
         }
     }
+}
+
+/// Checks that the credentials of a place are whole.
+pub fn check_credentials(place: &Place) -> Result<(), Problem> {
+    place.check_credentials().map_err(|why| {
+        let pointer = format!("/{}{}", place.kind(), why.pointer);
+        Problem::invalid(vec![FieldError::new(pointer, why.code, why.detail)])
+    })
 }
 
 /// The secrets of a webhook are given again, or removed, in the call that sends them to another host.

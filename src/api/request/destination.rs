@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use serde::Deserialize;
-use serde::de::IgnoredAny;
 
 use super::raw::{RetryIn, optional_object};
 use super::target::{WebhookIn, checked_webhook};
@@ -13,7 +12,7 @@ use crate::api::schema;
 use crate::config::MAX_WEBHOOK_TIMEOUT;
 use crate::destinations::Wanted;
 use crate::model::destination::{Limits, MAX_CONCURRENCY, MAX_RATE};
-use crate::model::place::{Amqp, BadField, Mqtt, Place, RedisStream};
+use crate::model::place::{Amqp, BadField, Brokers, Kafka, Mechanism, Mqtt, Nats, Place, RedisStream};
 use crate::model::time::Span;
 use crate::sink::guard::Guard;
 
@@ -41,10 +40,14 @@ pub struct DestinationIn {
     #[schema(value_type = MqttIn)]
     #[serde(default, deserialize_with = "optional_object")]
     mqtt: Option<MqttIn>,
-    #[schema(ignore)]
-    nats: Option<IgnoredAny>,
-    #[schema(ignore)]
-    kafka: Option<IgnoredAny>,
+    /// A subject of NATS.
+    #[schema(value_type = NatsIn)]
+    #[serde(default, deserialize_with = "optional_object")]
+    nats: Option<NatsIn>,
+    /// A topic of Kafka.
+    #[schema(value_type = KafkaIn)]
+    #[serde(default, deserialize_with = "optional_object")]
+    kafka: Option<KafkaIn>,
     /// Attempts at once, for each node. Default: `webhook.concurrency` of the settings.
     #[schema(value_type = Option<schema::Concurrency>)]
     concurrency: Option<usize>,
@@ -92,8 +95,8 @@ pub struct AmqpIn {
     routing_key: Option<String>,
 }
 
-/// A topic of an MQTT broker. Each event is a message of MQTT 5: its attributes are user properties by their bare names, the
-/// payload is its payload.
+/// A topic of an MQTT broker. Each event is a message. Of MQTT 5: its attributes are user properties by their bare names, the
+/// payload is its payload. Of MQTT 3.1.1: its payload is one structured CloudEvent.
 #[derive(Debug, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(as = Mqtt)]
@@ -107,9 +110,50 @@ pub struct MqttIn {
     /// The quality of service. Default: 1, at least once.
     #[schema(minimum = 1, maximum = 2)]
     qos: Option<u8>,
-    /// The version of the protocol. Default: 5.
-    #[schema(minimum = 5, maximum = 5)]
+    /// The version of the protocol: 5, or 3 for 3.1.1. Default: 5.
+    #[schema(value_type = Option<schema::MqttVersion>)]
     version: Option<u8>,
+}
+
+/// A subject of NATS. Each event is a message whose body is one structured CloudEvent (`application/cloudevents+json`).
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = Nats)]
+pub struct NatsIn {
+    /// Where the server is.
+    #[schema(value_type = schema::NatsUrl)]
+    url: String,
+    /// The subject, without wildcards.
+    #[schema(value_type = schema::SubjectName)]
+    subject: String,
+    /// An event counts as delivered when a stream of JetStream has it. Default: `false`, when the server has handled it.
+    #[schema(value_type = Option<bool>)]
+    jetstream: Option<bool>,
+}
+
+/// A topic of Kafka. Each event is a record: its attributes are headers `ce_NAME`, the payload is the value, and the key is
+/// the timer's id.
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = Kafka)]
+pub struct KafkaIn {
+    /// Where the cluster is found.
+    #[schema(value_type = schema::Brokers)]
+    brokers: String,
+    /// The topic, which must be there.
+    #[schema(value_type = schema::KafkaTopic)]
+    topic: String,
+    /// Who logs in, by SASL. Default: nobody.
+    #[schema(value_type = Option<schema::PlaceName>)]
+    user: Option<String>,
+    /// The user's password.
+    #[schema(value_type = Option<schema::KafkaPassword>)]
+    password: Option<String>,
+    /// How the password is shown to the brokers. Default: `plain`.
+    #[schema(value_type = Option<schema::KafkaMechanism>)]
+    mechanism: Option<Mechanism>,
+    /// Whether connections are encrypted. Default: `false`.
+    tls: Option<bool>,
 }
 
 /// Checks a broker's place, of the build and its address too.
@@ -120,8 +164,9 @@ fn checked_broker(place: Result<Place, BadField>, kind: &str, guard: &Guard) -> 
         let detail = format!("this server was built without it; build it with `--features {option}`");
         return Err(FieldError::new(format!("/{kind}"), "not_supported", detail));
     }
-    let checked = place.address().map_or(Ok(()), |address| guard.check_address(address));
-    checked.map_err(|why| FieldError::new(format!("/{kind}/url"), "address_refused", why.to_string()))?;
+    let field = if place.url().is_some() { "url" } else { "brokers" };
+    let checked = place.addresses().iter().try_for_each(|address| guard.check_address(address));
+    checked.map_err(|why| FieldError::new(format!("/{kind}/{field}"), "address_refused", why.to_string()))?;
     Ok(place)
 }
 
@@ -174,17 +219,22 @@ fn place(raw: &mut DestinationIn, guard: &Guard) -> Result<Place, FieldError> {
         let mqtt = Mqtt::new(&url, topic, qos.unwrap_or(1), version.unwrap_or(5));
         checked_broker(mqtt.map(Place::Mqtt), "mqtt", guard)
     });
-    let later = [("nats", &raw.nats), ("kafka", &raw.kafka)];
-    let later = later.into_iter().filter(|(_, value)| value.is_some()).map(|(kind, _)| {
-        let detail =
-            "this version has no destinations of this kind; it has webhook, redis_stream, amqp and mqtt";
-        Err(FieldError::new(format!("/{kind}"), "not_supported", detail))
+    let nats = raw.nats.take().map(|NatsIn { url, subject, jetstream }| {
+        let nats = Nats::new(&url, subject, jetstream.unwrap_or(false));
+        checked_broker(nats.map(Place::Nats), "nats", guard)
     });
-    let mut given = [webhook, redis_stream, amqp, mqtt].into_iter().flatten().chain(later);
+    let kafka = raw.kafka.take().map(|KafkaIn { brokers, topic, user, password, mechanism, tls }| {
+        let (mechanism, tls) = (mechanism.unwrap_or_default(), tls.unwrap_or(false));
+        let kafka = Brokers::new(&brokers)
+            .and_then(|brokers| Kafka { brokers, topic, user, password, mechanism, tls }.checked());
+        checked_broker(kafka.map(Place::Kafka), "kafka", guard)
+    });
+    let mut given = [webhook, redis_stream, amqp, mqtt, nats, kafka].into_iter().flatten();
     match (given.next(), given.next()) {
         (Some(one), None) => one,
         _ => {
-            let detail = "give exactly one kind of destination: webhook, redis_stream, amqp or mqtt";
+            let detail =
+                "give exactly one kind of destination: webhook, redis_stream, amqp, mqtt, nats or kafka";
             Err(FieldError::new("", "missing", detail))
         }
     }

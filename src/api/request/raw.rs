@@ -49,18 +49,19 @@ pub struct RawTimer {
     pub priority: Option<Priority>,
     /// Default: `second`.
     pub precision: Option<Precision>,
+    /// It may fire anywhere from its due time to so long after it: the service chooses the moment by what is due around it,
+    /// and shows it as `due_at`. At most `P1D`. Default: it fires at its due time.
+    #[schema(value_type = Option<schema::Duration>)]
+    pub spread: Option<String>,
     /// What happens when the timer is found late. Default: it is delivered.
     #[serde(default, deserialize_with = "optional_object")]
     pub late: Option<LateIn>,
     /// How failed attempts are repeated.
     #[serde(default, deserialize_with = "optional_object")]
     pub retry: Option<RetryIn>,
-    #[schema(ignore)]
-    #[serde(default)]
-    pub(super) spread: Option<IgnoredAny>,
-    #[schema(ignore)]
-    #[serde(default)]
-    pub(super) merge: Option<IgnoredAny>,
+    /// With which timers it may go out as one delivery.
+    #[serde(default, deserialize_with = "optional_object")]
+    pub merge: Option<MergeIn>,
     #[schema(ignore)]
     #[serde(default)]
     pub(super) dispatch: Option<IgnoredAny>,
@@ -114,6 +115,17 @@ pub struct RetryIn {
     /// The longest wait. Default: `PT1H`, or `first` if that is longer.
     #[schema(value_type = Option<schema::Duration>)]
     pub cap: Option<String>,
+}
+
+/// Timers of one owner, one target and one window that are due within the window of the first of them go out as one
+/// delivery, at the last of their due times.
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = Merge)]
+pub struct MergeIn {
+    /// How much later than the first of them the others are due; at most `PT5M`.
+    #[schema(value_type = schema::Duration)]
+    pub window: String,
 }
 
 /// A `T` in a JSON object. Derived alone, `T` would also be read from an array of its fields in their order.

@@ -11,10 +11,11 @@ use serde_json::value::RawValue;
 
 use super::{ApiResult, MAX_BODY, TimerPath, parse_id, timer_answer};
 use crate::api::ApiState;
+use crate::api::etag::if_match;
 use crate::api::problem::{FieldError, Problem};
 use crate::api::request::{self, TargetIn};
 use crate::api::schema;
-use crate::api::state::{caller, if_match};
+use crate::api::state::caller;
 use crate::api::view::TimerView;
 use crate::cold::{ChangeEvent, Edit, TimerRow};
 use crate::model::id::TimerId;
@@ -109,7 +110,7 @@ pub async fn patch(
         return Err(Problem::invalid(errors));
     }
     let data = raw.data.map(|data| (data.get() != "null").then(|| data.get().as_bytes().to_vec()));
-    let edit = Edit { due_at, data, labels, priority: raw.priority, target, if_version };
+    let edit = Edit { due_at, data, labels, priority: raw.priority, target, if_version, ..Edit::default() };
     match change(service, &timer_id, ChangeEvent::Edit(edit)).await? {
         (row, Answer::Done) => Ok(timer_answer(StatusCode::OK, &row, state.tiers(service))),
         (row, answer) => Err(refused(&row, answer)),

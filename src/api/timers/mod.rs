@@ -9,14 +9,14 @@ pub mod stream;
 
 use std::sync::Arc;
 
-use axum::Json;
 use axum::extract::Request;
 use axum::extract::rejection::QueryRejection;
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
-use axum::response::{IntoResponse, Response};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::Response;
 
 use super::ApiState;
-use super::problem::{FieldError, Problem};
+use super::etag::tagged;
+use super::problem::{ApiResult, FieldError, Problem};
 use super::request::{self, Context, Naming, Refused};
 use super::schema;
 use super::state::caller;
@@ -28,7 +28,6 @@ use crate::service::Service;
 
 /// The most bytes of one timer's body: the payload, and as much again for the rest.
 const MAX_BODY: usize = 2 * request::MAX_DATA;
-type ApiResult = Result<Response, Problem>;
 
 /// Reads the body of a registration and checks it. `again` comes from the query.
 async fn new_timer(
@@ -88,11 +87,7 @@ fn context<'a>(state: &'a ApiState, service: &'a Service, trace: Option<Trace>) 
 
 /// An answer that shows a timer.
 fn timer_answer(status: StatusCode, row: &TimerRow, tiers: Tiers) -> Response {
-    let mut response = (status, Json(TimerView::new(row, tiers))).into_response();
-    if let Ok(tag) = HeaderValue::from_str(&format!("\"{}\"", row.life.version)) {
-        response.headers_mut().insert(header::ETAG, tag);
-    }
-    response
+    tagged(status, row.life.version.0, &TimerView::new(row, tiers))
 }
 
 fn bad_query(why: &QueryRejection) -> Problem {

@@ -13,6 +13,7 @@ use serde::Serialize;
 use super::{ApiResult, TimerPath, bad_query, parse_id, timer_answer};
 use crate::api::ApiState;
 use crate::api::problem::{FieldError, Problem};
+use crate::api::request::escaped;
 use crate::api::schema;
 use crate::api::view::{AttemptView, TimerView};
 use crate::cold::{Filter, ListCursor, TimerRow};
@@ -78,7 +79,7 @@ const MAX_IDS: usize = 100;
 /// The query of a list.
 #[derive(utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
-#[expect(dead_code, reason = "describes the query in the OpenAPI document; `filter_of` reads it")]
+#[expect(dead_code, reason = "describes the query in the OpenAPI document; `page_of` reads it")]
 pub struct ListQuery {
     /// One of these timers; any number of these, up to 100.
     #[param(required = false, value_type = schema::TimerId)]
@@ -120,26 +121,76 @@ pub async fn list(
 ) -> ApiResult {
     let service = state.service()?;
     let Query(query) = query.map_err(|why| bad_query(&why))?;
-    let (filter, limit, cursor) = filter_of(query, service.store.namespace())?;
+    let (filter, limit, cursor) = page_of(query, service.store.namespace())?;
     let page = service.store.list(&filter, cursor, limit).await?;
     let items: Vec<TimerView> =
         page.rows.iter().map(|row| TimerView::new(row, state.tiers(service))).collect();
     Ok(Json(ListAnswer { items, next: page.next.map(|next| next.to_string()) }).into_response())
 }
 
-fn filter_of(
+/// What a list is asked for.
+fn page_of(
     query: Vec<(String, String)>,
     namespace: &str,
 ) -> Result<(Filter, usize, Option<ListCursor>), Problem> {
-    let (mut filter, mut limit, mut cursor) = (Filter::default(), DEFAULT_LIST, None);
-    let mut errors = Vec::new();
+    let (mut limit, mut cursor) = (DEFAULT_LIST, None);
+    let (mut errors, mut fields) = (Vec::new(), Vec::new());
     let mut seen = HashSet::new();
     for (name, value) in query {
-        let mut bad = |code, detail: String| errors.push(FieldError::new(format!("?{name}"), code, detail));
+        let mut bad =
+            |code, detail: String| errors.push(FieldError::new(Field::OfQuery.pointer(&name), code, detail));
         if name != "id" && !seen.insert(name.clone()) {
             bad("repeated", "it stands there more than once".into());
             continue;
         }
+        match name.as_str() {
+            "limit" => match value.parse() {
+                Ok(n) if (1..=MAX_LIST).contains(&n) => limit = n,
+                _ => bad("range", format!("from 1 to {MAX_LIST}")),
+            },
+            "cursor" => match value.parse() {
+                Ok(place) => cursor = Some(place),
+                Err(_) => bad("bad_cursor", "give `next` of the page before, unchanged".into()),
+            },
+            _ => fields.push((name, value)),
+        }
+    }
+    let filter = filter_of(fields, namespace, Field::OfQuery).unwrap_or_else(|more| {
+        errors.extend(more);
+        Filter::default()
+    });
+    if errors.is_empty() { Ok((filter, limit, cursor)) } else { Err(Problem::invalid(errors)) }
+}
+
+/// Where the fields of a filter stand.
+#[derive(Clone, Copy)]
+pub enum Field {
+    /// In the query of a list.
+    OfQuery,
+    /// In the `filter` of a body.
+    OfFilter,
+}
+
+impl Field {
+    /// The pointer to one of them.
+    pub fn pointer(self, name: &str) -> String {
+        match self {
+            Self::OfQuery => format!("?{name}"),
+            Self::OfFilter => format!("/filter/{}", escaped(name)),
+        }
+    }
+}
+
+/// The filter that these fields are.
+pub fn filter_of(
+    fields: Vec<(String, String)>,
+    namespace: &str,
+    place: Field,
+) -> Result<Filter, Vec<FieldError>> {
+    let mut filter = Filter::default();
+    let mut errors = Vec::new();
+    for (name, value) in fields {
+        let mut bad = |code, detail: String| errors.push(FieldError::new(place.pointer(&name), code, detail));
         match name.as_str() {
             "id" => match TimerId::parse(&value) {
                 Ok(_) if filter.uids.len() == MAX_IDS => {
@@ -161,15 +212,8 @@ fn filter_of(
             "due_after" | "due_before" => match UnixMs::parse_rfc3339(&value) {
                 Ok(at) if name == "due_after" => filter.due_after = Some(at),
                 Ok(at) => filter.due_before = Some(at),
+                Err(why) if matches!(place, Field::OfFilter) => bad("bad_time", why.to_string()),
                 Err(why) => bad("bad_time", format!("{why} (a + in a URL is written %2B)")),
-            },
-            "limit" => match value.parse() {
-                Ok(n) if (1..=MAX_LIST).contains(&n) => limit = n,
-                _ => bad("range", format!("from 1 to {MAX_LIST}")),
-            },
-            "cursor" => match value.parse() {
-                Ok(place) => cursor = Some(place),
-                Err(_) => bad("bad_cursor", "give `next` of the page before, unchanged".into()),
             },
             "destination" if is_name(&value) => filter.destination = Some(value),
             "destination" => bad("bad_name", "1 to 64 of A-Z a-z 0-9 . _ -".into()),
@@ -182,5 +226,5 @@ fn filter_of(
             _ => bad("unknown_field", "no such filter; see /docs".into()),
         }
     }
-    if errors.is_empty() { Ok((filter, limit, cursor)) } else { Err(Problem::invalid(errors)) }
+    if errors.is_empty() { Ok(filter) } else { Err(errors) }
 }

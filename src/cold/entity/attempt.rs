@@ -20,6 +20,7 @@ pub struct Model {
     pub detail: Option<String>,
     pub node: String,
     pub created_at: i64,
+    pub delivery_id: Option<String>,
 }
 
 /// None: an attempt may outlive its timer's row.

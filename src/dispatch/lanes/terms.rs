@@ -9,6 +9,8 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
+use super::{Class, LaneKey, Lanes};
+
 /// For how long ahead slots are asked for, in microseconds.
 const AHEAD_US: i64 = 250_000;
 
@@ -80,7 +82,7 @@ pub(super) struct Changed {
 pub(super) struct Agreed {
     terms: HashMap<i64, Terms>,
     slots: HashMap<i64, Slots>,
-    /// Lanes that have pointers and too few slots.
+    /// Lanes that have something to send and too few slots.
     wanting: HashSet<i64>,
 }
 
@@ -104,6 +106,11 @@ impl Agreed {
     /// Whether a lane is that of a destination.
     pub fn has(&self, lane: i64) -> bool {
         self.terms.contains_key(&lane)
+    }
+
+    /// Whether these are the terms of a lane.
+    pub fn are(&self, lane: i64, terms: &Terms) -> bool {
+        self.terms.get(&lane) == Some(terms)
     }
 
     /// Whether nothing is to be sent from a lane.
@@ -159,7 +166,7 @@ impl Agreed {
         !self.wanting.is_empty()
     }
 
-    /// The slots to ask for: `(lane, count, step)`, where `waiting` tells how many pointers a lane has.
+    /// The slots to ask for: `(lane, count, step)`, where `waiting` tells for how many attempts a lane needs some.
     pub fn wanted(&mut self, waiting: impl Fn(i64) -> usize) -> Vec<(i64, i64, i64)> {
         let mut wanted = Vec::new();
         for lane in std::mem::take(&mut self.wanting) {
@@ -186,6 +193,75 @@ impl Agreed {
         }
         let slots = self.slots.entry(lane).or_insert_with(|| Slots { step_us, ranges: VecDeque::new() });
         slots.ranges.push_back((first_us, count));
+    }
+}
+
+impl Lanes {
+    /// Puts the terms of all destinations in force. What waits in lanes that are held now is dropped.
+    pub fn set_terms(&mut self, terms: HashMap<i64, Terms>, now_ms: i64) {
+        let changed = self.agreed.set(terms);
+        for lane in changed.lanes {
+            let most = self.agreed.concurrency(lane, self.per_lane);
+            for class in Class::ALL {
+                let key = LaneKey { lane, class };
+                if self.agreed.holds(lane) {
+                    self.empty(key);
+                }
+                if let Some(lane) = self.lanes.get_mut(&key) {
+                    lane.limit = lane.limit.min(most);
+                }
+                self.wake(key, now_ms);
+            }
+        }
+        if changed.has_released {
+            self.released += 1;
+            self.backlogs.call_sweep();
+        }
+    }
+
+    /// How often a lane has ceased to be held.
+    pub fn released(&self) -> u64 {
+        self.released
+    }
+
+    /// Drops what waits in a lane.
+    fn empty(&mut self, key: LaneKey) {
+        let Some(lane) = self.lanes.get_mut(&key) else { return };
+        let dropped = lane.queue.take(usize::MAX);
+        lane.refuse_permits();
+        self.unqueued(key, &dropped, true);
+        self.clear_backlogs(key, 1);
+        self.forget_revisions(&dropped);
+    }
+
+    /// Whether a lane needs time at its destination ([`Lanes::wanted_slots`]).
+    pub fn needs_slots(&self) -> bool {
+        self.agreed.is_wanting()
+    }
+
+    /// The time at destinations to ask for: `(lane, count, step in µs)`.
+    pub fn wanted_slots(&mut self) -> Vec<(i64, i64, i64)> {
+        let (receivers, beside) = (&self.receivers, self.beside.take_waiting());
+        let timers = |lane| receivers.get(&lane).map_or(0, |receiver| receiver.waiting);
+        self.agreed.wanted(|lane| timers(lane) + beside.get(&lane).copied().unwrap_or(0))
+    }
+
+    /// Slots were reserved in a lane: `count` from `first_us` on.
+    pub fn grant_slots(&mut self, lane: i64, first_us: i64, count: i64, step_us: i64, now_ms: i64) {
+        self.agreed.grant(lane, first_us, count, step_us);
+        for class in Class::ALL {
+            self.wake(LaneKey { lane, class }, now_ms);
+        }
+    }
+
+    /// Slots could not be reserved: they are asked for again.
+    pub fn want_slots_again(&mut self, lanes: impl Iterator<Item = i64>) {
+        self.agreed.want_again(lanes);
+    }
+
+    /// The lanes that are held: the sweep skips them, too.
+    pub fn held(&self) -> impl Iterator<Item = i64> {
+        self.agreed.held()
     }
 }
 

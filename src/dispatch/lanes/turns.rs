@@ -8,7 +8,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use super::lane::{INITIAL_LIMIT, Waits};
 use super::receiver::Standing;
-use super::{Class, InHand, LaneKey, Lanes, TURN};
+use super::{Class, LaneKey, Lanes, TURN};
 use crate::model::pointer::Pointer;
 
 /// How many rings there are.
@@ -253,9 +253,8 @@ impl Lanes {
     /// The turn of one lane, which was at the head of this ring.
     fn turn(&mut self, key: LaneKey, ring: usize, most: usize, now_ms: i64, taken: &mut Vec<Pointer>) {
         let (in_flight, initial_limit) = (self.in_flight(), self.initial_limit(key.lane));
-        let has_rate = self.agreed.has_rate(key.lane);
-        let of_node =
-            (self.total + self.set_aside).saturating_sub(self.in_hand.len()).min(self.room_of_ring(ring));
+        let (has_rate, places) = (self.agreed.has_rate(key.lane), self.places(key.lane));
+        let of_node = self.in_hand.free_places(self.total).min(self.room_of_ring(ring));
         let (group, share) = (group_of(key.lane), self.group_share());
         let (Some(lane), Some(receiver)) = (self.lanes.get_mut(&key), self.receivers.get(&key.lane)) else {
             return;
@@ -267,16 +266,18 @@ impl Lanes {
             return self.wake_from(key, now_ms);
         }
         let of_lane = match trial {
+            // Events have them all.
+            _ if places == 0 => 0,
             Some(_) => usize::from(receiver.in_flight == 0),
             // Attempts that only wait for a permit take no room that other receivers need. With a rate they would wait while
             // their slots pass.
             None if standing == Standing::Proven && in_flight < self.total / 2 && !has_rate => {
                 lane.max_in_flight(initial_limit).saturating_sub(lane.in_flight)
             }
-            None => lane.limit.saturating_sub(lane.in_flight),
+            None => lane.limit.min(places).saturating_sub(lane.in_flight),
         };
         if of_lane == 0 {
-            // An attempt of this receiver is under way; its end wakes the lane.
+            // An attempt of this receiver is under way, or an event; its end wakes the lane.
             lane.waits = Waits::Nowhere;
             return;
         }
@@ -308,8 +309,12 @@ impl Lanes {
             // A pointer that a newer one has replaced is dropped here.
             if self.queued_revisions.get(&pointer.uid) == Some(&revision) {
                 self.queued_revisions.remove(&pointer.uid);
+                // It went out with others meanwhile, and was changed since.
+                if self.in_hand.keep(pointer) {
+                    continue;
+                }
                 let slot_us = slots.and_then(|_| self.agreed.take(key.lane, until_us));
-                self.in_hand.insert(pointer.uid, InHand { revision, slot_us, next: None });
+                self.in_hand.take(pointer, slot_us);
                 taken.push(*pointer);
             }
         }

@@ -94,6 +94,8 @@ figures! {
     Redelivered "redelivered" "again" 0;
     /// From process start until everything that was in flight at the kill was delivered again.
     Again "again_s" "again s" 2;
+    /// From the end of the step until no lifecycle event waited.
+    Drained "drained_s" "drained s" 2;
     /// Bytes a timer takes in SQL, indexes included.
     SqlBytes "sql_bytes_per_timer" "SQL B" 0;
     /// Bytes a timer takes in Redis.

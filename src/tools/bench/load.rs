@@ -113,17 +113,28 @@ impl Endpoint {
 
     /// One call outside any load; fails unless the answer is 200.
     pub async fn get(&self, path: &str) -> anyhow::Result<Vec<u8>> {
+        match self.call(&self.head("GET", path, 0), path).await? {
+            (200, body) => Ok(body),
+            (status, _) => Err(anyhow!("{path} answered {status}")),
+        }
+    }
+
+    /// The same for what is put there; fails unless the answer is 200 or 201.
+    pub async fn put(&self, path: &str, body: &str) -> anyhow::Result<()> {
+        match self.call(&(self.head("PUT", path, body.len()) + body), path).await? {
+            (200 | 201, _) => Ok(()),
+            (status, body) => Err(anyhow!("{path} answered {status}: {}", String::from_utf8_lossy(&body))),
+        }
+    }
+
+    async fn call(&self, request: &str, path: &str) -> anyhow::Result<(u16, Vec<u8>)> {
         let ask = async {
             let mut body = Vec::new();
-            let request = self.head("GET", path, 0);
             let head = Connection::open(&self.address).await?.call(request.as_bytes(), &mut body).await?;
             std::io::Result::Ok((head.status, body))
         };
         let answer = tokio::time::timeout(Duration::from_secs(30), ask).await;
-        match answer.with_context(|| format!("{path} took too long"))?? {
-            (200, body) => Ok(body),
-            (status, _) => Err(anyhow!("{path} answered {status}")),
-        }
+        Ok(answer.with_context(|| format!("{path} took too long"))??)
     }
 }
 

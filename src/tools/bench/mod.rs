@@ -20,6 +20,7 @@ pub mod figures;
 pub mod load;
 pub mod receiver;
 pub mod scenario;
+mod subscribed;
 pub mod timers;
 pub mod wire;
 
@@ -71,6 +72,8 @@ pub struct Options {
     pub batch: usize,
     /// Connections that send batches and streams.
     pub bulk_connections: usize,
+    /// Somebody subscribes to every lifecycle event.
+    pub subscribed: bool,
     /// Shows a line of progress.
     pub progress: fn(&str),
 }
@@ -154,6 +157,7 @@ async fn one(options: &Options, scenario: &Scenario, stop: &CancellationToken) -
 
 async fn measure(env: &mut Env, scenario: &Scenario) -> anyhow::Result<Vec<Row>> {
     env.start().await?;
+    env.subscribe().await?;
     scenario.run(env).await
 }
 
@@ -178,7 +182,8 @@ impl Env {
         let seed = tag.bytes().fold(wall_us().unsigned_abs(), |seed, byte| mix(seed ^ u64::from(byte)));
         let receiver = Receiver::start(mix(seed), options.receivers)?;
         let (hosts, payload_bytes) = (options.receivers.hosts, options.payload_bytes);
-        let shape = Shape { webhook: receiver.url(), hosts, payload_bytes, seed };
+        let target = serde_json::json!({"webhook": {"url": receiver.url()}}).to_string();
+        let shape = Shape { target, hosts, payload_bytes, seed };
         let dir = std::env::temp_dir().join(format!("mainspring-bench-{tag}"));
         std::fs::create_dir(&dir).with_context(|| format!("{} cannot be made", dir.display()))?;
         let endpoint = options.server.clone().unwrap_or(Endpoint {

@@ -127,6 +127,12 @@ impl Receiver {
         format!("http://{}{}", self.address, path(self.token))
     }
 
+    /// Where lifecycle events go: they are taken and not counted.
+    pub fn log_url(&self) -> String {
+        let port = self.address.rsplit(':').next().unwrap_or_default();
+        format!("http://127.0.0.1:{port}/log")
+    }
+
     /// Begins a step: only these timers count from now on.
     pub fn expect(&self, timers: Range<u64>) {
         let count = usize::try_from(timers.end - timers.start).unwrap_or(0);

@@ -72,8 +72,8 @@ impl Due {
 /// What all timers of a run have in common.
 #[derive(Debug, Clone)]
 pub struct Shape {
-    /// Where they are delivered; a [`HOST`] in it becomes one of `hosts` addresses.
-    pub webhook: String,
+    /// Their target, as JSON; a [`HOST`] in it becomes one of `hosts` addresses.
+    pub target: String,
     /// How many receivers there are. The timers go to them in turn.
     pub hosts: u32,
     /// How long `data` is, in bytes.
@@ -117,12 +117,19 @@ impl Shape {
         self.timer(head("DELETE", &format!("/v1/timers/{ID}"), 0))
     }
 
+    /// The id of the timer with this number, if callers name them.
+    pub fn id(&self, number: u64) -> String {
+        format!("b{:016x}", mix(number ^ self.seed))
+    }
+
+    /// When it is due.
+    pub fn due(&self, number: u64, due: Due) -> UnixMs {
+        due.of(number, self.seed)
+    }
+
     fn json(&self) -> String {
         let filling = "x".repeat(self.payload_bytes.saturating_sub(MIN_PAYLOAD));
-        format!(
-            r#"{{"fire_at":"{DUE}","target":{{"webhook":{{"url":"{}"}}}},"data":{{"n":"{NUMBER}","p":"{filling}"}}}}"#,
-            self.webhook
-        )
+        format!(r#"{{"fire_at":"{DUE}","target":{},"data":{{"n":"{NUMBER}","p":"{filling}"}}}}"#, self.target)
     }
 
     fn timer(&self, text: String) -> Timer {
@@ -167,14 +174,18 @@ pub fn mix(number: u64) -> u64 {
 mod tests {
     use super::*;
 
+    fn hook(url: &str) -> String {
+        serde_json::json!({"webhook": {"url": url}}).to_string()
+    }
+
     fn shape() -> Shape {
-        Shape { webhook: "http://127.0.0.1:1/x".into(), hosts: 1, payload_bytes: 100, seed: 7 }
+        Shape { target: hook("http://127.0.0.1:1/x"), hosts: 1, payload_bytes: 100, seed: 7 }
     }
 
     #[test]
     fn timers_go_to_their_receivers_in_turn_and_every_address_is_one() {
-        let webhook = format!("http://{HOST}:1/x");
-        let mut timer = Shape { webhook, hosts: MOST_HOSTS, ..shape() }.item(Ids::Server);
+        let target = hook(&format!("http://{HOST}:1/x"));
+        let mut timer = Shape { target, hosts: MOST_HOSTS, ..shape() }.item(Ids::Server);
         let length = timer.bytes.len();
         let mut host = |number| {
             timer.become_number(number, Due::FAR);
@@ -187,7 +198,7 @@ mod tests {
         assert_eq!((host(0), host(most)), ("127.100.100.100".into(), "127.100.100.100".into()));
         assert_eq!((host(1234), host(most - 1)), ("127.100.112.134".into(), "127.199.199.199".into()));
         let mut seen = std::collections::HashSet::new();
-        let three = Shape { webhook: HOST.into(), hosts: 3, ..shape() };
+        let three = Shape { target: HOST.into(), hosts: 3, ..shape() };
         let mut timer = three.item(Ids::Server);
         for number in 0..9 {
             timer.become_number(number, Due::FAR);
@@ -210,6 +221,8 @@ mod tests {
             assert_eq!(json["fire_at"], at.rfc3339());
             assert!((0..1000).contains(&(at.get() - 1_800_000_000_000)));
             assert_eq!(json["id"].as_str().unwrap().len(), ID.len());
+            assert_eq!(json["id"], shape().id(number));
+            assert_eq!(shape().due(number, due), at);
         }
         assert!(!timer.bytes.iter().any(|b| b"#$@".contains(b)));
     }

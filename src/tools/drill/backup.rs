@@ -10,6 +10,7 @@ use sqlx::{AssertSqlSafe, Connection, SqliteConnection};
 use super::cluster::Cluster;
 use super::fault::FaultKind;
 use super::history::{Affected, Fault, Micros, Restored};
+use super::wait_until;
 use crate::clock::{Monotonic, wall_us};
 
 /// How far the store goes back at least: some heartbeats, by which it is found.
@@ -38,8 +39,7 @@ pub async fn take(cluster: &Cluster) -> anyhow::Result<()> {
 /// All nodes are killed, the cold store goes back, and the nodes hold for a while what fell due since.
 pub async fn restored(cluster: &mut Cluster, from_us: Micros, backed_up_us: Micros) -> anyhow::Result<Fault> {
     // On a busy machine the backup may have taken all the time that was planned.
-    let work_on_us = backed_up_us + BACK_US - wall_us();
-    tokio::time::sleep(Duration::from_micros(work_on_us.try_into().unwrap_or_default())).await;
+    wait_until(backed_up_us + BACK_US).await;
     for node in &mut cluster.nodes {
         node.kill().await?;
     }

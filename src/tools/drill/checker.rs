@@ -14,7 +14,8 @@
 //! | untrue change | acknowledged, and an older due time fired |
 //! | unexplained duplicate | accepted, and sent again, though no fault kept the node of the accepted attempt from recording it |
 //! | unfenced | an attempt came after a later one, and its node had not stood still: it went on although it had lost the shard |
-//! | mistaken identity | one firing under two delivery ids, or two under one |
+//! | mistaken identity | one firing under two delivery ids, or two under one that are no merged set |
+//! | joined | a timer that came with a merged set which had come without it before |
 //! | straggler | late by the sweep's grain in healthy times, while its neighbours were not: the wheel had lost it |
 //! | late | the same, and its neighbours were late too, while the machine had time: the service is too slow |
 //! | unheld | fell due between a backup and its restore, and was sent before the operator accepted it |
@@ -41,6 +42,8 @@ use super::history::{Affected, Answer, Arrival, Ask, Call, Fault, History, Micro
 
 /// How long a fault may still have its effect after its end: connections are made anew.
 const RECONNECT_US: Micros = 2_000_000;
+/// The same of a broker: its reader connects anew, too, and nodes wait longer before they do.
+const BROKER_RECONNECT_US: Micros = 6_000_000;
 /// How long a node may take to record the outcome of an attempt once it knows it. A fault that begins later
 /// explains no repeat of that attempt.
 const RECORD_US: Micros = 2_000_000;
@@ -54,6 +57,11 @@ pub struct Limits {
     pub recovery_us: Micros,
     /// An answer that took longer may have come after its node had stopped waiting.
     pub answer_us: Micros,
+}
+
+/// How long a fault may still bear on this attempt after its end.
+const fn reconnect_us(arrival: &Arrival) -> Micros {
+    if arrival.broker.is_some() { BROKER_RECONNECT_US } else { RECONNECT_US }
 }
 
 /// How a timer ended.
@@ -133,8 +141,12 @@ pub fn check(history: &History, limits: Limits) -> Findings {
         }
     }
     while arrived.next().is_some_and(|group| check.unasked(group)) {}
-    arrivals.retain(|arrival| !touched.contains(&arrival.timer));
+    let is_touched = |arrival: &&Arrival| touched.contains(&arrival.timer);
+    let undone: HashSet<u64> =
+        arrivals.iter().copied().filter(is_touched).map(|arrival| arrival.delivery).collect();
+    arrivals.retain(|arrival| !undone.contains(&arrival.delivery));
     check.identities(&arrivals);
+    check.sets(&arrivals);
     check.lateness();
     check.found
 }
@@ -228,10 +240,11 @@ impl Check<'_> {
             }
             self.early(number, arrival);
             let latest = latest.entry(arrival.generation).or_default();
-            stale.push(arrival.attempt < *latest);
-            if arrival.attempt < *latest && self.is_explained_by_standstill(arrival) {
+            let is_stale = arrival.attempt < *latest;
+            stale.push(is_stale);
+            if is_stale && (self.was_held_at_broker(arrival) || self.is_explained_by_standstill(arrival)) {
                 self.found.unfenced_explained += 1;
-            } else if arrival.attempt < *latest {
+            } else if is_stale {
                 self.found.unfenced += 1;
                 let latest = *latest;
                 self.describe("unfenced", number, || {
@@ -248,11 +261,10 @@ impl Check<'_> {
 
     fn early(&mut self, number: u32, arrival: &Arrival) {
         let clock_us = self.clock.of_claim(arrival.at_us);
-        if clock_us < arrival.due_ms * 1000 {
+        let due_ms = arrival.due_ms.max(arrival.moment_ms);
+        if clock_us < due_ms * 1000 {
             self.found.early += 1;
-            self.describe("early", number, || {
-                format!("{} us before {}", arrival.due_ms * 1000 - clock_us, arrival.due_ms)
-            });
+            self.describe("early", number, || format!("{} us before {due_ms}", due_ms * 1000 - clock_us));
         }
     }
 
@@ -261,11 +273,20 @@ impl Check<'_> {
     fn is_explained_by_standstill(&mut self, arrival: &Arrival) -> bool {
         let mut faults = self.history.faults.iter().enumerate();
         let standstill = faults.find(|(index, fault)| {
-            fault.made_stand_still(arrival.node)
+            fault.made_stand_still(arrival)
                 && fault.overlaps(arrival.at_us - RECONNECT_US, arrival.at_us)
                 && !self.spent.contains(index)
         });
         standstill.is_some_and(|(index, _)| self.spent.insert(index))
+    }
+
+    /// Whether a broker that stood still or was away took it, or told of it, later than it was sent.
+    fn was_held_at_broker(&self, arrival: &Arrival) -> bool {
+        let from_us = arrival.at_us - reconnect_us(arrival);
+        arrival.broker.is_some_and(|broker| {
+            let is_its = |fault: &Fault| fault.affected == Affected::Broker(broker);
+            self.history.faults.iter().any(|fault| is_its(fault) && fault.overlaps(from_us, arrival.at_us))
+        })
     }
 
     fn changes(&mut self, number: u32, calls: &[&Call], arrivals: &[&Arrival], terms: Terms) {
@@ -310,6 +331,7 @@ impl Check<'_> {
                 Answer::Stopped => after().next().map(|_| "stopped, and sent once more"),
                 Answer::InFlight => {
                     let fresh = arrivals.iter().zip(stale).filter(|(a, stale)| a.at_us > since && !**stale);
+                    let fresh = fresh.filter(|(a, _)| !self.was_held_at_broker(a));
                     (fresh.count() > 1).then_some("in_flight, and more than the attempt under way came")
                 }
                 Answer::AlreadyFired if terms == Terms::default() => {
@@ -343,9 +365,9 @@ impl Check<'_> {
             let is_numbered_alike =
                 before.iter().any(|a| (a.generation, a.attempt) == (again.generation, again.attempt));
             let is_explained = |a: &&Arrival| {
-                let (from, until) = (a.at_us - RECONNECT_US, a.at_us + a.took_us + RECORD_US);
+                let (from, until) = (a.at_us - reconnect_us(a), a.at_us + a.took_us + RECORD_US);
                 self.history.faults.iter().any(|fault| {
-                    fault.keeps_from_recording(a.node) && fault.overlaps(from, until.min(again.at_us))
+                    fault.keeps_from_recording(a) && fault.overlaps(from, until.min(again.at_us))
                 })
             };
             if !is_numbered_alike && accepted.all(is_explained) {
@@ -440,14 +462,35 @@ impl Check<'_> {
         End::Lost
     }
 
-    /// One firing has one delivery id, and no other firing has it.
+    /// A merged set is never larger than when it came first.
+    fn sets(&mut self, arrivals: &[&Arrival]) {
+        let mut merged: Vec<&Arrival> = arrivals.iter().filter(|arrival| arrival.merged).copied().collect();
+        merged.sort_by_key(|arrival| (arrival.delivery, arrival.at_us, arrival.attempt));
+        for set in merged.chunk_by(|a, b| a.delivery == b.delivery) {
+            let together = |a: &Arrival, b: &Arrival| (a.at_us, a.attempt) == (b.at_us, b.attempt);
+            let mut attempts = set.chunk_by(|a, b| together(a, b));
+            let Some(first) = attempts.next() else { continue };
+            self.found.sets += 1;
+            self.found.merged += first.len() as u64;
+            let members: HashSet<u32> = first.iter().map(|arrival| arrival.timer).collect();
+            for joined in attempts.flatten().filter(|arrival| !members.contains(&arrival.timer)) {
+                self.found.joined += 1;
+                self.describe("joined", joined.timer, || {
+                    format!("attempt {} of a set of {} came with it", joined.attempt, members.len())
+                });
+            }
+        }
+    }
+
+    /// One firing has one delivery id, and no other firing has it but those of its merged set.
     fn identities(&mut self, arrivals: &[&Arrival]) {
         let mut of_firing: HashMap<(u32, i32), u64> = HashMap::new();
         let mut of_delivery: HashMap<u64, (u32, i32)> = HashMap::new();
         for arrival in arrivals {
             let firing = (arrival.timer, arrival.generation);
             let one_id = *of_firing.entry(firing).or_insert(arrival.delivery) == arrival.delivery;
-            let one_firing = *of_delivery.entry(arrival.delivery).or_insert(firing) == firing;
+            let one_firing =
+                arrival.merged || *of_delivery.entry(arrival.delivery).or_insert(firing) == firing;
             if !one_id || !one_firing {
                 self.found.mistaken_identity += 1;
                 self.describe("mistaken identity", arrival.timer, || {

@@ -8,15 +8,17 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use rustix::process::Signal;
 use tempfile::TempDir;
 use tokio::net::lookup_host;
 use url::Url;
 
+use super::brokers::Brokers;
 use super::history::source_of;
 use super::plan::{NEAR_MS, TIMEOUT_MS, WINDOW_MS};
 use super::proxy::Proxy;
+use crate::tools::brokers::Kind;
 use crate::tools::node::NodeProcess;
 use crate::tools::process::Process;
 use crate::tools::servers::{Choice, FakeClock, Keeps, Postgres, Redis, SmallDisk, Stores, free_port};
@@ -32,8 +34,12 @@ const SQLITE: &str = "drill.db";
 /// The size of a small disk in MiB: a new PostgreSQL with its log of changes, and what a drill writes.
 const SMALL_DISK_MIB: u32 = 256;
 
+/// How to have brokers.
+const INSTALL: &str =
+    "on Debian and Ubuntu: apt-get install rabbitmq-server mosquitto nats-server redis-server";
+
 /// What a drill needs of its cluster beside nodes and stores.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Needs {
     /// How many files each node may have open, if that is limited.
     pub files: Option<u64>,
@@ -41,18 +47,22 @@ pub struct Needs {
     pub clock: bool,
     /// A cold store on a disk that can be filled.
     pub small_disk: bool,
+    /// A broker of each of these kinds; `Some` of none where it needs one and there is none.
+    pub brokers: Option<Vec<Kind>>,
 }
 
 impl Needs {
     /// Fails, with the reason, if this machine does not have it.
-    pub fn check(self) -> anyhow::Result<()> {
+    pub fn check(&self) -> anyhow::Result<()> {
         if self.clock {
             FakeClock::library()?;
         }
         if self.small_disk {
             SmallDisk::may_be_mounted()?;
         }
-        Ok(())
+        let Some(brokers) = &self.brokers else { return Ok(()) };
+        ensure!(!brokers.is_empty(), "there is none of the brokers that it can do this to; {INSTALL}");
+        brokers.iter().try_for_each(|kind| kind.check())
     }
 }
 
@@ -108,6 +118,8 @@ pub struct Cluster {
     pub nodes: Vec<Node>,
     /// The servers, if they are the drill's own.
     pub own: Option<OwnServers>,
+    /// The brokers; none but in drills of brokers.
+    pub brokers: Brokers,
     /// The disk of the cold store, if it is one that can be filled.
     pub disk: Option<SmallDisk>,
     /// What was made on given servers.
@@ -127,14 +139,22 @@ impl Cluster {
         nodes: u8,
         lease_ms: u64,
         sets: &[String],
-        needs: Needs,
+        needs: &Needs,
     ) -> anyhow::Result<Self> {
         let dir = tempfile::Builder::new().prefix("mainspring-drill").tempdir()?;
         // PostgreSQL runs as another user when we are root, and must be able to enter.
         #[cfg(unix)]
         std::fs::set_permissions(dir.path(), std::os::unix::fs::PermissionsExt::from_mode(0o711))?;
-        let mut cluster =
-            Self { nodes: Vec::new(), own: None, disk: None, given: None, hot: None, cold: None, dir };
+        let mut cluster = Self {
+            nodes: Vec::new(),
+            own: None,
+            brokers: Brokers::start(needs.brokers.as_deref().unwrap_or_default(), dir.path()).await?,
+            disk: None,
+            given: None,
+            hot: None,
+            cold: None,
+            dir,
+        };
         let (cold, hot) = cluster.stores(environment, needs).await?;
         for number in 0..nodes {
             let mut node = cluster.node(number, &cold, hot.as_deref(), lease_ms, sets).await?;
@@ -162,7 +182,7 @@ impl Cluster {
     async fn stores(
         &mut self,
         environment: &Environment,
-        needs: Needs,
+        needs: &Needs,
     ) -> anyhow::Result<(String, Option<String>)> {
         let dir = self.dir.path().to_owned();
         let make_dir = |name: &str| -> anyhow::Result<PathBuf> {

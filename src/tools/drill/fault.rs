@@ -1,5 +1,6 @@
 //! Faults: how each is injected and healed, and what proves that it landed.
 
+mod broker;
 mod storm;
 mod stranger;
 
@@ -15,6 +16,8 @@ use super::history::{Affected, Fault, Micros, Recorder};
 use super::proxy::{Commits, Proxy};
 use super::receiver::Receivers;
 use crate::clock::wall_us;
+use crate::tools::brokers::{Full, Kind};
+use broker::Broken;
 use storm::{Raged, Storm};
 use stranger::Stranger;
 
@@ -77,6 +80,12 @@ pub enum FaultKind {
     /// The cold store is restored from a backup that was made when the fault began. The restore itself happens when it
     /// heals, and what is held is accepted a while later.
     Restore,
+    /// SIGKILL of a broker.
+    BrokerKill(Kind),
+    /// SIGSTOP of a broker.
+    BrokerStop(Kind),
+    /// A broker refuses what it is sent.
+    BrokerFull(Kind, Full),
 }
 
 impl FaultKind {
@@ -107,6 +116,10 @@ impl FaultKind {
             Self::DiskFull => "disk full",
             Self::LogFull => "disk full, log used up",
             Self::Restore => "restore",
+            Self::BrokerKill(_) => "broker-kill",
+            Self::BrokerStop(_) => "broker-stop",
+            Self::BrokerFull(_, Full::Limit) => "broker full",
+            Self::BrokerFull(_, Full::Alarm) => "broker short of disk",
         }
     }
 
@@ -131,7 +144,18 @@ impl FaultKind {
             | Self::LogFull => Resource::Postgres,
             Self::Blackhole => Resource::Receivers,
             Self::Storm => Resource::Callers,
+            Self::BrokerKill(kind) | Self::BrokerStop(kind) | Self::BrokerFull(kind, _) => {
+                Resource::Broker(kind)
+            }
             Self::Outage | Self::SlowCold | Self::Restore => Resource::All,
+        }
+    }
+
+    /// The broker that it is for.
+    pub const fn broker(self) -> Option<Kind> {
+        match self.resource() {
+            Resource::Broker(kind) => Some(kind),
+            _ => None,
         }
     }
 
@@ -172,6 +196,9 @@ impl FaultKind {
             Self::SlowCold => Affected::Slow(cluster.nodes.iter().map(|node| node.number).collect()),
             Self::Blackhole => Affected::Receivers,
             Self::Storm => Affected::Callers,
+            Self::BrokerKill(kind) | Self::BrokerStop(kind) | Self::BrokerFull(kind, _) => {
+                Affected::Broker(kind)
+            }
             Self::LockRows => Affected::Rows,
             Self::LockHistory => Affected::Ends,
             Self::Outage => Affected::Nodes(cluster.nodes.iter().map(|node| node.number).collect()),
@@ -192,6 +219,8 @@ pub enum Resource {
     Receivers,
     /// The callers.
     Callers,
+    /// A broker.
+    Broker(Kind),
     /// Everything.
     All,
 }
@@ -208,6 +237,8 @@ pub struct ActiveFault {
     stranger: Option<Stranger>,
     /// When a backup was made.
     backed_up_us: Micros,
+    /// The broker.
+    broken: Option<Broken>,
     /// What fills the queue of receivers that are silent.
     filling: Vec<TcpStream>,
     /// The callers.
@@ -235,6 +266,7 @@ pub async fn inject(
         before: 0,
         stranger: None,
         backed_up_us: 0,
+        broken: None,
         filling: Vec::new(),
         storm: None,
     };
@@ -325,6 +357,11 @@ pub async fn inject(
             backup::take(cluster).await?;
             active.backed_up_us = wall_us();
         }
+        FaultKind::BrokerKill(of) | FaultKind::BrokerStop(of) | FaultKind::BrokerFull(of, _) => {
+            let broken = Broken::begin(&mut cluster.brokers, recorder, kind, of).await?;
+            active.from_us = broken.from_us;
+            active.broken = Some(broken);
+        }
         FaultKind::ClockForward | FaultKind::ClockBack => {
             let ahead_s = own(cluster)?.postgres.jump(kind.jumps_s()).await?;
             active.landed = Some(format!("it is {ahead_s:.1} s ahead of this machine's now"));
@@ -348,7 +385,7 @@ pub async fn heal(
     receivers: &Receivers,
     active: ActiveFault,
 ) -> anyhow::Result<Fault> {
-    let ActiveFault { kind, mut from_us, mut landed, before, stranger, backed_up_us, filling, storm } =
+    let ActiveFault { kind, mut from_us, mut landed, before, stranger, backed_up_us, broken, filling, storm } =
         active;
     match kind {
         FaultKind::Restart(number) | FaultKind::Kill(number) => node(cluster, number)?.start()?,
@@ -420,6 +457,10 @@ pub async fn heal(
                 landed = (waiting > 0).then(|| format!("{waiting} sessions waited for it"));
             }
             stranger.leave().await?;
+        }
+        FaultKind::BrokerKill(_) | FaultKind::BrokerStop(_) | FaultKind::BrokerFull(..) => {
+            let broken = broken.context("no broker is broken")?;
+            landed = broken.end(&mut cluster.brokers, recorder, kind).await?;
         }
         FaultKind::ClockForward | FaultKind::ClockBack => {}
         FaultKind::Restore => return backup::restored(cluster, from_us, backed_up_us).await,

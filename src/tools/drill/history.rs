@@ -11,6 +11,8 @@ use std::sync::{Mutex, PoisonError};
 
 use serde::Serialize;
 
+use crate::tools::brokers::Kind;
+
 /// Microseconds: a moment since the Unix epoch by this machine's wall clock, or a span.
 pub type Micros = i64;
 
@@ -83,11 +85,17 @@ pub struct Arrival {
     pub attempt: i32,
     /// The delivery id, hashed.
     pub delivery: u64,
-    /// `ce-dueat`, in milliseconds since the Unix epoch.
+    /// The timer's due time, in milliseconds since the Unix epoch.
     pub due_ms: i64,
-    /// Which node sent it, by the address that it came from; `None` for a stranger.
+    /// `ce-dueat`: the same, or of a merged set its moment.
+    pub moment_ms: i64,
+    /// It came with others, in a merged set.
+    pub merged: bool,
+    /// Which node sent it, by the address that it came from; `None` for a stranger, and for what came to a broker.
     pub node: Option<u8>,
-    /// When it came.
+    /// The broker that it came to; of what came to a receiver `None`.
+    pub broker: Option<Kind>,
+    /// When it came; from a broker, when it was read there.
     pub at_us: Micros,
     /// The status that it was answered with; `None` if it never was.
     pub replied: Option<u16>,
@@ -99,6 +107,11 @@ impl Arrival {
     /// Whether the receiver took it.
     pub fn accepted(&self) -> bool {
         self.replied.is_some_and(|status| (200..300).contains(&status))
+    }
+
+    /// Whether it came from a node of the drill, or to a broker of it.
+    pub const fn is_known(&self) -> bool {
+        self.node.is_some() || self.broker.is_some()
     }
 }
 
@@ -123,6 +136,8 @@ pub enum Affected {
     Receivers,
     /// These nodes, whose way to the cold store is slow: this explains nothing.
     Slow(Vec<u8>),
+    /// The broker of this kind only.
+    Broker(Kind),
     /// The callers only: this explains nothing.
     Callers,
     /// Some rows of the cold store, beside which all others go on: this explains nothing.
@@ -171,14 +186,15 @@ impl Fault {
         self.from_us <= until_us && from_us <= self.until_us
     }
 
-    /// Whether it keeps a node from learning or recording how its attempts come out. `None` is a stranger, whom no
-    /// fault explains.
-    pub fn keeps_from_recording(&self, node: Option<u8>) -> bool {
+    /// Whether it keeps the node of an attempt from learning or recording how it came out. No fault explains what a
+    /// stranger sent.
+    pub fn keeps_from_recording(&self, of: &Arrival) -> bool {
         match &self.affected {
             Affected::Nodes(nodes) | Affected::Paused(nodes) => {
-                node.is_some_and(|node| nodes.contains(&node))
+                of.node.is_some_and(|node| nodes.contains(&node))
             }
-            Affected::Cold | Affected::Machine | Affected::Clock(_) | Affected::Restored(_) => node.is_some(),
+            Affected::Cold | Affected::Machine | Affected::Clock(_) | Affected::Restored(_) => of.is_known(),
+            Affected::Broker(kind) => of.broker == Some(*kind),
             Affected::Orderly(_)
             | Affected::Hot
             | Affected::Receivers
@@ -192,14 +208,21 @@ impl Fault {
     /// Whether it excuses lateness. A fault of receivers or of the way to a store does not: the timers of others are
     /// to come in time.
     pub fn may_delay(&self) -> bool {
-        !matches!(self.affected, Affected::Receivers | Affected::Callers | Affected::Slow(_) | Affected::Rows)
+        !matches!(
+            self.affected,
+            Affected::Receivers
+                | Affected::Broker(_)
+                | Affected::Callers
+                | Affected::Slow(_)
+                | Affected::Rows
+        )
     }
 
-    /// Whether it made a node stand still, so that the node may go on with what it had begun.
-    pub fn made_stand_still(&self, node: Option<u8>) -> bool {
+    /// Whether it made the node of an attempt stand still, so that the node may go on with what it had begun.
+    pub fn made_stand_still(&self, of: &Arrival) -> bool {
         match &self.affected {
-            Affected::Paused(nodes) => node.is_some_and(|node| nodes.contains(&node)),
-            Affected::Machine => node.is_some(),
+            Affected::Paused(nodes) => of.node.is_some_and(|node| nodes.contains(&node)),
+            Affected::Machine => of.is_known(),
             _ => false,
         }
     }
@@ -215,6 +238,7 @@ impl Fault {
             Affected::Orderly(_)
             | Affected::Hot
             | Affected::Receivers
+            | Affected::Broker(_)
             | Affected::Slow(_)
             | Affected::Callers
             | Affected::Rows
@@ -269,16 +293,17 @@ impl Recorder {
         lock(&self.calls).push(call);
     }
 
-    /// Notes an arrival; the answer follows by the number that is returned.
-    pub fn arrival(&self, arrival: Arrival) -> usize {
+    /// Notes what came with one attempt, one timer or a set; the answer follows by the numbers that are returned.
+    pub fn arrived(&self, arrived: Vec<Arrival>) -> Range<usize> {
         let mut arrivals = lock(&self.arrivals);
-        arrivals.push(arrival);
-        arrivals.len() - 1
+        let first = arrivals.len();
+        arrivals.extend(arrived);
+        first..arrivals.len()
     }
 
-    /// Notes the status with which an arrival is answered, before it is, and how long that took.
-    pub fn replied(&self, number: usize, status: u16, took_us: Micros) {
-        if let Some(arrival) = lock(&self.arrivals).get_mut(number) {
+    /// Notes the status with which an attempt is answered, before it is, and how long that took.
+    pub fn replied(&self, numbers: Range<usize>, status: u16, took_us: Micros) {
+        for arrival in lock(&self.arrivals).get_mut(numbers).into_iter().flatten() {
             (arrival.replied, arrival.took_us) = (Some(status), took_us);
         }
     }
@@ -306,6 +331,13 @@ impl Recorder {
     pub fn arrived_from(&self, node: u8, since_us: Micros) -> usize {
         let arrivals = lock(&self.arrivals);
         arrivals.iter().rev().take_while(|a| a.at_us >= since_us).filter(|a| a.node == Some(node)).count()
+    }
+
+    /// How many attempts came to a broker between two moments.
+    pub fn arrived_at(&self, broker: Kind, from_us: Micros, until_us: Micros) -> usize {
+        let arrivals = lock(&self.arrivals);
+        let its = |a: &&Arrival| a.broker == Some(broker) && (from_us..=until_us).contains(&a.at_us);
+        arrivals.iter().filter(its).count()
     }
 
     /// When the first and the last attempt for timers of these numbers came, and for how many timers.

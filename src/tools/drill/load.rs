@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use reqwest::header::RETRY_AFTER;
 use reqwest::{Client, Method, StatusCode};
 use serde_json::{Value, json};
@@ -17,9 +17,11 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::history::{Answer, Ask, Call, Micros, Recorder};
-use super::plan::{Behaviour, FollowUp, GRACE_MS, Planned};
+use super::plan::{Behaviour, FollowUp, GRACE_MS, MERGE_WINDOW_MS, Planned};
 use super::receiver::Receivers;
+use super::wait_until;
 use crate::clock::wall_us;
+use crate::model::priority::Priority;
 use crate::model::time::UnixMs;
 
 /// How long a caller waits for an answer; a node that is paused gives none.
@@ -34,6 +36,9 @@ const BATCH: usize = 1000;
 /// Batches under way at once.
 const BATCHES: usize = 4;
 
+/// What the id of a timer begins with, before its number.
+const ID: &str = "drill-";
+
 /// The callers.
 pub struct Callers {
     http: Client,
@@ -41,6 +46,8 @@ pub struct Callers {
     nodes: Vec<String>,
     recorder: Arc<Recorder>,
     receivers: Arc<Receivers>,
+    /// Destinations at brokers.
+    destinations: Vec<String>,
     calls: Semaphore,
     turn: AtomicU64,
     /// Cancelled: no call is made again.
@@ -48,11 +55,12 @@ pub struct Callers {
 }
 
 impl Callers {
-    /// Callers of these nodes.
+    /// Callers of these nodes, who know these destinations.
     pub fn new(
         nodes: Vec<String>,
         recorder: Arc<Recorder>,
         receivers: Arc<Receivers>,
+        destinations: Vec<String>,
     ) -> anyhow::Result<Arc<Self>> {
         let http = Client::builder()
             .no_proxy()
@@ -63,7 +71,7 @@ impl Callers {
             .build()
             .context("the HTTP client cannot be made")?;
         let (calls, turn, give_up) = (Semaphore::new(CALLS), AtomicU64::new(0), CancellationToken::new());
-        Ok(Arc::new(Self { http, nodes, recorder, receivers, calls, turn, give_up }))
+        Ok(Arc::new(Self { http, nodes, recorder, receivers, destinations, calls, turn, give_up }))
     }
 
     /// Makes the calls of a plan, which begins now; returns when the last one is answered or given up.
@@ -85,7 +93,7 @@ impl Callers {
 
     async fn one(&self, number: u32, planned: Planned, began_us: Micros) {
         let due_ms = began_us / 1000 + planned.due_at;
-        let body = timer(&self.receivers.url(number, planned.behaviour), due_ms, &planned);
+        let body = self.timer(number, due_ms, &planned);
         let done = self.ask(number, Ask::Register { due_ms }, Method::PUT, Some(&body)).await;
         let (Answer::Done { .. }, Some((at, follow_up))) = (done, planned.follow_up) else { return };
         wait_until(began_us + at * 1000).await;
@@ -160,11 +168,19 @@ impl Callers {
     }
 
     async fn batch(&self, first: u32, dues_ms: &[i64], behaviour: Behaviour) {
-        let planned = Planned { asked_at: 0, due_at: 0, behaviour, expires: false, follow_up: None };
+        let planned = Planned {
+            asked_at: 0,
+            due_at: 0,
+            behaviour,
+            expires: false,
+            priority: Priority::default(),
+            merges: None,
+            follow_up: None,
+        };
         let numbers = || (first..).zip(dues_ms);
         let timers: Vec<Value> = numbers()
             .map(|(number, due_ms)| {
-                let mut one = timer(&self.receivers.url(number, behaviour), *due_ms, &planned);
+                let mut one = self.timer(number, *due_ms, &planned);
                 one["id"] = id(number).into();
                 one
             })
@@ -201,6 +217,35 @@ impl Callers {
         Some(answer["results"].as_array()?.iter().filter_map(one).collect())
     }
 
+    /// The request that registers a timer. Those that merge have one owner and one receiver.
+    fn timer(&self, number: u32, due_ms: i64, planned: &Planned) -> Value {
+        let group = planned.merges.and_then(|from| u32::try_from(from).ok());
+        let mut timer = timer(&self.target(group.unwrap_or(number), planned.behaviour), due_ms, planned);
+        if let Some(group) = group {
+            timer["owner"] = json!(format!("drill-owner-{group}"));
+            timer["merge"] = json!({ "window": format!("PT{}S", MERGE_WINDOW_MS as f64 / 1000.0) });
+        }
+        timer
+    }
+
+    fn target(&self, number: u32, behaviour: Behaviour) -> Value {
+        match behaviour {
+            Behaviour::Queued if !self.destinations.is_empty() => {
+                json!({"destination": self.destinations[number as usize % self.destinations.len()]})
+            }
+            _ => json!({"webhook": {"url": self.receivers.url(number, behaviour)}}),
+        }
+    }
+
+    /// Makes a destination. Fails when a node does not.
+    pub async fn destination(&self, name: &str, body: &Value) -> anyhow::Result<()> {
+        let url = format!("{}/v1/destinations/{name}", self.node());
+        let answer = self.http.put(url).json(body).send().await?;
+        let (status, text) = (answer.status(), answer.text().await?);
+        ensure!(status.is_success(), "the destination {name} is not made: {text}");
+        Ok(())
+    }
+
     /// The ledger, from the next node in turn. `None` when that node does not answer.
     pub async fn ledger(&self) -> Option<Value> {
         let response = self.http.get(format!("{}/v1/ledger", self.node())).send().await.ok()?;
@@ -210,15 +255,21 @@ impl Callers {
 
 /// The id of a timer.
 fn id(number: u32) -> String {
-    format!("drill-{number}")
+    format!("{ID}{number}")
 }
 
-fn timer(url: &str, due_ms: i64, planned: &Planned) -> Value {
+/// The number of the timer with this id.
+pub(super) fn number_of(id: &str) -> Option<u32> {
+    id.strip_prefix(ID)?.parse().ok()
+}
+
+fn timer(target: &Value, due_ms: i64, planned: &Planned) -> Value {
     let attempts = planned.terms().attempts.unwrap_or(20);
     let mut timer = json!({
         "fire_at": UnixMs::new(due_ms).rfc3339(),
-        "target": { "webhook": { "url": url } },
+        "target": target,
         "retry": { "attempts": attempts, "first": "PT0.2S", "cap": "PT2S" },
+        "priority": planned.priority,
         "data": { "drill": true },
     });
     if planned.expires {
@@ -250,13 +301,6 @@ fn judge(ask: Ask, status: StatusCode, says_when: bool, body: &Value) -> Answer 
         // Others from 500 on are not in the contract, nor is a refusal that does not say when to come back.
         (_, 429 | 503) if says_when => Answer::Unknown,
         (_, status) => Answer::Nonsense(status),
-    }
-}
-
-async fn wait_until(at_us: Micros) {
-    let wait = at_us - wall_us();
-    if wait > 0 {
-        tokio::time::sleep(Duration::from_micros(wait.unsigned_abs())).await;
     }
 }
 

@@ -10,10 +10,12 @@
 //! | [`schedule`], [`fault`], `backup` | which faults come when; how each is injected, healed and proved |
 //! | [`plan`], `extra`, [`load`], [`receiver`] | the timers; those beside the load; the callers; the receivers |
 //! | [`history`], [`checker`], [`verdict`] | what was seen; what it proves; how it is reported |
+//! | [`brokers`] | the brokers, and who reads what comes there |
 //! | [`machine`] | when this machine stood still by itself |
 //! | [`cluster`], [`proxy`] | nodes and stores; connections that can be cut |
 
 mod backup;
+pub mod brokers;
 pub mod checker;
 pub mod cluster;
 mod extra;
@@ -36,6 +38,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::clock::wall_us;
 use crate::limits;
+use crate::tools::brokers::Kind;
 use checker::{Findings, Limits, check};
 use cluster::{Cluster, Environment};
 use extra::Extra;
@@ -49,6 +52,9 @@ use verdict::{Outcome, Verdict};
 
 /// How long after the last due time timers may take to end: retries, claims that run out.
 const END: Duration = Duration::from_secs(45);
+/// How long after the ledger has none that is live it may take to see from outside that all have ended: what was sent comes
+/// within moments, and what is at a broker is read by a client that connects anew within a second.
+const SEEN: Duration = Duration::from_secs(10);
 /// How long repeats are watched for after every timer has ended.
 ///
 /// No node has any more to send then: an attempt starts only from a row that has not ended. One that comes all
@@ -76,6 +82,8 @@ pub struct Options {
     pub lease_ms: u64,
     /// Timers that fill the window before the load begins, beside those of the load.
     pub window_timers: u32,
+    /// The kinds of brokers that drills of brokers have.
+    pub brokers: Vec<Kind>,
     /// Further settings of the nodes.
     pub sets: Vec<String>,
     /// Where the nodes' logs are kept after a violation.
@@ -110,8 +118,9 @@ pub async fn run(
     // Receivers and callers need more files than a shell gives as a rule.
     limits::raise();
     let nodes = if options.environment == Environment::Embedded { 1 } else { options.nodes };
+    let needs = drill.needs(&options.brokers);
     let mut cluster =
-        Cluster::open(&options.environment, nodes, options.lease_ms, &options.sets, drill.needs()).await?;
+        Cluster::open(&options.environment, nodes, options.lease_ms, &options.sets, &needs).await?;
     let rehearsed = tokio::select! {
         rehearsed = rehearse(&mut cluster, drill, seed, options, progress) => rehearsed,
         () = stop.cancelled() => Err(Interrupted.into()),
@@ -143,10 +152,17 @@ async fn rehearse(
     let nodes = cluster.nodes.len() as u8;
     let plan = plan::timers(seed, drill.shape(options.rate, options.seconds));
     let lease_ms = i64::try_from(options.lease_ms)?;
-    let schedule = drill.schedule(seed, options.seconds, lease_ms, nodes, breakable(&options.environment));
+    let (breakable, brokers) = (breakable(&options.environment), &options.brokers);
+    let schedule = drill.schedule(seed, options.seconds, lease_ms, nodes, breakable, brokers);
     let recorder = Arc::new(Recorder::default());
     let receivers = Arc::new(Receivers::start(Arc::clone(&recorder)).await?);
-    let callers = Callers::new(cluster.addresses(), Arc::clone(&recorder), Arc::clone(&receivers))?;
+    let (names, bodies): (Vec<_>, Vec<_>) = cluster.brokers.destinations().into_iter().unzip();
+    let callers =
+        Callers::new(cluster.addresses(), Arc::clone(&recorder), Arc::clone(&receivers), names.clone())?;
+    cluster.brokers.read(&recorder).await?;
+    for (name, body) in names.iter().zip(&bodies) {
+        callers.destination(name, body).await?;
+    }
     let extra = Extra::of(drill, plan.len() as u32, options, nodes);
     if !extra.is_empty() {
         progress("filling the window", 0, 0);
@@ -178,7 +194,7 @@ async fn rehearse(
         let crowded = if options.is_planted() { Vec::new() } else { machine.crowded() };
         check(&History { held_up: machine.held_up(), crowded, ..seen }, limits)
     };
-    let mut ledger = None;
+    let (mut ledger, mut ended_us) = (None, None);
     loop {
         let now_us = wall_us();
         // Calls that are still under way may move a timer to a later time.
@@ -192,8 +208,10 @@ async fn rehearse(
         if load.is_finished() && now_us >= last_due_us {
             ledger = callers.ledger().await.or(ledger);
             let ended = ledger.as_ref().is_some_and(|ledger| ledger["pending"] == 0);
+            ended_us = ended.then(|| ended_us.unwrap_or(now_us));
+            let unseen = ended_us.is_some_and(|at_us: Micros| now_us > at_us + SEEN.as_micros() as Micros);
             let found = check_now();
-            if give_up || (ended && found.lost == 0 && found.open == 0) {
+            if give_up || unseen || (ended && found.lost == 0 && found.open == 0) {
                 break;
             }
         }
@@ -208,6 +226,14 @@ async fn rehearse(
     faults.extend(extra.came(&recorder, cluster));
     let verdict = judge(drill, seed, options, findings, faults, ledger);
     Ok(Verdict { nodes, seconds: (wall_us() - began_us) as f64 / 1e6, ..verdict })
+}
+
+/// Waits until a moment by this machine's clock; not at all where it is past.
+async fn wait_until(at_us: Micros) {
+    let wait_us = at_us - wall_us();
+    if wait_us > 0 {
+        tokio::time::sleep(Duration::from_micros(wait_us.unsigned_abs())).await;
+    }
 }
 
 /// Injects and heals the faults of the schedule, in the order of time.
@@ -341,6 +367,7 @@ mod tests {
             seconds: 1,
             lease_ms: 1000,
             window_timers: 0,
+            brokers: Vec::new(),
             sets: Vec::new(),
             keep: None,
         }

@@ -5,6 +5,7 @@ use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
 
 use super::history::Terms;
+use crate::model::priority::Priority;
 
 /// The wheels' reach in drills: short, so that timers pass cold store, minute wheel and second wheel within
 /// seconds. In milliseconds.
@@ -22,6 +23,11 @@ const MOVE_MS: i64 = 5_000;
 pub const TAIL_MS: i64 = 8_000;
 /// Grace of the timers that may expire.
 pub const GRACE_MS: i64 = 3_000;
+
+/// Timers that merge are due within one window after one of these moments.
+const MERGE_GRID_MS: i64 = 500;
+/// How far apart timers may be due that go out together.
+pub const MERGE_WINDOW_MS: i64 = 300;
 
 /// How a receiver treats a timer's attempts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,11 +59,13 @@ pub enum Behaviour {
     /// Accepts at once; it has an address of its own and one timer, and keeps the connection. Its timer has few
     /// attempts: what a node lacks is none.
     Kept,
+    /// A destination at one of the drill's brokers, which is read.
+    Queued,
 }
 
 impl Behaviour {
     /// All of them; the one that accepts at once comes first.
-    const ALL: [Self; 13] = [
+    const ALL: [Self; 14] = [
         Self::Accepts,
         Self::AcceptsSlowly,
         Self::FailsOnceSlowly,
@@ -71,6 +79,7 @@ impl Behaviour {
         Self::Distant,
         Self::Crowd,
         Self::Kept,
+        Self::Queued,
     ];
 
     /// How many of them, after the first, are those of bad receivers.
@@ -117,6 +126,10 @@ pub struct Planned {
     pub behaviour: Behaviour,
     /// Whether it expires when it is found too late.
     pub expires: bool,
+    /// Who goes first.
+    pub priority: Priority,
+    /// It may go out with others that are due from this moment on; they have one owner and one receiver.
+    pub merges: Option<i64>,
     /// The second call about it, and when it is made.
     pub follow_up: Option<(i64, FollowUp)>,
 }
@@ -127,7 +140,8 @@ impl Planned {
         Terms {
             grace_ms: self.expires.then_some(GRACE_MS),
             attempts: self.behaviour.attempts(),
-            difficult: self.behaviour != Behaviour::Accepts,
+            // A timer that merges waits for others, which may be moved away.
+            difficult: self.behaviour != Behaviour::Accepts || self.merges.is_some(),
         }
     }
 }
@@ -143,10 +157,14 @@ pub struct LoadShape {
     pub bad_receivers: u32,
     /// How many of a hundred have a receiver that can fall silent.
     pub distant: u32,
+    /// How many of a hundred go to brokers.
+    pub queued: u32,
     /// How many of a hundred fail slowly at first, then accept slowly: a pause meets them under way.
     pub failing_slowly: u32,
     /// How many of a hundred expire when found too late.
     pub expiring: u32,
+    /// How many of a hundred merge.
+    pub merging: u32,
 }
 
 impl LoadShape {
@@ -178,18 +196,31 @@ fn one(rng: &mut SmallRng, asked_at: i64, shape: LoadShape) -> Planned {
     };
     let tier = tier.start..tier.end.min(longest);
     let ahead = rng.random_range(if tier.is_empty() { 0..longest } else { tier });
-    let due_at = asked_at + ahead;
+    let mut due_at = asked_at + ahead;
     let hundredth = rng.random_range(0..100);
-    let behaviour = if hundredth < shape.bad_receivers {
+    let mut behaviour = if hundredth < shape.bad_receivers {
         Behaviour::ALL[rng.random_range(1..=Behaviour::BAD)]
     } else if hundredth < shape.bad_receivers + shape.failing_slowly {
         Behaviour::FailsOnceSlowly
     } else if hundredth < shape.bad_receivers + shape.failing_slowly + shape.distant {
         Behaviour::Distant
+    } else if hundredth < shape.bad_receivers + shape.failing_slowly + shape.distant + shape.queued {
+        Behaviour::Queued
     } else {
         Behaviour::Accepts
     };
-    let expires = rng.random_range(0..100) < shape.expiring;
+    let mut expires = rng.random_range(0..100) < shape.expiring;
+    let priority = match rng.random_range(0..10) {
+        0 => Priority::High,
+        1 => Priority::Low,
+        _ => Priority::Normal,
+    };
+    let merges = (rng.random_range(0..100) < shape.merging).then(|| due_at - due_at % MERGE_GRID_MS);
+    if let Some(from) = merges {
+        due_at = from + rng.random_range(0..=MERGE_WINDOW_MS);
+        behaviour = if (from / MERGE_GRID_MS) % 3 == 0 { Behaviour::FailsOnce } else { Behaviour::Accepts };
+        expires = false;
+    }
     let follow_up = (rng.random_range(0..100) < 40).then(|| {
         let near = rng.random_bool(0.5);
         let at = if near {
@@ -206,15 +237,23 @@ fn one(rng: &mut SmallRng, asked_at: i64, shape: LoadShape) -> Planned {
         };
         (at, follow_up)
     });
-    Planned { asked_at, due_at, behaviour, expires, follow_up }
+    Planned { asked_at, due_at, behaviour, expires, priority, merges, follow_up }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const SHAPE: LoadShape =
-        LoadShape { rate: 500, seconds: 20, bad_receivers: 20, distant: 0, failing_slowly: 5, expiring: 10 };
+    const SHAPE: LoadShape = LoadShape {
+        rate: 500,
+        seconds: 20,
+        bad_receivers: 20,
+        distant: 0,
+        queued: 0,
+        failing_slowly: 5,
+        expiring: 10,
+        merging: 0,
+    };
 
     #[test]
     fn one_seed_is_one_plan() {
@@ -254,6 +293,16 @@ mod tests {
                 assert!(count * 50 > plan.len(), "tier {tier} of {seconds} s: {count} of {}", plan.len());
             }
         }
+    }
+
+    #[test]
+    fn timers_that_merge_are_due_close_to_others() {
+        let plan = timers(1, LoadShape { merging: 10, ..SHAPE });
+        let merging: Vec<_> = plan.iter().filter_map(|t| Some((t.merges?, t.due_at))).collect();
+        assert!(merging.len() * 12 > plan.len(), "{}", merging.len());
+        assert!(merging.iter().all(|(from, due)| (*from..=from + MERGE_WINDOW_MS).contains(due)));
+        let groups: std::collections::BTreeSet<i64> = merging.iter().map(|(from, _)| *from).collect();
+        assert!(groups.len() * 3 < merging.len(), "{} sets", groups.len());
     }
 
     #[test]

@@ -16,10 +16,12 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::serve::{Listener, ListenerExt};
 use futures::stream;
+use serde::Deserialize;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-use super::history::{Arrival, Recorder, node_of};
+use super::history::{Arrival, Micros, Recorder, node_of};
+use super::load::number_of;
 use super::plan::{Behaviour, TIMEOUT_MS};
 use crate::clock::wall_us;
 use crate::model::time::UnixMs;
@@ -114,25 +116,16 @@ async fn receive(
     ConnectInfo(from): ConnectInfo<SocketAddr>,
     Path((behaviour, timer)): Path<(String, u32)>,
     headers: HeaderMap,
-    _body: Bytes,
+    body: Bytes,
 ) -> Response {
     let at_us = wall_us();
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let mut hasher = DefaultHasher::new();
-    text("ce-id").hash(&mut hasher);
-    let attempt = text("ce-attempt").parse().unwrap_or(0);
-    let number = recorder.arrival(Arrival {
-        timer,
-        generation: text("ce-generation").parse().unwrap_or(0),
-        attempt,
-        delivery: hasher.finish(),
-        due_ms: UnixMs::parse_rfc3339(text("ce-dueat")).map_or(0, UnixMs::get),
-        node: node_of(from.ip()),
-        at_us,
-        replied: None,
-        took_us: 0,
+    let one = Arrival { node: node_of(from.ip()), ..arrival(|name| text(&format!("ce-{name}")), at_us) };
+    let numbers = recorder.arrived(match text("ce-type") {
+        MERGED => members(&body).map(|member| member.of(one)).collect(),
+        _ => vec![one],
     });
-    let first = attempt <= 1;
+    let first = one.attempt <= 1;
     let (wait, status) = match Behaviour::of(&behaviour).unwrap_or(Behaviour::Gone) {
         Behaviour::AcceptsSlowly => (SLOW, StatusCode::NO_CONTENT),
         Behaviour::FailsOnceSlowly if first => (SLOW_FAILURE[0], StatusCode::SERVICE_UNAVAILABLE),
@@ -150,7 +143,7 @@ async fn receive(
         _ => (Duration::ZERO, StatusCode::NO_CONTENT),
     };
     tokio::time::sleep(wait).await;
-    recorder.replied(number, status.as_u16(), wall_us() - at_us);
+    recorder.replied(numbers, status.as_u16(), wall_us() - at_us);
     match Behaviour::of(&behaviour) {
         Some(Behaviour::DripsAnswer) => (status, Body::from_stream(drip())).into_response(),
         Some(Behaviour::HugeAnswer) => (status, Body::from_stream(huge())).into_response(),
@@ -164,6 +157,61 @@ async fn receive(
         }
         _ => status.into_response(),
     }
+}
+
+/// What came, by its CloudEvents attributes, before it is answered.
+pub(super) fn arrival<'a>(attribute: impl Fn(&str) -> &'a str, at_us: Micros) -> Arrival {
+    let mut hasher = DefaultHasher::new();
+    attribute("id").hash(&mut hasher);
+    let moment_ms = UnixMs::parse_rfc3339(attribute("dueat")).map_or(0, UnixMs::get);
+    Arrival {
+        // What is no timer of the drill is nobody's. Of a merged set the members say which they are.
+        timer: number_of(attribute("subject")).unwrap_or(u32::MAX),
+        generation: attribute("generation").parse().unwrap_or(0),
+        attempt: attribute("attempt").parse().unwrap_or(0),
+        delivery: hasher.finish(),
+        due_ms: moment_ms,
+        moment_ms,
+        merged: false,
+        node: None,
+        broker: None,
+        at_us,
+        replied: None,
+        took_us: 0,
+    }
+}
+
+/// The `ce-type` of a merged set.
+const MERGED: &str = "mainspring.timer.merged.v1";
+
+/// A member of a merged set, in its body.
+#[derive(Deserialize)]
+struct Member {
+    timer: String,
+    due_at: String,
+    generation: i32,
+}
+
+impl Member {
+    /// Its part of what came.
+    fn of(&self, set: Arrival) -> Arrival {
+        Arrival {
+            timer: number_of(&self.timer).unwrap_or(u32::MAX),
+            generation: self.generation,
+            due_ms: UnixMs::parse_rfc3339(&self.due_at).map_or(0, UnixMs::get),
+            merged: true,
+            ..set
+        }
+    }
+}
+
+/// The members of a merged set; none if the body is not one.
+fn members(body: &[u8]) -> impl Iterator<Item = Member> {
+    #[derive(Deserialize)]
+    struct Set {
+        merged: Vec<Member>,
+    }
+    serde_json::from_slice::<Set>(body).map(|set| set.merged).unwrap_or_default().into_iter()
 }
 
 /// A byte every 100 ms, for longer than a node waits.

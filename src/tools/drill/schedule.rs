@@ -4,10 +4,12 @@ use rand::rngs::SmallRng;
 use rand::seq::{IndexedRandom, SliceRandom};
 use rand::{Rng, SeedableRng};
 
+use super::brokers::TIMEOUT_MS;
 use super::cluster::Needs;
 use super::extra::FEW_FILES;
 use super::fault::{FaultKind, Resource};
 use super::plan::LoadShape;
+use crate::tools::brokers::{Full, Kind};
 
 /// The most timers a second whose receiver fails slowly.
 const SLOW_FAILURES_PER_SECOND: u32 = 20;
@@ -59,6 +61,12 @@ pub enum Drill {
     DiskFull,
     /// The cold store is restored from a backup of seconds ago
     Restore,
+    /// Brokers are killed and started again
+    BrokerKill,
+    /// Brokers stand still
+    BrokerStop,
+    /// Brokers are full, or short of disk
+    BrokerFull,
     /// Two random faults every ten seconds
     Compound,
 }
@@ -76,7 +84,7 @@ pub struct ScheduledFault {
 
 impl Drill {
     /// All of them, in the order in which `all` runs them.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 26] = [
         Self::Restart,
         Self::Kill,
         Self::Pause,
@@ -99,6 +107,9 @@ impl Drill {
         Self::ClockJump,
         Self::DiskFull,
         Self::Restore,
+        Self::BrokerKill,
+        Self::BrokerStop,
+        Self::BrokerFull,
         Self::Compound,
     ];
 
@@ -122,6 +133,9 @@ impl Drill {
                 | Self::Storm
                 | Self::DiskFull
                 | Self::Restore
+                | Self::BrokerKill
+                | Self::BrokerStop
+                | Self::BrokerFull
                 | Self::Compound
         )
     }
@@ -135,9 +149,48 @@ impl Drill {
         }
     }
 
-    /// What it needs of its cluster.
-    pub fn needs(self) -> Needs {
+    /// What it does to brokers, in this order; nothing where it is no drill of brokers.
+    const fn of_brokers(self) -> &'static [FaultKind] {
+        use FaultKind::{BrokerFull, BrokerKill, BrokerStop};
+        match self {
+            // Mosquitto and Tansu keep what they have confirmed in memory: killed, they have lost it.
+            Self::BrokerKill => &[
+                BrokerKill(Kind::RedisStream),
+                BrokerKill(Kind::Jetstream),
+                // It takes longest to start.
+                BrokerKill(Kind::Amqp),
+            ],
+            Self::BrokerStop => &[
+                BrokerStop(Kind::RedisStream),
+                BrokerStop(Kind::Jetstream),
+                BrokerStop(Kind::Mqtt),
+                BrokerStop(Kind::Kafka),
+                BrokerStop(Kind::Amqp),
+            ],
+            // Mosquitto and Tansu have no limit at which they refuse.
+            Self::BrokerFull => &[
+                BrokerFull(Kind::RedisStream, Full::Limit),
+                BrokerFull(Kind::Jetstream, Full::Limit),
+                BrokerFull(Kind::Amqp, Full::Limit),
+                BrokerFull(Kind::Amqp, Full::Alarm),
+            ],
+            _ => &[],
+        }
+    }
+
+    /// The kinds of brokers that it can be done to; none where it is no drill of brokers.
+    pub fn brokers(self) -> Vec<Kind> {
+        let mut kinds: Vec<Kind> = self.of_brokers().iter().filter_map(|fault| fault.broker()).collect();
+        kinds.dedup();
+        kinds
+    }
+
+    /// What it needs of its cluster, where it may have brokers of these kinds.
+    pub fn needs(self, brokers: &[Kind]) -> Needs {
+        let theirs = self.brokers();
+        let possible = || theirs.iter().copied().filter(|kind| brokers.contains(kind)).collect();
         Needs {
+            brokers: (!theirs.is_empty()).then(possible),
             files: (self == Self::Fds).then_some(FEW_FILES.into()),
             clock: self == Self::ClockJump,
             small_disk: self == Self::DiskFull,
@@ -159,7 +212,10 @@ impl Drill {
         // More than these, and they keep each other waiting.
         let failing_slowly = failing_slowly.min(SLOW_FAILURES_PER_SECOND * 100 / rate.max(1));
         let distant = if self == Self::Blackhole { 40 } else { 0 };
-        LoadShape { rate, seconds, bad_receivers, distant, failing_slowly, expiring }
+        // Which of them go out together is known only where the clock does not jump.
+        let merging = if self == Self::ClockJump { 0 } else { 6 };
+        let queued = if self.of_brokers().is_empty() { 0 } else { 50 };
+        LoadShape { rate, seconds, bad_receivers, distant, queued, failing_slowly, expiring, merging }
     }
 
     /// The faults of a seed, in order: after three seconds of health, and the last healed when the load ends.
@@ -170,6 +226,7 @@ impl Drill {
         lease_ms: i64,
         nodes: u8,
         breakable: Breakable,
+        brokers: &[Kind],
     ) -> Vec<ScheduledFault> {
         // Other random numbers than the plan's: the same load meets other faults.
         let mut rng = SmallRng::seed_from_u64(seed ^ 0x00d1_211e);
@@ -246,6 +303,11 @@ impl Drill {
             Self::Restore => {
                 rounds(rng, first, last, 1, |_, rng| (rng.random_range(2500..5000), FaultKind::Restore))
             }
+            Self::BrokerKill | Self::BrokerStop | Self::BrokerFull => {
+                let faults = self.of_brokers().iter().copied();
+                let theirs = |fault: &FaultKind| fault.broker().is_some_and(|kind| brokers.contains(&kind));
+                of_brokers(rng, first, last, faults.filter(theirs).collect())
+            }
             Self::Compound => compound(rng, first, last, lease_ms, nodes, breakable),
         }
     }
@@ -282,6 +344,28 @@ fn rounds(
         let lasts = lasts.min(each - 200).max(100);
         let from = begin(round) + rng.random_range(0..=(each - lasts).max(1) / 2);
         schedule.push(scheduled(from, lasts, kind));
+    }
+    schedule
+}
+
+/// One after another where they are of one broker; those of several may last at the same time: each is longer than an
+/// attempt may take, if the load is long enough.
+fn of_brokers(rng: &mut SmallRng, first: i64, last: i64, faults: Vec<FaultKind>) -> Vec<ScheduledFault> {
+    let mut schedule: Vec<ScheduledFault> = Vec::new();
+    let longest = TIMEOUT_MS + 1500;
+    // Enough comes by then to see that nothing comes.
+    let first = (first + 2000).min(last - longest).max(first);
+    let each = (last - first - longest).max(0) / faults.len().max(1) as i64;
+    for (number, kind) in faults.into_iter().enumerate() {
+        let before = schedule.last().filter(|before| before.kind.resource() == kind.resource());
+        let from = first + each * number as i64 + rng.random_range(0..500);
+        let from = before.map_or(from, |before| before.until_ms + 2500).min(last - 200);
+        let lasts = match kind {
+            FaultKind::BrokerKill(_) => rng.random_range(500..2000),
+            FaultKind::BrokerFull(Kind::Amqp, _) => rng.random_range(1500..2500),
+            _ => rng.random_range(TIMEOUT_MS + 300..longest),
+        };
+        schedule.push(scheduled(from, lasts.min(last - from).max(100), kind));
     }
     schedule
 }
@@ -348,12 +432,13 @@ fn possible(nodes: u8, breakable: Breakable) -> Vec<FaultKind> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tools::drill::brokers::KINDS;
 
     #[test]
     fn faults_come_after_three_seconds_of_health_and_heal_before_the_load_ends() {
         for drill in Drill::ALL {
             for seed in 0..200 {
-                let schedule = drill.schedule(seed, 24, 3000, 3, Breakable::Servers);
+                let schedule = drill.schedule(seed, 24, 3000, 3, Breakable::Servers, &KINDS);
                 assert!(schedule.iter().all(|s| s.from_ms >= 3000 && s.from_ms < s.until_ms), "{drill:?}");
                 assert!(schedule.iter().all(|s| s.until_ms <= 24_000), "{drill:?} {seed} {schedule:?}");
                 assert_eq!(schedule.is_empty(), matches!(drill, Drill::SlowHook | Drill::Crowd | Drill::Fds));
@@ -365,7 +450,7 @@ mod tests {
     fn two_faults_at_once_have_two_resources() {
         for drill in Drill::ALL {
             for seed in 0..200 {
-                let schedule = drill.schedule(seed, 60, 3000, 3, Breakable::Servers);
+                let schedule = drill.schedule(seed, 60, 3000, 3, Breakable::Servers, &KINDS);
                 for (index, one) in schedule.iter().enumerate() {
                     let clash = schedule[..index].iter().any(|other| {
                         let apart = other.until_ms < one.from_ms || one.until_ms < other.from_ms;
@@ -378,14 +463,27 @@ mod tests {
     }
 
     #[test]
+    fn only_the_brokers_that_are_there_are_broken() {
+        for drill in [Drill::BrokerKill, Drill::BrokerStop, Drill::BrokerFull] {
+            let of = |kinds: &[Kind]| drill.schedule(1, 24, 3000, 3, Breakable::Servers, kinds);
+            assert_eq!(of(&KINDS).len(), drill.of_brokers().len(), "{drill:?}");
+            let of_redis = of(&[Kind::RedisStream]);
+            assert!(of_redis.len() == 1 && of_redis[0].kind.broker() == Some(Kind::RedisStream), "{drill:?}");
+            assert!(of(&[]).is_empty());
+            assert_eq!(drill.needs(&[Kind::Nats]).brokers, Some(Vec::new()), "{drill:?}");
+        }
+        assert_eq!(Drill::Kill.needs(&KINDS).brokers, None);
+    }
+
+    #[test]
     fn compound_breaks_only_what_can_be_broken() {
         for seed in 0..200 {
-            let embedded = Drill::Compound.schedule(seed, 60, 3000, 1, Breakable::Nodes);
+            let embedded = Drill::Compound.schedule(seed, 60, 3000, 1, Breakable::Nodes, &KINDS);
             let nodes = |s: &ScheduledFault| {
                 matches!(s.kind, FaultKind::Restart(_) | FaultKind::Kill(_) | FaultKind::Pause(_))
             };
             assert!(embedded.iter().all(nodes));
-            let given = Drill::Compound.schedule(seed, 60, 3000, 3, Breakable::Connections);
+            let given = Drill::Compound.schedule(seed, 60, 3000, 3, Breakable::Connections, &KINDS);
             assert!(given.iter().all(|s| !s.kind.needs_own_servers()));
         }
     }

@@ -1,5 +1,5 @@
 //! PostgreSQL, Redis and brokers for tools and tests: throwaway servers on this machine ([`Postgres`], [`Redis`],
-//! [`RabbitMq`], [`Mosquitto`]), and databases and namespaces of a run's own on given servers ([`Stores`]).
+//! [`RabbitMq`], [`Mosquitto`], [`Nats`], [`Tansu`]), and databases and namespaces of a run's own on given servers ([`Stores`]).
 //!
 //! The throwaway servers are the installed programs: nothing is downloaded, and no server that was started elsewhere
 //! is ever used or ended. They flush to disk like real ones, know no passwords (but the brokers), and listen on the loopback only.
@@ -11,10 +11,13 @@
 mod clock;
 mod disk;
 mod mosquitto;
+mod nats;
 mod postgres;
 mod rabbitmq;
 mod redis;
+mod running;
 mod stores;
+mod tansu;
 
 use std::env;
 use std::fs::File;
@@ -33,10 +36,13 @@ use crate::clock::Monotonic;
 pub use clock::FakeClock;
 pub use disk::SmallDisk;
 pub use mosquitto::Mosquitto;
+pub use nats::Nats;
 pub use postgres::Postgres;
 pub use rabbitmq::RabbitMq;
 pub use redis::{Keeps, Redis};
+pub use running::Running;
 pub use stores::{Choice, RedisInfo, Stores};
+pub use tansu::Tansu;
 
 /// How many lines of a server's log an error shows.
 const LOG_LINES: usize = 20;

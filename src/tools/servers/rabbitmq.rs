@@ -1,32 +1,30 @@
-//! A throwaway RabbitMQ: stopped, killed and started again.
+//! A throwaway RabbitMQ.
 
 use std::fs;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::ops::{Deref, DerefMut};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use futures::future::BoxFuture;
-use rustix::process::Signal;
 
-use super::{free_port, launch, program_dirs, ready};
+use super::running::{self, Running};
+use super::{free_port, launch};
 use crate::tools::process::Process;
 
 /// A start of the Erlang machine takes five seconds on a quiet machine.
 const START: Duration = Duration::from_secs(120);
-/// A killed server is gone in milliseconds, unless the disk holds it.
-const STOP: Duration = Duration::from_secs(10);
 
 /// Debian keeps its programs here, without those that ask for a user of its own.
 const PROGRAMS: &str = "/usr/lib/rabbitmq/bin";
 
 /// A RabbitMQ of its caller's own, on one port for good. Dropping it ends the server; the data stay.
 pub struct RabbitMq {
-    process: Process,
+    running: Running,
     /// Erlang's registry of names, of this server alone.
-    names: Process,
+    _names: Arc<Process>,
     dir: PathBuf,
     port: u16,
     names_port: u16,
@@ -65,39 +63,21 @@ impl RabbitMq {
             Command::new(program("epmd")?).args(["-address", "127.0.0.1", "-port", &names_port.to_string()]),
             &dir,
         )?;
-        let process = serve(&dir, port, names_port, peer_port)?;
-        let server = Self { process, names, dir, port, names_port, peer_port };
-        server.ready().await?;
-        Ok(server)
+        let names = Arc::new(names);
+        let again = {
+            let (dir, names) = (dir.clone(), Arc::clone(&names));
+            move || {
+                ensure!(names.ended().is_none(), "epmd has ended");
+                serve(&dir, port, names_port, peer_port)
+            }
+        };
+        let running = Running::start("RabbitMQ", &dir, port, START, again).await?;
+        Ok(Self { running, _names: names, dir, port, names_port, peer_port })
     }
 
-    /// Where it listens.
-    pub fn address(&self) -> SocketAddr {
-        (Ipv4Addr::LOCALHOST, self.port).into()
-    }
-
-    /// SIGKILL; returns when it is gone. Its port stays free for it.
-    pub async fn kill(&self) -> anyhow::Result<()> {
-        self.process.end_with(Signal::KILL, STOP).await?;
-        Ok(())
-    }
-
-    /// Starts it with what it kept and returns when it takes connections. Fails when it still runs.
-    pub async fn start_again(&mut self) -> anyhow::Result<()> {
-        ensure!(self.process.ended().is_some(), "kill RabbitMQ before you start it again");
-        ensure!(self.names.ended().is_none(), "epmd has ended");
-        self.process = serve(&self.dir, self.port, self.names_port, self.peer_port)?;
-        self.ready().await
-    }
-
-    /// Stops it in its tracks: connections stay, nothing is answered. Returns when it stands still. Fails when it has ended.
-    pub fn stop(&self) -> anyhow::Result<()> {
-        self.process.pause()
-    }
-
-    /// Lets it go on where it was stopped. Fails when it has ended.
-    pub fn resume(&self) -> anyhow::Result<()> {
-        self.process.resume()
+    /// Fails, with the reason, if it is not installed.
+    pub fn check() -> anyhow::Result<()> {
+        ["epmd", "rabbitmq-server", "rabbitmqctl"].into_iter().try_for_each(|name| program(name).map(drop))
     }
 
     /// `rabbitmqctl` with these arguments, to be run. Each takes about a second.
@@ -107,13 +87,19 @@ impl RabbitMq {
         command.args(["--quiet", "--node", &node(self.port)]).args(args).stdin(Stdio::null());
         Ok(command)
     }
+}
 
-    async fn ready(&self) -> anyhow::Result<()> {
-        let address = self.address();
-        let answers = || -> BoxFuture<'_, bool> {
-            Box::pin(async move { tokio::net::TcpStream::connect(address).await.is_ok() })
-        };
-        ready("RabbitMQ", &self.process, &self.dir, START, answers).await
+impl Deref for RabbitMq {
+    type Target = Running;
+
+    fn deref(&self) -> &Running {
+        &self.running
+    }
+}
+
+impl DerefMut for RabbitMq {
+    fn deref_mut(&mut self) -> &mut Running {
+        &mut self.running
     }
 }
 
@@ -123,12 +109,7 @@ fn node(port: u16) -> String {
 }
 
 fn program(name: &str) -> anyhow::Result<PathBuf> {
-    let dirs = [PathBuf::from(PROGRAMS)].into_iter().chain(program_dirs());
-    dirs.map(|dir| dir.join(name)).find(|path| path.is_file()).with_context(|| {
-        format!(
-            "no RabbitMQ is installed here ({name}); on Debian and Ubuntu: apt-get install rabbitmq-server"
-        )
-    })
+    running::program(name, &[PROGRAMS], "rabbitmq-server")
 }
 
 fn serve(dir: &Path, port: u16, names_port: u16, peer_port: u16) -> anyhow::Result<Process> {

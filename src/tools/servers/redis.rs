@@ -50,6 +50,11 @@ impl Redis {
         Self::start_with(dir, port, keeps, Vec::new()).await
     }
 
+    /// Fails, with the reason, if it is not installed.
+    pub fn check() -> anyhow::Result<()> {
+        program().map(drop)
+    }
+
     /// The same with further options for the program, at this start and later ones.
     pub async fn start_with(
         dir: &Path,

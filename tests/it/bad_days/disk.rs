@@ -136,6 +136,6 @@ async fn a_full_disk_is_503_until_there_is_room() {
 #[tokio::test]
 async fn a_file_that_may_not_grow_is_503_until_it_may() {
     let node = Node::builder().bearing_file_size_limits().start_ready().await;
-    let full = |node: &Node| limit_files(node, Some(1 << 20));
+    let full = |node: &Node| limit_files(node, Some(2 << 20));
     a_store_without_room_refuses_and_recovers(node, full, |node| limit_files(node, None), "cold store").await;
 }

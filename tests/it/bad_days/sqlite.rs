@@ -96,6 +96,7 @@ impl Fixture {
             due_at: self.clock.now().plus(due_in),
             minute: false,
             priority: Priority::Normal,
+            spread: None,
             target: Target::Webhook(
                 Webhook::new("http://127.0.0.1:9/", None, BTreeMap::new()).expect("a hook"),
             ),

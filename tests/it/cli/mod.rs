@@ -7,9 +7,11 @@ mod calls;
 mod destinations;
 mod look;
 mod manuals;
+mod operations;
 mod receive;
 mod settings;
 mod stores;
+mod subscriptions;
 mod timers;
 
 use std::fs::File;

@@ -103,6 +103,7 @@ pub fn filled_in(expr: &str) -> String {
     let filled = expr
         .replace("$__rate_interval", &format!("{RATE_INTERVAL_S}s"))
         .replace("$instance", ".*")
+        .replace("$destination", ".*")
         .replace("$job", JOB);
     assert!(!filled.contains('$'), "a variable that the test does not know: {expr}");
     filled

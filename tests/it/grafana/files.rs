@@ -15,7 +15,10 @@ const RUNBOOK: &str = "docs/runbook.md";
 const WHOLE: &str = "Whole store. ";
 
 /// Series of the whole store, which only the owner of shard 0 reports.
-const OF_SHARD_0: [&str; 5] = [
+const OF_SHARD_0: [&str; 8] = [
+    "mainspring_destination_waiting_timers",
+    "mainspring_outbox_events",
+    "mainspring_outbox_oldest_seconds",
     "mainspring_pending_timers",
     "mainspring_live_timers",
     "mainspring_forecast_timers",
@@ -79,7 +82,10 @@ fn every_query_follows_the_variables() {
                 .iter()
                 .map(|one| &one["name"])
                 .collect::<Vec<_>>(),
-            ["datasource", "job", "instance"]
+            match board.name.as_str() {
+                "destinations" => vec!["datasource", "job", "instance", "destination"],
+                _ => vec!["datasource", "job", "instance"],
+            }
         );
         let sources = board.text.matches("\"uid\": \"").count()
             - board.text.matches("\"uid\": \"${datasource}\"").count();

@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use mainspring::tools::process::log_tail;
+use reqwest::Method;
 use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -136,9 +137,32 @@ async fn exported(api: &Api) -> Exported {
     exported
 }
 
+/// Pauses a destination for which a timer is due: it has all series of destinations.
+async fn a_destination_is_shown(nodes: &[Api]) {
+    let api = &nodes[0];
+    let hook = serde_json::json!({"webhook": {"url": "http://127.0.0.1:9/"}, "rate_per_second": 5});
+    assert_eq!(api.send(Method::PUT, "/v1/destinations/kept", &[], Some(&hook)).await.status, 201);
+    assert_eq!(api.send(Method::POST, "/v1/destinations/kept/pause", &[], None).await.status, 200);
+    let timer = serde_json::json!({"delay": "PT0S", "target": {"destination": "kept"}});
+    assert_eq!(api.put("for-kept", &timer).await.0, 201);
+    eventually("it is shown", LONG, async || {
+        let shown = "mainspring_destination_waiting_timers{destination=\"kept\"} 1";
+        // By the owner of shard 0.
+        for node in nodes {
+            let (_, text) = node.get("/metrics").await;
+            if text.as_str().is_some_and(|text| text.contains(shown)) {
+                return Ok(());
+            }
+        }
+        Err(shown)
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn every_expression_names_series_that_a_node_exports_and_every_series_is_used() {
     let node = Node::builder().start_ready().await;
+    a_destination_is_shown(&[node.api()]).await;
     let exported = exported(&node.api()).await;
     let (mut faults, mut used) = (Vec::new(), BTreeSet::new());
     for (query, _) in queries() {
@@ -171,6 +195,7 @@ async fn every_expression_returns_something_while_two_nodes_are_busy() {
     let api = one.api();
     let shares = async |one: usize, two: usize| shared_as(&api, &[("one", one), ("two", two)], LONG).await;
     shares(32, 32).await;
+    a_destination_is_shown(&[one.api(), two.api()]).await;
     let prometheus = Prometheus::start(&[&one, &two]).await;
     let receiver = Receiver::start().await;
     let traffic = Traffic::start(vec![one.api()], receiver.url("/ok"), 100);

@@ -11,7 +11,7 @@ use super::promql::Named;
 const ADDED: [&str; 2] = ["job", "instance"];
 
 /// Labels whose values appear with the first call that has them.
-const OPEN: [&str; 3] = ["route", "method", "status"];
+const OPEN: [&str; 4] = ["route", "method", "status", "destination"];
 
 /// Names of samples, with the labels of each and their values.
 #[derive(Debug, Default)]

@@ -283,6 +283,28 @@ async fn what_does_not_work_is_said_on_every_page() {
     assert!(!page.between("data-degraded=\"redis\"", "</p>").contains("hidden"), "{}", page.text);
 }
 
+async fn what_a_paused_destination_keeps_is_not_overdue(builder: NodeBuilder) {
+    let node = builder.start_ready().await;
+    let (api, visitor) = (node.api(), Visitor::new(&node));
+    for name in ["kept", "other"] {
+        let hook = json!({"webhook": {"url": NOWHERE}});
+        let path = format!("/v1/destinations/{name}");
+        assert_eq!(api.send(Method::PUT, &path, &[], Some(&hook)).await.status, 201);
+    }
+    assert_eq!(api.send(Method::POST, "/v1/destinations/kept/pause", &[], None).await.status, 200);
+    let due = crate::support::rfc3339(crate::support::wall_ms() - 60_000);
+    for n in 0..3 {
+        let timer = json!({"fire_at": due, "target": {"destination": "kept"}});
+        assert_eq!(api.put(&format!("kept-{n}"), &timer).await.0, 201);
+    }
+    let page = visitor.get("/late").await;
+    assert!(page.title().starts_with("Nothing is late, and nothing died"), "{}", page.title());
+    let kept = page.between("id=\"kept\"", "</section>");
+    assert!(kept.contains(">kept</a>") && kept.contains(">3</a>"), "{kept}");
+    assert!(page.between("id=\"overdue\"", "</section>").contains("None."), "{}", page.text);
+    is_strict(&page);
+}
+
 #[tokio::test]
 async fn a_node_that_waits_for_its_store_says_so() {
     let node = Node::builder().cold("postgres://nobody@127.0.0.1:9/none").hot("memory://").start();
@@ -353,4 +375,4 @@ async fn the_live_picture_is_a_stream() {
     assert!(text.starts_with("event: full\ndata: {\"now\":"), "{text}");
 }
 
-on_both!(every_page_answers_and_every_link_leads_to_one);
+on_both!(every_page_answers_and_every_link_leads_to_one, what_a_paused_destination_keeps_is_not_overdue);

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::{LONG, call, get, made, now};
 use crate::support::{
-    Api, Node, NodeBuilder, Receiver, Reply, eventually, fresh_database, in_state, on_both, settled,
+    Api, Node, NodeBuilder, Receiver, Reply, densest, eventually, fresh_database, in_state, on_both, settled,
 };
 
 /// Registers timers for a destination that are due at once, of as many owners.
@@ -27,16 +27,6 @@ async fn burst(api: &Api, name: &str, count: usize, owner: Option<&str>) {
     assert!(body["results"].as_array().expect("a list").iter().all(|one| one["status"] == 201), "{body}");
 }
 
-/// The most arrivals within any `window` milliseconds.
-fn densest(receiver: &Receiver, window: i64) -> usize {
-    let mut at: Vec<i64> = receiver.received().iter().map(|one| one.at_ms).collect();
-    at.sort_unstable();
-    (0..at.len())
-        .map(|n| at[n..].iter().take_while(|other| **other < at[n] + window).count())
-        .max()
-        .unwrap_or(0)
-}
-
 /// 300 timers at 150 a second take two seconds, and no second has more than its share. On a quiet machine that is 151 in
 /// the fullest one; where some come a fifth of a second late, on a busy one, they come together with those of their time.
 #[track_caller]
@@ -44,7 +34,7 @@ fn judge(receiver: &Receiver) {
     let all = receiver.received();
     let took = all.iter().map(|one| one.at_ms).max().expect("some")
         - all.iter().map(|one| one.at_ms).min().expect("some");
-    let most = densest(receiver, 1000);
+    let most = densest(&all, 1000);
     println!("300 arrivals in {took} ms, at most {most} in a second");
     assert!(most <= 180, "{most} arrivals in one second");
     assert!((1900..4000).contains(&took), "{took} ms");
@@ -95,7 +85,7 @@ async fn a_new_rate_holds_for_what_waits(builder: NodeBuilder) {
         200
     );
     settled(&api, 60, 0).await;
-    assert!(densest(&receiver, 1000) > 20, "they would have taken a minute");
+    assert!(densest(&receiver.received(), 1000) > 20, "they would have taken a minute");
 }
 
 async fn no_more_at_once_than_it_bears(builder: NodeBuilder) {
@@ -105,7 +95,7 @@ async fn no_more_at_once_than_it_bears(builder: NodeBuilder) {
     burst(&api, "a", 30, None).await;
     settled(&api, 30, 0).await;
     // Each arrival was answered 50 ms later, so those within less were there together.
-    let most = densest(&receiver, 45);
+    let most = densest(&receiver.received(), 45);
     println!("{most} at once");
     assert!((2..=3).contains(&most), "{most} at once");
 }

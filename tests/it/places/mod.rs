@@ -3,6 +3,7 @@
 mod brokers;
 mod calls;
 mod limits;
+mod merge;
 mod pausing;
 mod priority;
 mod secrets;

@@ -3,15 +3,32 @@
 use serde_json::{Value, json};
 
 use super::{LONG, get, later, made, now, set};
-use crate::support::{Node, NodeBuilder, Receiver, eventually, fresh_database, in_state, on_both, settled};
+use crate::support::{
+    Api, Node, NodeBuilder, Receiver, eventually, fresh_database, in_state, on_both, settled, to,
+};
 
 /// Timers of one destination are waiting, and this many.
-async fn waiting(api: &crate::support::Api, name: &str, count: usize) {
+async fn waiting(api: &Api, name: &str, count: usize) {
     eventually("they wait", LONG, async || {
         let shown = get(api, name).await;
         if shown["waiting"] == count { Ok(()) } else { Err(shown) }
     })
     .await;
+}
+
+/// Returns when the sweep has read the shards of these owners, and so everything there that was due before: in each it
+/// ends a timer that comes too late.
+async fn swept(api: &Api, owners: impl IntoIterator<Item = String>) {
+    let ids: Vec<(String, String)> =
+        owners.into_iter().map(|owner| (format!("too-late-of-{owner}"), owner)).collect();
+    for (id, owner) in &ids {
+        let late = json!({"grace": "PT1S", "then": "expire"});
+        let timer = json!({"fire_at": "2020-01-01T00:00:00Z", "late": late, "owner": owner, "target": to("http://127.0.0.1:9/")});
+        assert_eq!(api.put(id, &timer).await.0, 201);
+    }
+    for (id, _) in &ids {
+        in_state(api, id, "expired").await;
+    }
 }
 
 async fn what_falls_due_is_kept_until_it_is_resumed(builder: NodeBuilder) {
@@ -28,13 +45,13 @@ async fn what_falls_due_is_kept_until_it_is_resumed(builder: NodeBuilder) {
     assert_eq!(api.put("beside", &now("b")).await.0, 201);
     in_state(&api, "beside", "delivered").await;
     waiting(&api, "a", 30).await;
-    // Longer than the sweep's tick, and through a restart.
+    // From the wheels, from the sweep, and through a restart.
     node.restart().await;
     node.wait_ready(LONG).await;
     let api = node.api();
+    swept(&api, (0..30).map(|n| format!("t{n}"))).await;
     assert_eq!(api.put("beside-2", &now("b")).await.0, 201);
     in_state(&api, "beside-2", "delivered").await;
-    tokio::time::sleep(std::time::Duration::from_millis(1500)).await;
     assert!(receiver.received().iter().all(|one| one.timer.starts_with("beside")), "nothing is sent");
     let (_, explained) = api.get("/v1/timers/t0/explain").await;
     assert_eq!(explained["timer"]["state"], "scheduled", "its state stays");
@@ -91,7 +108,7 @@ async fn lateness_is_judged_at_the_resume(builder: NodeBuilder) {
     };
     assert_eq!(api.put("short", &expiring("PT0.5S")).await.0, 201);
     assert_eq!(api.put("long", &expiring("PT10M")).await.0, 201);
-    tokio::time::sleep(std::time::Duration::from_millis(2500)).await;
+    swept(&api, ["short".to_owned()]).await;
     assert_eq!(api.timer("short").await.1["state"], "scheduled", "nothing expires while it is paused");
     set(&api, "a", "resume").await;
     in_state(&api, "short", "expired").await;
@@ -140,7 +157,7 @@ async fn all_nodes_keep_it() {
         assert_eq!(b.put(&format!("t{n}"), &now("d")).await.0, 201);
     }
     waiting(&b, "d", 40).await;
-    tokio::time::sleep(std::time::Duration::from_millis(1200)).await;
+    swept(&b, (0..40).map(|n| format!("t{n}"))).await;
     assert!(receiver.received().is_empty());
     set(&b, "d", "resume").await;
     settled(&a, 40, 0).await;

@@ -8,7 +8,7 @@ use crate::support::{Api, NodeBuilder, Receiver, in_state, on_both, to};
 
 /// What an answer shows for the optional fields of a request that has none of them.
 fn defaults(id: &str) -> Value {
-    json!({"owner": id, "data": null, "labels": {}, "priority": "normal", "precision": "second",
+    json!({"owner": id, "data": null, "labels": {}, "priority": "normal", "precision": "second", "spread": null,
         "late": {"grace": "PT0S", "then": "deliver"}, "retry": {"attempts": 8, "first": "PT1S", "cap": "PT1H"},
         "schedule": null})
 }
@@ -23,7 +23,7 @@ fn shows(what: &str, timer: &Value, expected: &Value) {
         assert!(!timer[name].is_null(), "{what} has no {name}: {timer:#}");
     }
     // These may be null, but are there.
-    for name in ["next_attempt_at", "tier", "schedule"] {
+    for name in ["next_attempt_at", "tier", "schedule", "spread"] {
         assert!(timer.get(name).is_some(), "{what} has no {name}: {timer:#}");
     }
 }
@@ -75,7 +75,7 @@ async fn every_answer_shows_every_field_with_the_value_in_force(builder: NodeBui
     }
 
     let full = json!({"delay": "PT1H", "owner": "user:1", "data": {"n": 1}, "labels": {"app": "shop"},
-        "priority": "normal", "precision": "minute", "late": {"grace": "P1D", "then": "expire"},
+        "priority": "normal", "precision": "minute", "spread": "PT5M", "late": {"grace": "P1D", "then": "expire"},
         "retry": {"attempts": 3, "cap": "PT2H"},
         "target": {"webhook": {"url": NOWHERE, "secret": "whsec_c2VjcmV0", "headers": {"X-Tenant": "shop"}}}});
     let mut expected = full.clone();

@@ -73,6 +73,22 @@ async fn a_delivery_is_a_cloud_event(builder: NodeBuilder) {
     }
 }
 
+/// The subject of a merged set is the owner, which may be any text.
+async fn an_attribute_that_no_header_may_hold_is_percent_encoded(builder: NodeBuilder) {
+    let node = builder.start_ready().await;
+    let (api, receiver) = (node.api(), Receiver::start().await);
+    let timer = |id: &str| {
+        json!({"id": id, "delay": "PT0.5S", "owner": "Zoë \"1\" 100%", "merge": {"window": "PT1S"},
+            "target": to(receiver.url("/ok"))})
+    };
+    let (status, answer) = api.post("/v1/timers/batch", &json!({"timers": [timer("a"), timer("b")]})).await;
+    assert_eq!(status, 200, "{answer}");
+    let all = receiver.wait_for(1, LONG).await;
+    let event: Event = BinaryDeserializer::into_event(Binary(&all[0])).expect("a CloudEvent");
+    assert_eq!(event.ty(), "mainspring.timer.merged.v1");
+    assert_eq!(event.subject(), Some("Zo%C3%AB%20%221%22%20100%25"));
+}
+
 /// All of this arrives as it was written, and is shown as it was written.
 async fn the_body_is_the_data_byte_for_byte(builder: NodeBuilder) {
     let node = builder.start_ready().await;
@@ -260,6 +276,7 @@ async fn the_trace_of_the_registering_call_goes_with_its_deliveries(builder: Nod
 on_both!(
     the_trace_of_the_registering_call_goes_with_its_deliveries,
     a_delivery_is_a_cloud_event,
+    an_attribute_that_no_header_may_hold_is_percent_encoded,
     the_body_is_the_data_byte_for_byte,
     a_signature_is_what_standard_webhooks_asks_for,
     nothing_arrives_early_and_nothing_much_late,

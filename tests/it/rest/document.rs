@@ -7,7 +7,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 
 use super::{LONG, NOWHERE, later, now, quick, with};
-use crate::support::{Answer, Api, Node, Receiver, in_state, to};
+use crate::support::{Answer, Api, Node, Receiver, in_state, run_sql, to};
 
 const KEY: &str = "document-key-0123456789";
 
@@ -172,7 +172,12 @@ impl Checked<'_> {
 /// A body that is right for a call, and its content type.
 fn body_for(method: &Method, path: &str) -> (&'static str, Option<String>) {
     let body = match (method.as_str(), path.rsplit('/').next()) {
-        ("POST", Some("fire" | "test" | "pause" | "resume")) => None,
+        ("POST", Some("fire" | "test" | "pause" | "resume" | "stop")) => None,
+        ("POST", Some("redrive")) => Some(json!({"since": "2026-01-01T00:00:00Z"})),
+        ("POST", Some("operations")) => Some(redrive()),
+        ("PUT", Some("{name}")) if path.starts_with("/v1/subscriptions") => {
+            Some(json!({"destination": "full", "events": ["*"]}))
+        }
         ("PUT", Some("{name}")) => Some(json!({"webhook": {"url": NOWHERE}})),
         ("PATCH", Some("{name}")) => Some(json!({"concurrency": 5})),
         ("POST", Some("batch")) => Some(json!({"timers": [later()]})),
@@ -197,7 +202,7 @@ async fn every_answer_is_in_the_document_and_every_status_of_the_document_is_giv
     let on_one: Vec<_> = calls.iter().filter(|(_, path)| path.contains('{')).cloned().collect();
     let with_json: Vec<_> = calls.iter().filter(|(m, path)| document.takes_json(m, path)).cloned().collect();
     let writes: Vec<_> = under_v1.iter().filter(|(method, _)| method != Method::GET).cloned().collect();
-    assert_eq!((health.len(), on_one.len(), with_json.len()), (4, 14, 6));
+    assert_eq!((health.len(), on_one.len(), with_json.len()), (4, 20, 9));
     assert!(under_v1.len() >= 24);
 
     let mut checked = Checked { document: &mut document, api: node.api() };
@@ -205,6 +210,8 @@ async fn every_answer_is_in_the_document_and_every_status_of_the_document_is_giv
     one_timer_in_each_state(&mut checked).await;
     many_timers(&mut checked).await;
     destinations(&mut checked).await;
+    operations(&mut checked, &node).await;
+    subscriptions(&mut checked).await;
     for path in ["/v1/ledger", "/v1/nodes", "/v1/wheels", "/v1/receivers", "/v1/forecast"] {
         assert_eq!(checked.call(Method::GET, path, "", None).await.status, 200);
     }
@@ -228,8 +235,11 @@ async fn every_answer_is_in_the_document_and_every_status_of_the_document_is_giv
     checked.all_give(403, &under_v1, "t", &[("origin", "https://evil.example")]).await;
     checked.all_give(400, &on_one, "%FF", &[]).await;
     checked.all_give(422, &on_one, "a%20b", &[]).await;
-    let not_put: Vec<_> = on_one.iter().filter(|(method, _)| method != Method::PUT).cloned().collect();
-    checked.all_give(404, &not_put, "none", &[]).await;
+    let not_put = on_one.iter().filter(|(method, _)| method != Method::PUT).cloned();
+    let (of_operations, others): (Vec<_>, Vec<_>) =
+        not_put.partition(|(_, path)| path.starts_with("/v1/operations/"));
+    checked.all_give(404, &others, "none", &[]).await;
+    checked.all_give(404, &of_operations, &format!("op_{}", "0".repeat(32)), &[]).await;
     let too_large = " ".repeat(16 * 1024 * 1024 + 1);
     for (method, path) in &with_json {
         for (body, status) in [("{", 400), ("[]", 422), (too_large.as_str(), 413)] {
@@ -279,7 +289,7 @@ async fn one_timer_in_each_state(checked: &mut Checked<'_>) {
     let receiver = Receiver::start().await;
     let full = json!({"fire_at": "2030-01-01T09:00:00+08:00", "owner": "user:1", "data": {"n": 1.50},
         "target": {"webhook": {"url": NOWHERE, "secret": "whsec_c2VjcmV0", "headers": {"X-Tenant": "shop"}}},
-        "labels": {"app": "shop"}, "priority": "normal", "precision": "minute",
+        "labels": {"app": "shop"}, "priority": "normal", "precision": "minute", "spread": "PT5M",
         "late": {"grace": "P1D", "then": "expire"}, "retry": {"attempts": 3, "first": "PT1S", "cap": "PT1M"}});
     let expired = json!({"fire_at": "2020-01-01T00:00:00Z", "target": to(NOWHERE),
         "late": {"grace": "PT1M", "then": "expire"}});
@@ -365,6 +375,18 @@ async fn destinations(checked: &mut Checked<'_>) {
             &json!({"mqtt": {"url": "mqtts://u:p@127.0.0.1:9", "topic": "a/b", "qos": 2, "version": 5}}),
             201,
         ),
+        ("old", &json!({"mqtt": {"url": "mqtt://127.0.0.1:9", "topic": "a", "version": 3}}), 201),
+        (
+            "records",
+            &json!({"kafka": {"brokers": "127.0.0.1:9,[::1]:9", "topic": "a.b", "user": "u", "password": "p",
+                "mechanism": "scram-sha-256", "tls": true}}),
+            201,
+        ),
+        (
+            "subject",
+            &json!({"nats": {"url": "tls://u:p@127.0.0.1:9", "subject": "a.b", "jetstream": true}}),
+            201,
+        ),
         (
             "exchange",
             &json!({"amqp": {"url": "amqps://u:p@127.0.0.1:9/v", "exchange": "x", "routing_key": "k"}}),
@@ -409,9 +431,94 @@ async fn destinations(checked: &mut Checked<'_>) {
         json!({"amqp": {"url": "redis://a/", "exchange": "x"}}),
         json!({"mqtt": {"url": "mqtt://a/", "topic": "a/#"}}),
         json!({"mqtt": {"url": "mqtt://a/", "topic": "a", "qos": 0}}),
+        json!({"mqtt": {"url": "mqtt://a/", "topic": "a", "version": 4}}),
+        json!({"kafka": {"brokers": "http://a", "topic": "t"}}),
+        json!({"kafka": {"brokers": "a", "topic": "a b"}}),
+        json!({"kafka": {"brokers": "a", "topic": "t", "mechanism": "gssapi"}}),
+        json!({"nats": {"url": "mqtt://a/", "subject": "a"}}),
+        json!({"nats": {"url": "nats://a/", "subject": "a..b"}}),
         json!({}),
     ] {
         assert!(!checked.document.faults("/components/schemas/Destination", &bad).is_empty(), "{bad}");
+        assert_eq!(checked.call(Method::PUT, ONE, "bad", Some(&bad)).await.status, 422);
+    }
+}
+
+/// An operation on nothing much: dead timers of a destination that there is not.
+fn redrive() -> Value {
+    json!({"action": "redrive", "filter": {"destination": "nobody", "label.app": "shop"}, "dry_run": true})
+}
+
+/// Operations that run, have ended and are stopped; and as many as there may be.
+async fn operations(checked: &mut Checked<'_>, node: &Node) {
+    const ONE: &str = "/v1/operations/{id}";
+    assert!(checked.document.faults("/components/schemas/Operation", &redrive()).is_empty());
+    let begun = checked.call(Method::POST, "/v1/operations", "", Some(&redrive())).await;
+    assert_eq!(begun.status, 202, "{}", begun.body);
+    let id = begun.body["id"].as_str().expect("an id").to_owned();
+    crate::support::eventually("it ends", LONG, async || {
+        let one = checked.call(Method::GET, ONE, &id, None).await;
+        if one.body["state"] == "done" { Ok(()) } else { Err(one.body) }
+    })
+    .await;
+    assert_eq!(checked.call(Method::POST, &format!("{ONE}/stop"), &id, None).await.status, 409);
+    let since = json!({"since": "2026-01-01T00:00:00Z", "until": "2026-01-02T00:00:00Z"});
+    let of_one = "/v1/destinations/{name}/redrive";
+    assert_eq!(checked.call(Method::POST, of_one, "full", Some(&since)).await.status, 202);
+    // A node that never lets go works on a hundred.
+    let store = format!("sqlite://{}/mainspring.db", node.dir().display());
+    run_sql(
+        &store,
+        "WITH RECURSIVE n(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 100) \
+         INSERT INTO operations (namespace, id, action, filter, selection, dry_run, state, matched, done, refused, \
+         created_at, lease_until) SELECT 0, unhex(printf('%032x', n)), 'redrive', '{\"owner\":\"me\"}', '{}', false, 0, \
+         0, 0, '{\"id_taken\":1}', 1, 9000000000000 FROM n",
+    )
+    .await;
+    assert_eq!(checked.call(Method::POST, "/v1/operations", "", Some(&redrive())).await.status, 409);
+    assert_eq!(checked.call(Method::POST, of_one, "full", Some(&since)).await.status, 409);
+    assert_eq!(checked.call(Method::GET, "/v1/operations", "", None).await.status, 200);
+    for n in 1..=100 {
+        let stop = format!("{ONE}/stop");
+        let stopped = checked.call(Method::POST, &stop, &format!("op_{n:032x}"), None).await;
+        assert_eq!((stopped.status, &stopped.body["state"]), (200, &json!("stopped")), "{}", stopped.body);
+    }
+    for bad in [
+        json!({"action": "explode", "filter": {"owner": "me"}}),
+        json!({"action": "redrive", "filter": {}}),
+        json!({"action": "redrive"}),
+    ] {
+        assert!(!checked.document.faults("/components/schemas/Operation", &bad).is_empty(), "{bad}");
+        assert_eq!(checked.call(Method::POST, "/v1/operations", "", Some(&bad)).await.status, 422);
+    }
+}
+
+/// Subscriptions with everything and with little; and what is refused.
+async fn subscriptions(checked: &mut Checked<'_>) {
+    const ONE: &str = "/v1/subscriptions/{name}";
+    let little = json!({"destination": "full", "events": ["*"]});
+    let full = json!({"destination": "full", "events": ["timer.dead", "queue.leased"], "include_data": true,
+        "filter": {"id": ["a", "b"], "owner": "me", "label.app": "shop", "state": "dead"}});
+    for (name, body, status) in [("full", &full, 201), ("full", &full, 200), ("little", &little, 201)] {
+        assert!(checked.document.faults("/components/schemas/Subscription", body).is_empty(), "{body}");
+        assert_eq!(checked.call(Method::PUT, ONE, name, Some(body)).await.status, status);
+        assert_eq!(checked.call(Method::GET, ONE, name, None).await.status, 200);
+    }
+    assert_eq!(checked.call(Method::GET, "/v1/subscriptions", "", None).await.status, 200);
+    for name in ["full", "little"] {
+        assert_eq!(checked.call(Method::DELETE, ONE, name, None).await.status, 200);
+    }
+    for bad in [
+        json!({"destination": "full", "events": []}),
+        json!({"destination": "full", "events": ["timer.eaten"]}),
+        json!({"destination": "full", "events": ["timer.dead", "timer.dead"]}),
+        json!({"destination": "", "events": ["*"]}),
+        json!({"destination": "full", "events": ["*"], "filter": []}),
+        json!({"destination": "full"}),
+        json!({"events": ["*"]}),
+        json!({"destination": "full", "events": ["*"], "colour": 1}),
+    ] {
+        assert!(!checked.document.faults("/components/schemas/Subscription", &bad).is_empty(), "{bad}");
         assert_eq!(checked.call(Method::PUT, ONE, "bad", Some(&bad)).await.status, 422);
     }
 }
@@ -482,7 +589,7 @@ async fn an_answer_that_the_document_does_not_know_is_found() {
         let document = without(pointer, name);
         assert!(document.knows(&Method::GET, TIMER, answer).is_err(), "without {pointer}/{name}");
     }
-    for name in ["owner", "priority", "late", "tier", "schedule", "next_attempt_at"] {
+    for name in ["owner", "priority", "spread", "late", "tier", "schedule", "next_attempt_at"] {
         let mut short = found.clone();
         short.body.as_object_mut().expect("a timer").remove(name);
         assert!(document.knows(&Method::GET, TIMER, &short).is_err(), "an answer without {name}");

@@ -112,7 +112,7 @@ async fn what_is_not_there_is_404_and_a_wrong_method_405() {
         (Method::GET, "/v1"),
         (Method::GET, "/v1/nothing"),
         (Method::GET, "/v1/timers/a/b/c"),
-        (Method::POST, "/v1/operations"),
+        (Method::POST, "/v1/schedules"),
     ] {
         println!("{method} {path}");
         problem(&call(&api, method, path, Some(&change)).await, 404, "not_found");

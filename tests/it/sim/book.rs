@@ -3,16 +3,18 @@
 //! Nothing here looks into the product: a rule is broken when answers and arrivals contradict each other, or
 //! when an arrival contradicts who owned its shard by the store's own account.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use mainspring::cold::{Applied, TimerRow};
 use mainspring::model::id::{TimerId, Uid};
 use mainspring::model::pointer::Via;
-use mainspring::model::timer::{Answer, State};
+use mainspring::model::subscription::Lifecycle;
+use mainspring::model::timer::{Answer, State, Token};
 use mainspring::positions::GRACE_MS;
-use mainspring::sink::Delivery;
+use mainspring::sink::{Claim, Delivery};
 
+use super::events::{Event, Events};
 use super::world::World;
 
 /// How a receiver behaves.
@@ -35,6 +37,29 @@ pub enum Behaviour {
 struct Sent {
     generation: i32,
     attempt: i32,
+    at: i64,
+    process: usize,
+    epoch: i64,
+    how: Behaviour,
+    /// The delivery id.
+    delivery: String,
+    /// The node knows how it came out.
+    known: bool,
+}
+
+impl Behaviour {
+    /// Whether the receiver has it.
+    const fn takes(self) -> bool {
+        !matches!(self, Self::Fails | Self::Refuses)
+    }
+}
+
+/// One arrival of a lifecycle event.
+#[derive(Debug, Clone)]
+struct Arrived {
+    /// The event's number.
+    id: String,
+    event: Event,
     at: i64,
     process: usize,
     epoch: i64,
@@ -86,13 +111,25 @@ pub struct Book {
     /// The epoch of each shard by the store's account, and up to which epoch it was given up in order.
     epochs: BTreeMap<i32, (i64, i64)>,
     calm: Calm,
+    /// The members of each merged set, as it was first sent.
+    sets: BTreeMap<String, BTreeSet<Uid>>,
+    /// Lifecycle events by their timer's id.
+    events: BTreeMap<String, Vec<Arrived>>,
     pub arrivals: usize,
 }
 
 impl Book {
     pub fn new(world: Arc<World>) -> Self {
         let calm = Calm { until: i64::MAX, again: i64::MAX };
-        Self { world, timers: BTreeMap::new(), epochs: BTreeMap::new(), calm, arrivals: 0 }
+        Self {
+            world,
+            timers: BTreeMap::new(),
+            epochs: BTreeMap::new(),
+            calm,
+            sets: BTreeMap::new(),
+            events: BTreeMap::new(),
+            arrivals: 0,
+        }
     }
 
     /// By the store's account these are the shards' epochs. While all is well none of them moves.
@@ -199,25 +236,81 @@ impl Book {
         let (generation, attempt) = (delivery.generation.0, delivery.attempt);
         let via = delivery.claim.via.map_or("?", Via::word);
         self.world
-            .tell(process, format!("sends {} {generation}.{attempt} via {via}: {how:?}", delivery.timer));
+            .tell(process, format!("sends {} {generation}.{attempt} via {via}: {how:?}", delivery.subject));
         let wrong =
-            |what: String| self.world.wrong(format!("{} {generation}.{attempt}: {what}", delivery.timer));
+            |what: String| self.world.wrong(format!("{} {generation}.{attempt}: {what}", delivery.subject));
         if now < delivery.due_at.get() {
             wrong(format!("sent {} ms before it is due", delivery.due_at.get() - now));
         }
-        // What was claimed before a shard was given up in order is sent to its end.
-        let of_now = |(epoch, spared): &(i64, i64)| {
-            delivery.claim.epoch.0 == *epoch || delivery.claim.epoch.0 <= *spared
-        };
-        if !self.epochs.get(&delivery.claim.shard).is_none_or(of_now) {
-            wrong(format!(
-                "sent under epoch {}, the shard's is {:?}",
-                delivery.claim.epoch.0,
-                self.epochs.get(&delivery.claim.shard)
-            ));
+        if let Err(what) = self.may_send(&delivery.claim) {
+            wrong(what);
         }
+        let members = members(delivery);
+        if !delivery.members.is_empty() {
+            let uids = || members.iter().map(|(uid, _)| *uid);
+            let first = self.sets.entry(delivery.id.clone()).or_insert_with(|| uids().collect());
+            if let Some(joined) = uids().find(|uid| !first.contains(uid)) {
+                wrong(format!("{} joined set {} after it was sent", joined.0.simple(), delivery.id));
+            }
+        }
+        for (uid, token) in members {
+            self.sends_one(process, delivery, uid, token, how);
+        }
+    }
+
+    /// Whether a shard is, by the store's account, of the epoch under which it is sent for.
+    fn may_send(&self, claim: &Claim) -> Result<(), String> {
+        let Some((epoch, spared)) = self.epochs.get(&claim.shard) else { return Ok(()) };
+        // What was claimed before a shard was given up in order is sent to its end.
+        if claim.epoch.0 == *epoch || claim.epoch.0 <= *spared {
+            return Ok(());
+        }
+        Err(format!("sent under epoch {}, the shard's is {:?}", claim.epoch.0, (epoch, spared)))
+    }
+
+    /// A lifecycle event is sent now, after its node's last look at the lease.
+    pub fn tells(&mut self, process: usize, delivery: &Delivery, kind: Lifecycle, how: Behaviour) {
+        let (id, epoch) = (delivery.id.clone(), delivery.claim.epoch.0);
+        self.world.tell(process, format!("tells {} of {}: {how:?}", kind.word(), delivery.subject));
+        let wrong = |what: String| {
+            self.world.wrong(format!("{} of {} ({id}): {what}", kind.word(), delivery.subject));
+        };
+        if let Err(what) = self.may_send(&delivery.claim) {
+            wrong(what);
+        }
+        let before = self.events.get(&delivery.subject).into_iter().flatten().filter(|one| one.id == id);
+        for before in before {
+            let explained = (before.known && before.how != Behaviour::Ok)
+                || before.epoch != epoch
+                || self.world.disturbed_at(before.process) >= before.at;
+            if !explained {
+                wrong(format!("told again, and nothing explains it: {before:?}"));
+            }
+        }
+        let event = Event { kind, body: delivery.data.clone() };
+        let arrived = Arrived { id, event, at: self.world.now(), process, epoch, how, known: false };
+        self.events.entry(delivery.subject.clone()).or_default().push(arrived);
+    }
+
+    /// The lifecycle events that were taken, in the order in which each was taken first.
+    pub fn told(&self) -> Events {
+        let taken = |arrived: &Vec<Arrived>| {
+            let mut seen = BTreeSet::new();
+            let first = arrived.iter().filter(|one| one.how.takes() && seen.insert(&one.id));
+            first.map(|one| one.event.clone()).collect()
+        };
+        self.events.iter().map(|(timer, arrived)| (timer.clone(), taken(arrived))).collect()
+    }
+
+    /// One timer of a delivery.
+    fn sends_one(&mut self, process: usize, delivery: &Delivery, uid: Uid, token: Token, how: Behaviour) {
+        let now = self.world.now();
+        let (generation, attempt) = (token.generation.0, token.attempt);
         // A registration whose answer is still on its way.
-        let Some(known) = self.timers.get_mut(&uid_of(delivery)) else { return };
+        let Some(known) = self.timers.get_mut(&uid) else { return };
+        let wrong = |what: String| {
+            self.world.wrong(format!("{} {generation}.{attempt} ({}): {what}", uid.0.simple(), delivery.id));
+        };
         if generation < known.generation {
             wrong(format!("sent after generation {} was acknowledged", known.generation));
         }
@@ -232,6 +325,9 @@ impl Book {
             _ => {}
         }
         for before in known.sent.iter().filter(|before| before.generation == generation) {
+            if before.delivery != delivery.id {
+                wrong(format!("sent under another delivery id before: {before:?}"));
+            }
             let token = (before.generation, before.attempt) == (generation, attempt);
             let unknown = matches!(before.how, Behaviour::Hangs | Behaviour::Lost);
             let explained =
@@ -255,16 +351,21 @@ impl Book {
             process,
             epoch: delivery.claim.epoch.0,
             how,
+            delivery: delivery.id.clone(),
             known: false,
         });
     }
 
     /// The node learns how an attempt came out.
     pub fn learns(&mut self, delivery: &Delivery) {
-        let (generation, attempt) = (delivery.generation.0, delivery.attempt);
-        let sent = self.timers.get_mut(&uid_of(delivery)).into_iter().flat_map(|known| &mut known.sent);
-        sent.filter(|sent| (sent.generation, sent.attempt) == (generation, attempt))
-            .for_each(|sent| sent.known = true);
+        if let Some(arrived) = self.events.get_mut(&delivery.subject) {
+            arrived.iter_mut().filter(|one| one.id == delivery.id).for_each(|one| one.known = true);
+        }
+        for (uid, token) in members(delivery) {
+            let sent = self.timers.get_mut(&uid).into_iter().flat_map(|known| &mut known.sent);
+            sent.filter(|sent| (sent.generation, sent.attempt) == (token.generation.0, token.attempt))
+                .for_each(|sent| sent.known = true);
+        }
     }
 
     /// Whether this process waits for an answer that will be good.
@@ -340,7 +441,11 @@ impl Calm {
     }
 }
 
-/// The timer that is delivered.
-fn uid_of(delivery: &Delivery) -> Uid {
-    TimerId::parse(&delivery.timer).expect("an id").uid("default")
+/// The timers that are delivered, each with its attempt.
+fn members(delivery: &Delivery) -> Vec<(Uid, Token)> {
+    if !delivery.members.is_empty() {
+        return delivery.members.clone();
+    }
+    let uid = TimerId::parse(&delivery.subject).expect("an id").uid("default");
+    vec![(uid, Token { generation: delivery.generation, attempt: delivery.attempt })]
 }

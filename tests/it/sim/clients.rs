@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use mainspring::cold::{Applied, Change, ChangeEvent, Edit, NewTimer, Registered};
 use mainspring::model::id::Uid;
+use mainspring::model::merge::Merge;
 use mainspring::model::policy::{Policies, Retry};
 use mainspring::model::target::{Target, Webhook};
 use mainspring::model::time::{Span, UnixMs};
@@ -68,17 +69,14 @@ impl Desk {
             n => {
                 let uid = idle[usize::try_from(world.pick(0..idle.len() as i64)).expect("small")];
                 match n {
-                    50..64 => Ask::Cancel(uid),
+                    // What has just been sent, and may be under way or be tried again.
+                    50..57 => Ask::Cancel(recent(world, &idle, fired).unwrap_or(uid)),
+                    57..64 => Ask::Cancel(uid),
                     64..78 => Ask::Move(uid, due_at(world, window)),
                     78..84 => Ask::Fire(uid),
                     _ => {
                         // What has just fired is asked for once more.
-                        let again = fired.iter().rev().filter(|uid| idle.contains(uid)).take(4);
-                        let again: Vec<Uid> = again.copied().collect();
-                        let uid = match again.len() {
-                            0 => uid,
-                            n => again[usize::try_from(world.pick(0..n as i64)).expect("small")],
-                        };
+                        let uid = recent(world, &idle, fired).unwrap_or(uid);
                         self.again(uid, world, due_at(world, window))
                     }
                 }
@@ -133,12 +131,25 @@ impl Desk {
             first: Span::from_duration(Duration::from_millis(300)),
             cap: Span::from_duration(Duration::from_millis(1000)),
         };
+        // Some go out together with others of their owner.
+        let merges = world.one_in(3);
+        let merge = merges.then(|| Merge { window: Span::from_duration(Duration::from_millis(2500)) });
         NewTimer {
+            owner: merges.then(|| "owner".to_owned()),
             target: target(self.made),
-            policies: Policies { retry: Some(retry), late: None },
+            policies: Policies { retry: Some(retry), merge, ..Policies::default() },
             request_hash: hash(due_at),
             ..new_timer(&format!("t{}", self.made), due_at, UnixMs::new(world.now()))
         }
+    }
+}
+
+/// One of the last four timers of which something has arrived, if it is idle.
+fn recent(world: &World, idle: &[Uid], fired: &[Uid]) -> Option<Uid> {
+    let recent: Vec<Uid> = fired.iter().rev().filter(|uid| idle.contains(uid)).take(4).copied().collect();
+    match recent.len() {
+        0 => None,
+        n => Some(recent[usize::try_from(world.pick(0..n as i64)).expect("small")]),
     }
 }
 

@@ -9,7 +9,7 @@ use mainspring::metrics::Metrics;
 use mainspring::model::time::UnixMs;
 use mainspring::planted::Defect;
 
-use super::run::{Run, SHARDS, WINDOW_MS};
+use super::run::{Play, Run, SHARDS, WINDOW_MS};
 use super::world::Watch;
 
 /// What a run comes to.
@@ -76,14 +76,15 @@ fn runtime() -> tokio::runtime::Runtime {
 }
 
 /// Runs one seed on this thread.
-pub fn run(seed: u64, planted: Option<Defect>, watch: Watch) -> Verdict {
+pub fn run(seed: u64, play: Play, watch: Watch) -> Verdict {
     let (ground, place) = (ground(), place());
     let file = place.path().join("store.db");
     std::fs::write(&file, &ground.empty).expect("copies");
     let runtime = runtime();
     let verdict = runtime.block_on(tokio::task::unconstrained(async {
-        let config = Arc::new(config(file.to_str().expect("a plain path"), seed.is_multiple_of(2), planted));
-        let mut run = Run::new(seed, watch, config, ground);
+        let file = file.to_str().expect("a plain path");
+        let config = Arc::new(config(file, seed.is_multiple_of(2), play.planted));
+        let mut run = Run::new(seed, play, watch, config, ground);
         run.go().await;
         run.close().await
     }));

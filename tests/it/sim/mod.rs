@@ -12,6 +12,7 @@
 
 mod book;
 mod clients;
+mod events;
 mod faults;
 mod gate;
 mod ground;
@@ -26,6 +27,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use faults::Kind;
 use mainspring::planted::Defect;
+use run::Play;
 use world::Watch;
 
 /// Where the seeds begin.
@@ -38,8 +40,11 @@ fn long() -> bool {
     std::env::var_os("MAINSPRING_TEST_LONG").is_some()
 }
 
+/// Nodes send the lifecycle events, too.
+const WITH_EVENTS: Play = Play { planted: None, sends_events: true };
+
 /// Runs these seeds until one fails; that one, and why.
-fn first_wrong(seeds: &[u64], planted: Option<Defect>) -> Option<(u64, String, String)> {
+fn first_wrong(seeds: &[u64], play: Play) -> Option<(u64, String, String)> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let next = AtomicUsize::new(0);
     let found: std::sync::Mutex<Vec<(u64, String, String)>> = std::sync::Mutex::default();
@@ -51,7 +56,7 @@ fn first_wrong(seeds: &[u64], planted: Option<Defect>) -> Option<(u64, String, S
                     if !found.lock().expect("plain").is_empty() {
                         return;
                     }
-                    let verdict = ground::run(seed, planted, BRIEF);
+                    let verdict = ground::run(seed, play, BRIEF);
                     if let Some(what) = verdict.wrong {
                         found.lock().expect("plain").push((seed, what, verdict.trace));
                     }
@@ -78,19 +83,34 @@ fn seeds() -> u64 {
 #[test]
 fn every_promise_holds_in_every_run() {
     let (seeds, began) = (seeds(), mainspring::clock::Monotonic::now());
-    if let Some((seed, what, tail)) = first_wrong(&(FIRST..FIRST + seeds).collect::<Vec<_>>(), None) {
+    let all: Vec<u64> = (FIRST..FIRST + seeds).collect();
+    if let Some((seed, what, tail)) = first_wrong(&all, Play::default()) {
         fail(seed, &what, &tail);
     }
     eprintln!("{seeds} seeds in {:?}", began.elapsed());
 }
 
-/// Runs the seed that `MAINSPRING_SIM_SEED` names, with the defect that `MAINSPRING_SIM_PLANTED` names, if any.
+/// Each lifecycle event is taken, those of one timer in order, and none is sent by a node that does not own its shard.
+#[test]
+fn every_event_is_told_in_every_run() {
+    let (seeds, began) = ((seeds() / 5).max(1), mainspring::clock::Monotonic::now());
+    let all: Vec<u64> = (FIRST..FIRST + seeds).collect();
+    if let Some((seed, what, tail)) = first_wrong(&all, WITH_EVENTS) {
+        fail(seed, &format!("with MAINSPRING_SIM_EVENTS=1: {what}"), &tail);
+    }
+    eprintln!("{seeds} seeds in {:?}", began.elapsed());
+}
+
+/// Runs the seed that `MAINSPRING_SIM_SEED` names, with the defect that `MAINSPRING_SIM_PLANTED` names, if any, and with nodes
+/// that send lifecycle events, if `MAINSPRING_SIM_EVENTS` is set. A run that fails tells its last `MAINSPRING_SIM_TOLD` steps.
 #[test]
 fn one_seed() {
     let seed = std::env::var("MAINSPRING_SIM_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(FIRST);
     let planted = std::env::var("MAINSPRING_SIM_PLANTED").ok();
     let planted = planted.map(|name| serde_json::from_value(name.into()).expect("a defect's name"));
-    let verdict = ground::run(seed, planted, BRIEF);
+    let told = std::env::var("MAINSPRING_SIM_TOLD").ok().and_then(|told| told.parse().ok());
+    let play = Play { planted, sends_events: std::env::var_os("MAINSPRING_SIM_EVENTS").is_some() };
+    let verdict = ground::run(seed, play, Watch { told: told.unwrap_or(BRIEF.told), ..BRIEF });
     eprintln!(
         "seed {seed}: {} steps, {} arrivals in {} s",
         verdict.steps,
@@ -105,7 +125,8 @@ fn one_seed() {
 #[test]
 fn one_seed_is_one_run() {
     for seed in FIRST..FIRST + if long() { 200 } else { 20 } {
-        let run = |hasty| ground::run(seed, None, Watch { told: usize::MAX, hasty });
+        let play = if seed % 4 == 0 { WITH_EVENTS } else { Play::default() };
+        let run = |hasty| ground::run(seed, play, Watch { told: usize::MAX, hasty });
         let (one, other) = (run(false), run(true));
         if (one.digest, one.steps) == (other.digest, other.steps) {
             continue;
@@ -120,13 +141,17 @@ fn one_seed_is_one_run() {
 /// The simulation finds this defect within three hundred runs of the kind that can show it, and finds nothing in
 /// the same runs without it. `from` is a seed shortly before one that shows it today, so that the search is short.
 fn is_found(planted: Defect, kind: Kind, from: u64) {
+    is_found_in(Play::default(), planted, kind, from);
+}
+
+fn is_found_in(play: Play, planted: Defect, kind: Kind, from: u64) {
     let seeds: Vec<u64> = (from..).filter(|seed| Kind::of(*seed) == kind).take(300).collect();
-    let Some((seed, what, _)) = first_wrong(&seeds, Some(planted)) else {
+    let Some((seed, what, _)) = first_wrong(&seeds, Play { planted: Some(planted), ..play }) else {
         panic!("{planted:?} is not found within {} runs", seeds.len());
     };
     let runs = seeds.iter().take_while(|one| **one <= seed).count();
     eprintln!("{planted:?}: found in run {runs}, seed {seed}: {what}");
-    if let Some((seed, what, tail)) = first_wrong(&seeds[..runs], None) {
+    if let Some((seed, what, tail)) = first_wrong(&seeds[..runs], play) {
         fail(seed, &what, &tail);
     }
 }
@@ -143,12 +168,12 @@ fn a_claim_without_generation_is_found() {
 
 #[test]
 fn a_claim_without_epoch_is_found() {
-    is_found(Defect::ClaimWithoutEpoch, Kind::Nodes, 115);
+    is_found(Defect::ClaimWithoutEpoch, Kind::Nodes, 148);
 }
 
 #[test]
 fn a_result_without_token_is_found() {
-    is_found(Defect::ResultWithoutToken, Kind::Nodes, 455);
+    is_found(Defect::ResultWithoutToken, Kind::Nodes, 1998);
 }
 
 #[test]
@@ -157,6 +182,31 @@ fn a_blind_cancel_is_found() {
 }
 
 #[test]
+fn a_cancelled_member_that_is_sent_is_found() {
+    is_found(Defect::CancelledMemberStays, Kind::Nodes, 58);
+}
+
+#[test]
+fn a_member_that_is_sent_twice_is_found() {
+    is_found(Defect::FirstMemberEnds, Kind::Calm, FIRST);
+}
+
+#[test]
+fn a_set_that_is_made_anew_is_found() {
+    is_found(Defect::SetNotFrozen, Kind::Calm, FIRST);
+}
+
+#[test]
 fn a_trusted_cursor_is_found() {
     is_found(Defect::CursorTrusted, Kind::Wheels, FIRST);
+}
+
+#[test]
+fn an_event_that_is_written_after_the_commit_is_found() {
+    is_found(Defect::EventAfterCommit, Kind::Store, FIRST);
+}
+
+#[test]
+fn an_event_that_is_given_up_is_found() {
+    is_found_in(WITH_EVENTS, Defect::EventGivenUp, Kind::Calm, FIRST);
 }

@@ -19,6 +19,7 @@ use mainspring::hot::promoter::Promoter;
 use mainspring::hot::ticker::Ticker;
 use mainspring::metrics::Metrics;
 use mainspring::model::time::UnixMs;
+use mainspring::outbox::Outbox;
 use mainspring::ownership::{Ownership, Round};
 use mainspring::positions::{Positions, Reach};
 use mainspring::promotion::Promotion;
@@ -137,6 +138,8 @@ pub struct Common {
     pub store: ColdStore,
     pub server: Arc<Server>,
     pub metrics: Metrics,
+    /// Nodes send lifecycle events.
+    pub sends_events: bool,
 }
 
 /// A node that runs.
@@ -185,14 +188,15 @@ impl Node {
             metrics.clone(),
         );
         let writer = Writer::new(store.clone(), promotion, metrics.clone());
+        let destinations = Arc::new(Destinations::new(store.clone(), Vault::default()));
         let (dispatcher, recorder) = Dispatcher::new(
             config,
             store.clone(),
             writer.clone(),
             Arc::clone(&ownership),
             metrics.clone(),
-            receivers,
-            Arc::new(Destinations::new(store.clone(), Vault::default())),
+            Arc::clone(&receivers),
+            Arc::clone(&destinations),
         );
         let lead = config.wheel.lead.get();
         let last_mile = LastMile::new(Arc::clone(&dispatcher), clock.clone(), lead, metrics.clone());
@@ -225,6 +229,29 @@ impl Node {
             promoting.run(inbox, never).await;
             0
         }));
+        if common.sends_events {
+            let terms = Arc::clone(&dispatcher);
+            loops.push(Task::new("terms", world, async {
+                terms.follow_destinations().await;
+                0
+            }));
+            let outbox = Outbox::new(
+                config,
+                store.clone(),
+                Arc::clone(&dispatcher),
+                Arc::clone(&ownership),
+                destinations,
+                receivers,
+                metrics.clone(),
+            );
+            for one in store.subscription_set().all.clone() {
+                let sending = Arc::clone(&outbox).send(one, CancellationToken::new());
+                loops.push(Task::new("events", world, async {
+                    sending.await;
+                    0
+                }));
+            }
+        }
         let due = |duty| Due { duty, next_at: now, task: None };
         Self {
             name: name.into(),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use mainspring::model::timer::AttemptResult;
-use mainspring::sink::{Delivery, Lack, Outcome, Sink};
+use mainspring::sink::{Delivery, Event, Lack, Outcome, Sink};
 
 use super::book::{Behaviour, Book};
 use super::world::World;
@@ -46,7 +46,13 @@ impl Receivers {
 impl Sink for Receivers {
     fn send<'a>(&'a self, delivery: &'a Delivery) -> BoxFuture<'a, Result<Outcome, Lack>> {
         let how = self.choose();
-        self.book.lock().expect("plain").sends(self.process, delivery, how);
+        {
+            let mut book = self.book.lock().expect("plain");
+            match delivery.event {
+                Event::Told(kind) => book.tells(self.process, delivery, kind, how),
+                _ => book.sends(self.process, delivery, how),
+            }
+        }
         let (result, ms) = match how {
             Behaviour::Ok => (AttemptResult::Ok, self.world.pick(1..500)),
             Behaviour::Fails => (AttemptResult::Failed, self.world.pick(1..500)),

@@ -6,13 +6,15 @@
 
 use std::sync::{Arc, Mutex};
 
-use mainspring::cold::ColdStore;
+use mainspring::cold::{ColdStore, TimerRow};
 use mainspring::config::Config;
 use mainspring::model::time::UnixMs;
+use mainspring::planted::Defect;
 use mainspring::wheel::Snapshot;
 
 use super::book::{Book, Calm};
 use super::clients::{Ask, Clients, Desk};
+use super::events;
 use super::faults::{Fault, Kind, odds, plan};
 use super::ground::{Ground, Verdict};
 use super::node::{Common, Node, Task};
@@ -31,6 +33,17 @@ const HEALED_MS: i64 = 8000;
 
 /// By then after the healing every timer has ended.
 const PATIENCE_MS: i64 = 60_000;
+
+/// What is played in a run.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Play {
+    pub planted: Option<Defect>,
+    /// The nodes send the lifecycle events. Otherwise these wait until the end.
+    pub sends_events: bool,
+}
+
+/// How long events may take beyond the timers.
+const EVENTS_TRAIL_MS: i64 = 120_000;
 
 /// Where a node can run.
 pub struct Seat {
@@ -69,10 +82,12 @@ pub struct Run {
     pub settled: bool,
     /// When all was healed.
     pub healed_at: i64,
+    /// Who is told of everything.
+    pub subscription: i64,
 }
 
 impl Run {
-    pub fn new(seed: u64, watch: Watch, config: Arc<Config>, ground: &Ground) -> Self {
+    pub fn new(seed: u64, play: Play, watch: Watch, config: Arc<Config>, ground: &Ground) -> Self {
         let kind = Kind::of(seed);
         // Somewhere in a minute, so that runs cross its end at different times.
         let start = UnixMs::new(1_800_000_000_000 + (seed % 60) as i64 * 1000 + (seed % 997) as i64);
@@ -88,6 +103,7 @@ impl Run {
             store,
             server: Arc::new(Server::default()),
             metrics: ground.metrics.clone(),
+            sends_events: play.sends_events,
         };
         world.set_odds(odds(None));
         let seats = 2 + usize::from(seed.is_multiple_of(3));
@@ -108,6 +124,7 @@ impl Run {
             far: true,
             settled: false,
             healed_at: i64::MIN,
+            subscription: 0,
             world,
         }
     }
@@ -124,6 +141,7 @@ impl Run {
 
     pub async fn go(&mut self) {
         let start = self.world.now();
+        self.subscription = events::subscribe(&self.common.store).await;
         if !self.until(start + 20_000, Self::is_still).await {
             return self.world.wrong("the wheels never turn".into());
         }
@@ -151,18 +169,22 @@ impl Run {
             self.clients.book.lock().expect("plain").set_calm(Calm { until, again });
         }
         self.ask(self.asks_left.max(6));
-        let patience = self.world.now() + PATIENCE_MS;
+        let trail = if self.common.sends_events { EVENTS_TRAIL_MS } else { 0 };
+        let patience = self.world.now() + PATIENCE_MS + trail;
         while self.world.is_wrong().is_none() {
             let next = self.world.now() + 1000;
             self.until(next, |_| false).await;
             if self.asks_left == 0
                 && !self.clients.desk.lock().expect("plain").is_busy()
                 && self.pending().await == 0
+                && self.unsent().await == 0
             {
                 break;
             }
             if self.world.now() > patience {
-                return self.world.wrong("timers are still waiting".into());
+                let (waiting, unsent) = (self.waiting().await, self.unsent().await);
+                let what = format!("timers are still waiting: {waiting:?}; {unsent} events are not sent");
+                return self.world.wrong(what);
             }
         }
         self.audit().await;
@@ -243,6 +265,21 @@ impl Run {
         self.common.store.ledger().await.expect("reads").pending
     }
 
+    /// The lifecycle events that nodes have still to send.
+    async fn unsent(&self) -> usize {
+        match self.common.sends_events {
+            true => events::written(&self.common.store, self.subscription).await.values().map(Vec::len).sum(),
+            false => 0,
+        }
+    }
+
+    /// The timers that clients know and that have not ended.
+    async fn waiting(&self) -> Vec<TimerRow> {
+        let known = self.clients.book.lock().expect("plain").uids();
+        let rows = self.common.store.find_many(&known).await.expect("reads");
+        rows.into_values().filter(|row| !row.life.state.is_end()).collect()
+    }
+
     /// The end: every timer that a client knows has ended, and truly.
     async fn audit(&self) {
         if self.world.is_wrong().is_some() {
@@ -255,6 +292,11 @@ impl Run {
             let known = self.clients.book.lock().expect("plain");
             book.iter().for_each(|uid| known.ended(*uid, rows.get(uid)));
         }
+        let told = match self.common.sends_events {
+            true => self.clients.book.lock().expect("plain").told(),
+            false => events::written(store, self.subscription).await,
+        };
+        events::audit(told, &rows, &self.world);
         let verification = store.verify().await.expect("reads");
         if !verification.balanced || !verification.mismatches.is_empty() {
             self.world.wrong(format!("the ledger does not add up: {verification:?}"));

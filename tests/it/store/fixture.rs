@@ -154,6 +154,7 @@ pub fn record(row: &TimerRow, result: AttemptResult) -> AttemptRecord {
         reply: Some("fine".into()),
         detail: None,
         node: "a".into(),
+        delivery_id: None,
     }
 }
 

@@ -27,7 +27,7 @@ pub use expect::{eventually, in_state, problem, settled, to, wall_ms};
 pub use mainspring::tools::process::Process;
 pub use node::{Node, NodeBuilder};
 pub(crate) use on_both::on_both;
-pub use receiver::{Received, Receiver, Reply};
+pub use receiver::{Received, Receiver, Reply, densest};
 pub use redis::{Keeps, Redis, SharedRedis};
 pub use scrape::{in_wheels, shared_as};
 pub use servers::{Postgres, ask_sql, free_port, fresh_database, psql, run, run_sql};

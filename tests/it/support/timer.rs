@@ -22,6 +22,7 @@ pub fn new_timer(id: &str, due_at: UnixMs, created_at: UnixMs) -> NewTimer {
         due_at,
         minute: false,
         priority: Priority::Normal,
+        spread: None,
         target: Target::Webhook(hook),
         data: None,
         labels: None,

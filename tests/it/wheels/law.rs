@@ -209,6 +209,7 @@ impl Case {
             reply: None,
             detail: None,
             node: "a".into(),
+            delivery_id: None,
         };
         if !again {
             let ended = self.rig.store.finish_delivered(&[(uid, record)]).await.expect("ends");

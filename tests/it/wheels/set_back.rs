@@ -112,6 +112,23 @@ async fn a_dead_owners_claim_is_found_though_the_clock_was_set_back(parts: Parts
     assert!(row.life.wake_at <= rig.now().plus(Duration::from_secs(1)));
 }
 
+/// A clock that is ahead between two heartbeats leaves no lease from the future, but claims.
+async fn a_claim_is_found_though_no_lease_was_made_by_the_clock_that_was_ahead(parts: Parts) {
+    let (rig, _dir) = parts.rig(&USUAL).await;
+    let node = rig.start("a").await;
+    let timer = node.write(&rig, &[rig.timer("t", HOUR)]).await[0];
+    rig.at(HOUR);
+    assert_eq!(node.claim(&[timer], 0).await.len(), 1);
+    rig.at(0);
+    let round = node.promoter.ownership.run_once(&rig.store, |_| 0).await.expect("renews");
+    assert_eq!(round.set_back_ms, HOUR + MINUTE, "an hour, and the lease");
+    let (sweep, _promoted) = rig.sweep(&node);
+    sweep.run_once().await.expect("brings back");
+    let row = rig.store.find(timer.uid).await.expect("reads").expect("is there");
+    assert_eq!(row.life.state, State::Delivering);
+    assert!(row.life.wake_at <= rig.now().plus(Duration::from_secs(300)), "{:?}", row.life.wake_at);
+}
+
 /// A registration began before the clock was set back, and was committed after the claims were looked through.
 async fn what_is_committed_after_the_look_is_found_by_a_later_one(parts: Parts) {
     let (rig, _dir) = parts.rig(&USUAL).await;
@@ -138,6 +155,7 @@ async fn what_is_committed_after_the_look_is_found_by_a_later_one(parts: Parts) 
 }
 
 on_all!(
+    a_claim_is_found_though_no_lease_was_made_by_the_clock_that_was_ahead,
     what_is_committed_after_the_look_is_found_by_a_later_one,
     wheels_begin_anew_where_the_clock_was_set,
     a_small_step_back_builds_no_wheel_anew,

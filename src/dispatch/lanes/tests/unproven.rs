@@ -1,5 +1,6 @@
 //! Receivers of which nothing is known, and such as cannot be reached.
 
+use super::super::lane::MIN_CAPACITY;
 use super::super::receiver::{FIRST_TRIAL_MS, LONGEST_TRIAL_MS};
 use super::*;
 

@@ -67,6 +67,7 @@ impl Burst {
         note_verdict(&verdict, &mut row.figures);
         let first_due = verdict.first_due.unwrap_or(first_due);
         note_span(first_due.get() * 1000, &verdict, &mut row.figures);
+        env.drained(&mut row.figures).await?;
         Ok(row)
     }
 }

@@ -8,6 +8,7 @@ pub mod parked;
 pub mod plan;
 pub mod recover;
 pub mod register;
+pub mod sinks;
 
 use super::Env;
 use super::figures::{Figure, Figures, Row, Run};
@@ -32,6 +33,8 @@ pub enum Scenario {
     Crash(crash::Crash),
     /// What it costs to do nothing.
     Idle(idle::Idle),
+    /// Deliveries to destinations of each kind.
+    Sinks(sinks::Sinks),
 }
 
 impl Scenario {
@@ -45,6 +48,7 @@ impl Scenario {
             Self::Recover(_) => "recover",
             Self::Crash(_) => "crash",
             Self::Idle(_) => "idle",
+            Self::Sinks(_) => "sinks",
         }
     }
 
@@ -63,6 +67,7 @@ impl Scenario {
             Self::Recover(scenario) => scenario.run(env).await,
             Self::Crash(scenario) => scenario.run(env).await,
             Self::Idle(scenario) => scenario.run(env).await,
+            Self::Sinks(scenario) => scenario.run(env).await,
         }
     }
 }

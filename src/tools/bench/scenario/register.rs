@@ -98,6 +98,7 @@ impl Register {
             Some(load) => {
                 env.reading().await.note(&before, false, &mut row.figures);
                 note_load(&load, &mut row);
+                env.drained(&mut row.figures).await?;
             }
             None => row.note = Some("this server has no POST /v1/timers/stream".into()),
         }

@@ -87,6 +87,12 @@ findings! {
     unfenced: Violation("unfenced");
     /// Firings under two delivery ids, delivery ids of two firings.
     mistaken_identity: Violation("mistaken identity");
+    /// Merged sets that came.
+    sets: Counted;
+    /// Timers that came in them.
+    merged: Counted;
+    /// Timers that came with a merged set which had come without them before.
+    joined: Violation("joined");
     /// Left to the sweep in healthy times, with no fault when they were registered or changed.
     stragglers: Violation("stragglers");
     /// Late by more than that in healthy times, with those beside them, while the machine was not busy.

@@ -1,5 +1,6 @@
 //! Planted anomalies: every class is found, a healthy history has none, and what is excused stays excused.
 
+mod brokers;
 mod clock;
 mod restored;
 
@@ -90,7 +91,20 @@ impl Seen {
 fn attempt_at(attempt: i32, at_ms: i64) -> Arrival {
     let at_us = at_ms * MS + 300;
     let (timer, node, replied) = (0, Some(0), Some(204));
-    Arrival { timer, generation: 1, attempt, delivery: 1, due_ms: DUE, node, at_us, replied, took_us: 300 }
+    Arrival {
+        timer,
+        generation: 1,
+        attempt,
+        delivery: 1,
+        due_ms: DUE,
+        moment_ms: 0,
+        merged: false,
+        node,
+        broker: None,
+        at_us,
+        replied,
+        took_us: 300,
+    }
 }
 
 #[test]
@@ -504,4 +518,22 @@ fn the_sum_of_what_became_is_what_was_registered() {
     let found = seen.register(DUE).next().register(200_000).found();
     assert_eq!(found.registered, found.delivered + found.cancelled + found.lost + found.pending);
     assert_eq!((found.registered, found.lost, found.pending), (4, 1, 1));
+}
+
+#[test]
+fn a_merged_set_has_one_delivery_and_nobody_joins_it() {
+    let in_set = |attempt, at| Arrival { merged: true, moment_ms: DUE + 50, ..attempt_at(attempt, at) };
+    let failed = |at| Arrival { replied: Some(500), ..in_set(1, at) };
+    let seen = Seen::one().arrival(failed(DUE + 50)).arrival(in_set(2, DUE + 300));
+    let both = seen.next().register(DUE).arrival(failed(DUE + 50)).arrival(in_set(2, DUE + 300));
+    assert_eq!(both.violations(), []);
+    assert_eq!((both.found().sets, both.found().merged, both.found().delivered), (1, 2, 2));
+    // Cancelled after the first attempt, it is left out; one that was not there is not let in.
+    let seen = Seen::one().arrival(failed(DUE + 50)).arrival(in_set(2, DUE + 300));
+    let left = seen.next().register(DUE).arrival(failed(DUE + 50)).cancel(DUE + 200, Answer::Stopped);
+    assert_eq!(left.violations(), []);
+    let joined = left.next().register(DUE).arrival(in_set(2, DUE + 300));
+    assert_eq!(joined.violations(), [("joined", 1)]);
+    // Before its moment nothing of it comes, though the timer itself is due.
+    assert_eq!(Seen::one().arrival(in_set(1, DUE + 20)).violations(), [("early", 1)]);
 }

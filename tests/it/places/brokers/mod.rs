@@ -2,7 +2,9 @@
 //!
 //! What arrived is read by another client than the one that sent it.
 
+mod kafka;
 mod mosquitto;
+mod nats;
 mod rabbitmq;
 mod redis;
 
@@ -67,13 +69,27 @@ fn url(scheme: &str, via: &Via, port: u16) -> String {
     format!("{scheme}{tls}://{}@{}:{port}/", via.credentials, via.host)
 }
 
-/// A certificate of `localhost` that signs itself, and its key: `cert.pem` and `key.pem` in a directory of their own.
-fn certificate() -> TempDir {
-    let dir = tempfile::tempdir().expect("a directory");
-    let key = rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("a certificate");
-    std::fs::write(dir.path().join("cert.pem"), key.cert.pem()).expect("written");
-    std::fs::write(dir.path().join("key.pem"), key.signing_key.serialize_pem()).expect("written");
-    dir
+/// A certificate of `localhost` that signs itself, and its key, in PEM files of a directory of their own.
+struct Certificate(TempDir);
+
+impl Certificate {
+    fn new() -> Self {
+        let certificate = Self(tempfile::tempdir().expect("a directory"));
+        let key = rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("a certificate");
+        std::fs::write(certificate.path(), key.cert.pem()).expect("written");
+        std::fs::write(certificate.key(), key.signing_key.serialize_pem()).expect("written");
+        certificate
+    }
+
+    /// The certificate.
+    fn path(&self) -> PathBuf {
+        self.0.path().join("cert.pem")
+    }
+
+    /// Its key.
+    fn key(&self) -> PathBuf {
+        self.0.path().join("key.pem")
+    }
 }
 
 async fn test(api: &Api, name: &str) -> Value {
@@ -88,6 +104,39 @@ async fn refused(api: &Api, name: &str, result: &str, words: &str) {
     assert_eq!(tried["result"], result, "{tried}");
     assert!(tried["detail"].as_str().expect("a text").contains(words), "{words}: {tried}");
     assert!(!tried.to_string().contains("t0p"), "{tried}");
+}
+
+/// Tries a destination until it takes it.
+async fn taken_in_the_end(api: &Api, name: &str, what: &str) {
+    eventually(what, LONG, async || {
+        let tried = test(api, name).await;
+        if tried["result"] == "ok" { Ok(()) } else { Err(tried.to_string()) }
+    })
+    .await;
+}
+
+/// A timer for this destination, due at once, whose data has this many bytes.
+fn sized(name: &str, bytes: usize) -> Value {
+    let mut timer = now(name);
+    timer["data"] = json!("x".repeat(bytes));
+    timer
+}
+
+/// Registers a timer whose first attempt is its last one; the words are in the reason.
+async fn dead_at_once(api: &Api, id: &str, timer: &Value, words: &str) {
+    assert_eq!(api.put(id, timer).await.0, 201);
+    let dead = in_state(api, id, "dead").await;
+    assert_eq!(dead["attempts"], 1, "{dead}");
+    let (_, attempts) = api.get(&format!("/v1/timers/{id}/attempts")).await;
+    assert!(attempts.to_string().contains(words), "{words}: {attempts}");
+}
+
+/// An event of this many bytes, `large`, is more than the broker takes: dead at once. One that `fits` is delivered after
+/// it, and does not suffer for it.
+async fn what_is_too_large_is_dead_at_once(api: &Api, name: &str, bytes: usize, words: &str) {
+    dead_at_once(api, "large", &sized(name, bytes), words).await;
+    assert_eq!(api.put("fits", &sized(name, bytes - 1000)).await.0, 201);
+    in_state(api, "fits", "delivered").await;
 }
 
 /// A test and a firing, with all that is told; then many at once, each one time.
@@ -171,10 +220,12 @@ async fn one_that_goes_and_comes_back_loses_nothing<B: TestBroker>() {
     let (api, mut broker, receiver) = (node.api(), B::own().await, Receiver::start().await);
     let retry = json!({"attempts": 100, "first": "PT0.1S", "cap": "PT0.5S"});
     let mut place = broker.place(&PLAIN);
-    (place["retry"], place["timeout"]) = (retry, json!("PT0.5S"));
+    // Long enough for a connection on a busy machine.
+    (place["retry"], place["timeout"]) = (retry, json!("PT3S"));
     made(&api, "there", &place).await;
     made(&api, "hook", &json!({"webhook": {"url": receiver.url("/ok")}})).await;
-    assert_eq!(test(&api, "there").await["result"], "ok");
+    let tried = test(&api, "there").await;
+    assert_eq!(tried["result"], "ok", "{tried}");
 
     broker.freeze();
     assert_eq!(api.put("frozen", &now("there")).await.0, 201);
@@ -194,24 +245,38 @@ async fn one_that_goes_and_comes_back_loses_nothing<B: TestBroker>() {
     in_state(&api, "frozen", "delivered").await;
 
     broker.kill().await;
+    eventually("the node knows", LONG, async || {
+        let tried = test(&api, "there").await;
+        if tried["result"] == "refused" { Ok(()) } else { Err(tried.to_string()) }
+    })
+    .await;
     assert_eq!(api.put("killed", &now("there")).await.0, 201);
     in_state(&api, "killed", "retrying").await;
     let (_, attempts) = api.get("/v1/timers/killed/attempts").await;
     assert_eq!(attempts["items"][0]["result"], "refused", "nothing was sent: {attempts}");
     broker.start_again().await;
     in_state(&api, "killed", "delivered").await;
+    let (_, attempts) = api.get("/v1/timers/killed/attempts").await;
+    let attempts = attempts["items"].as_array().expect("a list");
+    let sent = attempts.iter().filter(|attempt| attempt["result"] != "refused").count();
     let got = broker.arrived().await;
     for id in ["frozen", "killed"] {
         let of: Vec<_> = got.iter().filter(|one| one["subject"] == id).collect();
         assert!(!of.is_empty() && of.iter().all(|one| one["id"] == of[0]["id"]), "one delivery id: {of:?}");
     }
-    assert_eq!(got.iter().filter(|one| one["subject"] == "killed").count(), 1);
+    // One, but where a broker that had just started was too slow to confirm it in time.
+    let killed = got.iter().filter(|one| one["subject"] == "killed").count();
+    assert!(killed <= sent, "{killed} came of {sent} that were sent: {attempts:?}");
     assert_eq!(get(&api, "there").await["state"], "ok");
 }
 
 /// The certificate has to be of the host, and trusted.
 async fn connections_are_encrypted_and_the_certificate_is_of_the_host<B: TestBroker>() {
-    let mut broker = B::any().await;
+    only_the_host_of_its_certificate_is_reached(B::any().await).await;
+}
+
+/// The same for this broker.
+async fn only_the_host_of_its_certificate_is_reached(mut broker: impl TestBroker) {
     let place = |host| broker.place(&Via { host, tls: true, ..PLAIN });
     let trusted = broker.certificate();
     let trusting =
@@ -244,7 +309,8 @@ async fn the_password_is_sealed_kept_and_not_taken_elsewhere<B: TestBroker>() {
     let stored = ask_sql(&store, "SELECT settings || encode(secrets, 'escape') FROM destinations").await;
     assert!(stored.contains(B::KIND) && !stored.contains("t0p"), "{stored}");
 
-    // The URL as it is shown is the same place: the password stays. Another host gets none.
+    // The URL as it is shown is the same place: the password stays. Another host gets none; for NATS, where a user alone
+    // may be a token, it is to be given.
     let patch = async |url: &str| {
         let part = json!({B::KIND: {"url": url}, "timeout": "PT5S"});
         call(&api, Method::PATCH, "there", "", Some(&part)).await.body
@@ -253,7 +319,11 @@ async fn the_password_is_sealed_kept_and_not_taken_elsewhere<B: TestBroker>() {
     assert_eq!(test(&api, "there").await["result"], "ok");
     assert_eq!(broker.arrived().await.len(), 2);
     let elsewhere = without.replace("127.0.0.1", "127.0.0.2");
-    assert_eq!(patch(&elsewhere).await[B::KIND]["authenticated"], false);
+    let moved = patch(&elsewhere).await;
+    match B::KIND {
+        "nats" => assert_eq!(moved["errors"][0]["code"], "password_needed", "{moved}"),
+        kind => assert_eq!(moved[kind]["authenticated"], false, "{moved}"),
+    }
 
     // One kind takes the place of another.
     let part = json!({B::KIND: null, "webhook": {"url": "http://127.0.0.1:9/"}});
@@ -267,7 +337,7 @@ macro_rules! conforms {
     ($broker:ty: $($test:ident),+ $(,)?) => {
         $(#[tokio::test]
         async fn $test() {
-            super::$test::<$broker>().await;
+            $crate::places::brokers::$test::<$broker>().await;
         })+
     };
     ($broker:ty) => {

@@ -7,7 +7,10 @@ use mainspring::tools::servers::Mosquitto;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::{LONG, PLAIN, TestBroker, Via, certificate, conforms, now, put, refused, test, url};
+use super::{
+    Certificate, LONG, PLAIN, TestBroker, Via, conforms, put, refused, sized, taken_in_the_end, test, url,
+    what_is_too_large_is_dead_at_once,
+};
 use crate::support::{Node, Process, eventually, free_port, in_state};
 
 const TOPIC: &str = "shop/orders";
@@ -21,18 +24,17 @@ struct Topic {
     subscriber: Process,
     server: Mosquitto,
     tls_port: u16,
-    certificate: TempDir,
+    certificate: Certificate,
     dir: TempDir,
 }
 
 impl Topic {
     async fn start() -> Self {
-        let (certificate, tls_port) = (certificate(), free_port());
-        let file = |name: &str| certificate.path().join(name).display().to_string();
+        let (certificate, tls_port) = (Certificate::new(), free_port());
         let settings = [
             format!("listener {tls_port} 127.0.0.1"),
-            format!("certfile {}", file("cert.pem")),
-            format!("keyfile {}", file("key.pem")),
+            format!("certfile {}", certificate.path().display()),
+            format!("keyfile {}", certificate.key().display()),
             format!("max_packet_size {LARGEST}"),
         ];
         let dir = tempfile::Builder::new().prefix("mosquitto").tempdir().expect("a directory");
@@ -64,13 +66,19 @@ impl Topic {
 }
 
 /// An event as it is told of other kinds: attributes by their bare names, the payload as `data`.
-fn event(line: &str) -> Value {
+fn event(line: &str) -> Option<Value> {
     let message: Value = serde_json::from_str(line).expect("JSON");
+    if !line.contains("user-properties") {
+        // One structured event, or the mark of a test.
+        let mut event: Value = serde_json::from_str(message["payload"].as_str()?).ok()?;
+        event["data"] = json!(event["data"].to_string());
+        return Some(event);
+    }
     let properties = &message["properties"];
     let mut fields = properties["user-properties"].as_object().expect("attributes").clone();
     fields.insert("datacontenttype".into(), properties["content-type"].clone());
     fields.insert("data".into(), message["payload"].clone());
-    Value::Object(fields)
+    Some(Value::Object(fields))
 }
 
 impl TestBroker for Topic {
@@ -105,11 +113,11 @@ impl TestBroker for Topic {
         })
         .await;
         let all = seen().await;
-        all.lines().filter(|line| line.contains("user-properties")).map(event).collect()
+        all.lines().filter_map(event).collect()
     }
 
     fn certificate(&self) -> PathBuf {
-        self.certificate.path().join("cert.pem")
+        self.certificate.path()
     }
 
     async fn kill(&self) {
@@ -131,6 +139,86 @@ impl TestBroker for Topic {
 
 conforms!(Topic);
 
+/// The same, reached by MQTT 3.1.1.
+struct Topic3(Topic);
+
+impl TestBroker for Topic3 {
+    const KIND: &'static str = Topic::KIND;
+    const NOT_LET_IN: &'static str = Topic::NOT_LET_IN;
+
+    async fn any() -> Self {
+        Self(Topic::start().await)
+    }
+
+    async fn own() -> Self {
+        Self(Topic::start().await)
+    }
+
+    fn place(&self, via: &Via) -> Value {
+        let mut place = self.0.place(via);
+        place["mqtt"]["version"] = json!(3);
+        place
+    }
+
+    async fn arrived(&mut self) -> Vec<Value> {
+        self.0.arrived().await
+    }
+
+    fn certificate(&self) -> PathBuf {
+        self.0.certificate()
+    }
+
+    async fn kill(&self) {
+        self.0.kill().await;
+    }
+
+    async fn start_again(&mut self) {
+        self.0.start_again().await;
+    }
+
+    fn freeze(&self) {
+        self.0.freeze();
+    }
+
+    fn thaw(&self) {
+        self.0.thaw();
+    }
+}
+
+mod version_3 {
+    // Not what is lost when it goes: the broker says that it has what nobody subscribes to, and drops it.
+    super::conforms!(super::Topic3:
+        events_arrive,
+        who_is_not_let_in_is_told,
+        connections_are_encrypted_and_the_certificate_is_of_the_host,
+        the_password_is_sealed_kept_and_not_taken_elsewhere,
+    );
+}
+
+/// Of this version a broker can say of an event only that it has it: what it does not take ends the connection.
+#[tokio::test]
+async fn version_3_says_less() {
+    let node = Node::builder().start_ready().await;
+    let (api, mut topic) = (node.api(), Topic3::own().await);
+    let mut place = topic.place(&PLAIN);
+    (place["mqtt"]["qos"], place["retry"]) = (json!(2), json!({"attempts": 2, "first": "PT0.01S"}));
+    let shown = put(&api, "a", &place).await.body;
+    assert_eq!((&shown["mqtt"]["qos"], &shown["mqtt"]["version"]), (&json!(2), &json!(3)), "{shown}");
+    assert_eq!(api.put("large", &sized("a", LARGEST)).await.0, 201);
+    assert_eq!(in_state(&api, "large", "dead").await["attempts"], 2);
+    let (_, attempts) = api.get("/v1/timers/large/attempts").await;
+    assert_eq!(attempts["items"][0]["result"], "unknown", "{attempts}");
+    assert!(attempts["items"][0]["detail"].to_string().contains("too large"), "{attempts}");
+    taken_in_the_end(&api, "a", "the next one goes on a new connection").await;
+    let got = topic.arrived().await;
+    assert_eq!(got.len(), 1, "{got:?}");
+
+    topic.kill().await;
+    refused(&api, "a", "refused", "no connection").await;
+    topic.start_again().await;
+    taken_in_the_end(&api, "a", "it comes back").await;
+}
+
 #[tokio::test]
 async fn what_the_broker_refuses_is_told() {
     let node = Node::builder().start_ready().await;
@@ -145,19 +233,9 @@ async fn what_the_broker_refuses_is_told() {
     put(&api, "a", &place).await;
     refused(&api, "a", "failed", "nobody subscribes").await;
 
-    // Too large: dead at once, and the connection stays.
+    // The connection stays.
     put(&api, "a", &topic.place(&PLAIN)).await;
-    let mut large = now("a");
-    large["data"] = json!("x".repeat(LARGEST));
-    assert_eq!(api.put("large", &large).await.0, 201);
-    let dead = in_state(&api, "large", "dead").await;
-    assert_eq!(dead["attempts"], 1, "{dead}");
-    let (_, attempts) = api.get("/v1/timers/large/attempts").await;
-    assert!(attempts.to_string().contains("maximum packet size"), "{attempts}");
-    let mut fits = now("a");
-    fits["data"] = json!("x".repeat(LARGEST - 1000));
-    assert_eq!(api.put("fits", &fits).await.0, 201);
-    in_state(&api, "fits", "delivered").await;
+    what_is_too_large_is_dead_at_once(&api, "a", LARGEST, "maximum packet size").await;
     let got = topic.arrived().await;
     let subjects: Vec<_> = got.iter().map(|one| one["subject"].as_str().expect("a text")).collect();
     assert_eq!(subjects, ["a", "fits"]);

@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
+use futures::{StreamExt, stream};
 use serde_json::{Value, json};
-use tempfile::TempDir;
 
-use super::{PLAIN, RIGHT, TestBroker, Via, certificate, conforms, made, put, refused, test, url};
-use crate::support::{Keeps, Node, Redis, free_port};
+use super::{Certificate, LONG, PLAIN, RIGHT, TestBroker, Via, conforms, made, put, refused, test, url};
+use crate::support::{Keeps, Node, Redis, eventually, free_port};
 
 const STREAM: &str = "shop:viewings";
 
@@ -14,7 +14,7 @@ const STREAM: &str = "shop:viewings";
 struct Stream {
     redis: Redis,
     tls_port: u16,
-    certificate: TempDir,
+    certificate: Certificate,
 }
 
 impl TestBroker for Stream {
@@ -26,13 +26,13 @@ impl TestBroker for Stream {
     }
 
     async fn own() -> Self {
-        let (certificate, tls_port) = (certificate(), free_port());
-        let path = |name: &str| certificate.path().join(name).to_str().expect("text").to_owned();
+        let (certificate, tls_port) = (Certificate::new(), free_port());
+        let text = |path: PathBuf| path.to_str().expect("text").to_owned();
         let port = tls_port.to_string();
         let options = [
             ["--tls-port", &port],
-            ["--tls-cert-file", &path("cert.pem")],
-            ["--tls-key-file", &path("key.pem")],
+            ["--tls-cert-file", &text(certificate.path())],
+            ["--tls-key-file", &text(certificate.key())],
             ["--tls-auth-clients", "no"],
         ];
         let user = ["--user", "shop", "on", ">t0p/secret", "~*", "+@all"];
@@ -69,7 +69,7 @@ impl TestBroker for Stream {
     }
 
     fn certificate(&self) -> PathBuf {
-        self.certificate.path().join("cert.pem")
+        self.certificate.path()
     }
 
     async fn kill(&self) {
@@ -137,4 +137,37 @@ async fn a_stream_is_trimmed_only_where_it_is_asked_for() {
     let clients = redis.cli(&["CLIENT", "LIST"]).await;
     let senders = clients.lines().filter(|line| line.contains("cmd=xadd")).count();
     assert_eq!(senders, 2, "one connection each: {clients}");
+}
+
+/// A thousand destinations, and files for fewer connections: those that have nothing to do make room, and everything arrives.
+#[tokio::test]
+async fn a_thousand_destinations_share_the_files_of_a_node() {
+    const DESTINATIONS: u64 = 1000;
+    const FILES: u64 = 512;
+    let node = Node::builder().open_files(FILES, FILES).start_ready().await;
+    let (api, redis) = (node.api(), Redis::private().await);
+    let make = async |n: u64| {
+        let place = json!({"redis_stream": {"url": redis.url(), "stream": format!("s{n}")}});
+        made(&api, &format!("d{n}"), &place).await;
+    };
+    stream::iter(0..DESTINATIONS).map(make).buffer_unordered(8).collect::<Vec<()>>().await;
+    let timers = |round: u64| {
+        let timer = |n| json!({"id": format!("t{round}-{n}"), "delay": "PT1S", "target": {"destination": format!("d{n}")}});
+        json!({"timers": (0..DESTINATIONS).map(timer).collect::<Vec<_>>()})
+    };
+    for round in 1..=2 {
+        assert_eq!(api.post("/v1/timers/batch", &timers(round)).await.0, 200);
+        let mut most = 0_u64;
+        eventually("all are delivered", LONG, async || {
+            let clients = redis.cli(&["CLIENT", "LIST"]).await;
+            most = most.max(clients.lines().filter(|line| line.contains("cmd=xadd")).count() as u64);
+            let delivered = api.ledger().await.delivered;
+            if delivered == round * DESTINATIONS { Ok(()) } else { Err(format!("{delivered}")) }
+        })
+        .await;
+        assert!((1..FILES).contains(&most), "{most} connections");
+    }
+    for n in [0, 499, 999] {
+        assert_eq!(redis.cli(&["XLEN", &format!("s{n}")]).await, "2");
+    }
 }

@@ -173,6 +173,16 @@ impl Receiver {
     }
 }
 
+/// The most arrivals within any `window` milliseconds.
+pub fn densest(received: &[Received], window: i64) -> usize {
+    let mut at: Vec<i64> = received.iter().map(|one| one.at_ms).collect();
+    at.sort_unstable();
+    (0..at.len())
+        .map(|n| at[n..].iter().take_while(|other| **other < at[n] + window).count())
+        .max()
+        .unwrap_or(0)
+}
+
 impl Drop for Receiver {
     fn drop(&mut self) {
         drop(self.stop.take());

@@ -1,0 +1,310 @@
+//! `/v1/operations`: one action on every timer that a filter matches.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Path, Request, State};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::IntoResponse;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use super::ApiState;
+use super::named::checked_name;
+use super::problem::{ApiResult, FieldError, Problem};
+use super::request;
+use super::schema;
+use super::timers::read::{Field, filter_of};
+use crate::cold::{Filter, MAX_RUNNING, OperationRow, Selection};
+use crate::model::operation::{Action, OperationId, OperationState};
+use crate::model::time::{LAST, UnixMs};
+use crate::model::timer::State as TimerState;
+use crate::service::Service;
+
+/// The most bytes of an operation's body.
+const MAX_BODY: usize = 64 * 1024;
+
+/// An operation: what to do, and to which timers.
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = Operation)]
+pub struct OperationIn {
+    /// `redrive`: dead timers run again, as a new generation that is due now.
+    #[schema(value_type = schema::ActionWord)]
+    action: String,
+    /// Which timers: those that match every field given, as in the list of timers. At least one field.
+    #[schema(value_type = schema::OperationFilter)]
+    filter: BTreeMap<String, Value>,
+    #[schema(ignore)]
+    by: Option<Value>,
+    /// It counts and changes nothing. Default: false.
+    #[serde(default)]
+    #[schema(default = false)]
+    dry_run: bool,
+}
+
+/// A re-drive of one destination.
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = Redrive)]
+pub struct RedriveIn {
+    /// Timers that died at this moment or later.
+    #[schema(value_type = schema::Instant)]
+    since: String,
+    /// Timers that died before this moment. Default: now.
+    #[schema(value_type = Option<schema::Instant>)]
+    until: Option<String>,
+}
+
+/// An operation in an answer.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct OperationView {
+    #[schema(value_type = schema::OperationId)]
+    id: String,
+    #[schema(value_type = schema::ActionWord)]
+    action: String,
+    /// As it was asked for.
+    #[schema(value_type = schema::OperationFilter)]
+    filter: Box<RawValue>,
+    /// It takes timers that ended at this moment or later; `null` if it takes any.
+    #[schema(required, value_type = Option<schema::Moment>)]
+    since: Option<UnixMs>,
+    /// It takes timers that ended before this moment.
+    #[schema(required, value_type = Option<schema::Moment>)]
+    until: Option<UnixMs>,
+    /// It counts and changes nothing.
+    dry_run: bool,
+    #[schema(value_type = schema::OperationState)]
+    state: &'static str,
+    /// Timers that matched so far.
+    #[schema(minimum = 0)]
+    matched: i64,
+    /// Timers that it changed so far.
+    #[schema(minimum = 0)]
+    done: i64,
+    /// Timers that it left as they were so far, by reason.
+    #[schema(value_type = schema::RefusedCounts)]
+    refused: BTreeMap<String, i64>,
+    /// There if it failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = String, required = false)]
+    failure: Option<String>,
+    #[schema(value_type = schema::Moment)]
+    created_at: UnixMs,
+    /// `null` while it runs.
+    #[schema(required, value_type = Option<schema::Moment>)]
+    ended_at: Option<UnixMs>,
+    /// The node that works on it, or did so last; `null` before the first step.
+    #[schema(required)]
+    node: Option<String>,
+}
+
+impl OperationView {
+    fn new(row: OperationRow) -> Self {
+        // One that a newer version wrote is shown without its range.
+        let selection = row.selection().ok();
+        Self {
+            id: row.id.to_string(),
+            filter: RawValue::from_string(row.filter).unwrap_or_else(|_| RawValue::NULL.to_owned()),
+            since: selection.as_ref().and_then(|selection| selection.ended_from),
+            until: selection.map(|selection| selection.ended_before),
+            action: row.action,
+            dry_run: row.dry_run,
+            state: row.state.word(),
+            matched: row.matched,
+            done: row.done,
+            refused: row.refused,
+            failure: row.failure,
+            created_at: row.created_at,
+            ended_at: row.ended_at,
+            node: row.node,
+        }
+    }
+}
+
+/// The operations.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct OperationsAnswer {
+    items: Vec<OperationView>,
+}
+
+/// The operation that a call is about.
+#[derive(utoipa::IntoParams)]
+#[into_params(parameter_in = Path)]
+#[expect(dead_code, reason = "describes the path in the OpenAPI document")]
+pub struct OperationPath {
+    /// The operation's id.
+    #[param(value_type = schema::OperationId, example = "op_0199c0de00007000800000000000cafe")]
+    id: String,
+}
+
+fn parse_id(text: &str) -> Result<OperationId, Problem> {
+    let bad = || FieldError::new("?id", "bad_id", "an operation's id is op_ and 32 hex digits");
+    OperationId::parse(text).ok_or_else(|| Problem::invalid(vec![bad()]))
+}
+
+fn no_such(id: OperationId) -> Problem {
+    Problem::no_such("operation", id)
+}
+
+/// Begins an operation and answers with it.
+async fn begin(
+    service: &Service,
+    action: Action,
+    filter: &BTreeMap<String, Value>,
+    selection: Selection,
+    dry_run: bool,
+) -> ApiResult {
+    let text = serde_json::to_string(filter).unwrap_or_default();
+    let Some(row) = service.operations.begin(action, text, selection, dry_run).await? else {
+        let detail = format!("{MAX_RUNNING} operations run already; wait for one to end, or stop one");
+        return Err(Problem::new(StatusCode::CONFLICT, "too_many", detail));
+    };
+    let location = format!("/v1/operations/{}", row.id);
+    let mut response = (StatusCode::ACCEPTED, Json(OperationView::new(row))).into_response();
+    if let Ok(location) = HeaderValue::from_str(&location) {
+        response.headers_mut().insert(header::LOCATION, location);
+    }
+    Ok(response)
+}
+
+/// Begin an operation: it works through its filter by itself.
+#[utoipa::path(post, path = "/v1/operations", tag = "operations", operation_id = "begin_operation",
+    request_body = OperationIn,
+    responses((status = 202, body = OperationView, description = "It has begun",
+            headers(("location" = String, description = "The path of the operation"))),
+        (status = 409, body = Problem, description = "too_many: as many run as may")))]
+pub async fn post(State(state): State<Arc<ApiState>>, request: Request) -> ApiResult {
+    let service = state.service()?;
+    let body = state.body(request, MAX_BODY).await?;
+    let asked: OperationIn = request::read(&body.bytes, "")?;
+    let (action, filter) = checked(&asked, service.store.namespace()).map_err(Problem::invalid)?;
+    let selection = Selection { filter, ended_from: None, ended_before: LAST };
+    begin(service, action, &asked.filter, selection, asked.dry_run).await
+}
+
+/// The action and the filter of a request.
+fn checked(asked: &OperationIn, namespace: &str) -> Result<(Action, Filter), Vec<FieldError>> {
+    let mut errors = Vec::new();
+    let action = Action::from_word(&asked.action);
+    if action.is_none() {
+        let is_later = Action::LATER.contains(&asked.action.as_str());
+        let words = Action::ALL.map(Action::word).join(", ");
+        errors.push(match is_later {
+            true => FieldError::new("/action", "not_supported", "not supported by this version yet"),
+            false => FieldError::new("/action", "unknown_action", format!("one of {words}")),
+        });
+    }
+    if asked.by.is_some() {
+        errors.push(FieldError::new("/by", "not_here", "`by` goes with `shift`; leave it out"));
+    }
+    if asked.filter.is_empty() {
+        let detail = "an empty filter would be every timer; give at least one field";
+        errors.push(FieldError::new("/filter", "empty", detail));
+    }
+    let mut fields = Vec::new();
+    for (name, value) in &asked.filter {
+        let values = match value {
+            Value::Array(all) if name == "id" && !all.is_empty() => all.as_slice(),
+            one => std::slice::from_ref(one),
+        };
+        for value in values {
+            match value.as_str() {
+                Some(text) => fields.push((name.clone(), text.to_owned())),
+                None => {
+                    let detail = if name == "id" { "a text, or an array of texts" } else { "a text" };
+                    errors.push(FieldError::new(pointer(name), "wrong_type", detail));
+                }
+            }
+        }
+    }
+    let filter = filter_of(fields, namespace, Field::OfFilter).unwrap_or_else(|more| {
+        errors.extend(more);
+        Filter::default()
+    });
+    if filter.state.is_some_and(|state| state != TimerState::Dead) {
+        let detail = "`redrive` takes dead timers; leave `state` out, or say `dead`";
+        errors.push(FieldError::new("/filter/state", "range", detail));
+    }
+    match action.filter(|_| errors.is_empty()) {
+        Some(action) => Ok((action, filter)),
+        None => Err(errors),
+    }
+}
+
+fn pointer(name: &str) -> String {
+    Field::OfFilter.pointer(name)
+}
+
+/// Run the dead timers of a destination again, by when they died. They go at the destination's rate.
+#[utoipa::path(post, path = "/v1/destinations/{name}/redrive", tag = "destinations", operation_id = "redrive_destination",
+    params(super::destinations::DestinationPath), request_body = RedriveIn,
+    responses((status = 202, body = OperationView, description = "It has begun; each timer runs as a new generation",
+            headers(("location" = String, description = "The path of the operation"))),
+        (status = 404, body = Problem),
+        (status = 409, body = Problem, description = "too_many: as many operations run as may")))]
+pub async fn redrive(
+    State(state): State<Arc<ApiState>>,
+    Path(name): Path<String>,
+    request: Request,
+) -> ApiResult {
+    let service = state.service()?;
+    checked_name(&name)?;
+    let body = state.body(request, MAX_BODY).await?;
+    let asked: RedriveIn = request::read(&body.bytes, "")?;
+    let mut errors = Vec::new();
+    let mut moment = |pointer: &str, text: &str| match UnixMs::parse_rfc3339(text) {
+        Ok(at) => Some(at),
+        Err(why) => {
+            errors.push(FieldError::new(pointer, "bad_time", why.to_string()));
+            None
+        }
+    };
+    let since = moment("/since", &asked.since);
+    let until = asked.until.as_deref().map_or(Some(LAST), |until| moment("/until", until));
+    if since.zip(until).is_some_and(|(since, until)| since >= until) {
+        errors.push(FieldError::new("/until", "range", "it has to be later than `since`"));
+    }
+    let (Some(since), Some(until), true) = (since, until, errors.is_empty()) else {
+        return Err(Problem::invalid(errors));
+    };
+    super::destinations::find(service, &name).await?;
+    let filter = Filter { destination: Some(name.clone()), ..Filter::default() };
+    let selection = Selection { filter, ended_from: Some(since), ended_before: until };
+    let shown = BTreeMap::from([("destination".to_owned(), Value::String(name))]);
+    begin(service, Action::Redrive, &shown, selection, false).await
+}
+
+/// Operations, the last one first: those that run, and the last 200 that have ended.
+#[utoipa::path(get, path = "/v1/operations", tag = "operations", operation_id = "operations",
+    responses((status = 200, body = OperationsAnswer)))]
+pub async fn list(State(state): State<Arc<ApiState>>) -> ApiResult {
+    let items = state.service()?.operations.list().await?.into_iter().map(OperationView::new).collect();
+    Ok(Json(OperationsAnswer { items }).into_response())
+}
+
+/// One operation.
+#[utoipa::path(get, path = "/v1/operations/{id}", tag = "operations", operation_id = "operation", params(OperationPath),
+    responses((status = 200, body = OperationView), (status = 404, body = Problem)))]
+pub async fn get(State(state): State<Arc<ApiState>>, Path(id): Path<String>) -> ApiResult {
+    let (service, id) = (state.service()?, parse_id(&id)?);
+    let row = service.operations.find(id).await?.ok_or_else(|| no_such(id))?;
+    Ok(Json(OperationView::new(row)).into_response())
+}
+
+/// End an operation early. What it has done stays; a repeat gives the same answer.
+#[utoipa::path(post, path = "/v1/operations/{id}/stop", tag = "operations", operation_id = "stop_operation",
+    params(OperationPath),
+    responses((status = 200, body = OperationView, description = "It changes nothing more"),
+        (status = 404, body = Problem), (status = 409, body = Problem, description = "already_ended: done or failed")))]
+pub async fn stop(State(state): State<Arc<ApiState>>, Path(id): Path<String>) -> ApiResult {
+    let (service, id) = (state.service()?, parse_id(&id)?);
+    let row = service.operations.end(id).await?.ok_or_else(|| no_such(id))?;
+    if row.state != OperationState::Stopped {
+        let detail = format!("it is {} already", row.state.word());
+        return Err(Problem::new(StatusCode::CONFLICT, "already_ended", detail));
+    }
+    Ok(Json(OperationView::new(row)).into_response())
+}

@@ -1,0 +1,284 @@
+//! Operations, as the store has them: what they select, how far they have come, who works on them.
+//!
+//! One node works on an operation, under a lease with a token. A step ([`redrive`]) changes timers and moves the position
+//! in one transaction, which begins by matching the token; so a step of a node that lost the lease changes nothing, and
+//! whoever goes on begins where the last commit ended.
+
+mod redrive;
+mod selection;
+
+use std::collections::BTreeMap;
+
+use uuid::Uuid;
+
+pub use redrive::{MAX_STEP, SETTLED, Stepped};
+pub use selection::Selection;
+
+use super::sql::{Column, Row, Statement, Tx};
+use super::{ColdStore, Error};
+use crate::model::operation::{Action, OperationId, OperationState, Refusal};
+use crate::model::time::UnixMs;
+
+/// The namespace of all operations, as a number: there is one for now.
+const NAMESPACE: i64 = 0;
+
+/// The most operations that run at a time.
+pub const MAX_RUNNING: i64 = 100;
+
+/// So many operations that have ended are kept.
+const KEPT: i64 = 200;
+
+/// How many timers were refused, by reason.
+pub type Refused = BTreeMap<String, i64>;
+
+/// What a new operation is.
+#[derive(Debug, Clone)]
+pub struct NewOperation {
+    /// Its id.
+    pub id: OperationId,
+    /// What it does.
+    pub action: Action,
+    /// The filter as the caller gave it, as JSON.
+    pub filter: String,
+    /// What it selects.
+    pub selection: Selection,
+    /// It counts and changes nothing.
+    pub dry_run: bool,
+}
+
+/// An operation as the store has it.
+#[derive(Debug, Clone)]
+pub struct OperationRow {
+    /// Its id.
+    pub id: OperationId,
+    /// The word of what it does; one that this version does not know is shown all the same.
+    pub action: String,
+    /// The filter as the caller gave it, as JSON.
+    pub filter: String,
+    /// What it selects, as it is stored.
+    selection: String,
+    /// It counts and changes nothing.
+    pub dry_run: bool,
+    /// Where it stands.
+    pub state: OperationState,
+    /// The key up to which it has come, as it is stored.
+    position: Option<String>,
+    /// Timers that matched so far.
+    pub matched: i64,
+    /// Timers that it changed.
+    pub done: i64,
+    /// Timers that it left as they were, by reason.
+    pub refused: Refused,
+    /// Why it failed.
+    pub failure: Option<String>,
+    /// When it began.
+    pub created_at: UnixMs,
+    /// When it ended.
+    pub ended_at: Option<UnixMs>,
+    /// The node that works on it, or did so last.
+    pub node: Option<String>,
+}
+
+/// The columns of [`OperationRow`], in order.
+const COLUMNS: &str = "id, action, filter, selection, dry_run, state, position, matched, done, refused, failure, \
+                       created_at, ended_at, node";
+
+impl OperationRow {
+    fn read(row: &Row) -> Result<Self, Error> {
+        let bad = || Error::Corrupt("an operation".into());
+        Ok(Self {
+            id: OperationId(row.get(0)?),
+            action: row.get(1)?,
+            filter: row.get(2)?,
+            selection: row.get(3)?,
+            dry_run: row.get(4)?,
+            state: OperationState::from_code(row.get(5)?).ok_or_else(bad)?,
+            position: row.get(6)?,
+            matched: row.get(7)?,
+            done: row.get(8)?,
+            refused: serde_json::from_str(&row.get::<String>(9)?).map_err(|_| bad())?,
+            failure: row.get(10)?,
+            created_at: UnixMs::new(row.get(11)?),
+            ended_at: row.get::<Option<i64>>(12)?.map(UnixMs::new),
+            node: row.get(13)?,
+        })
+    }
+
+    /// What it selects. An error if a newer version wrote it.
+    pub fn selection(&self) -> Result<Selection, Error> {
+        Selection::read(&self.selection)
+    }
+
+    /// Counts a timer that was refused.
+    fn refuse(&mut self, why: Refusal) {
+        *self.refused.entry(why.word().to_owned()).or_default() += 1;
+    }
+}
+
+/// The node that works on operations.
+#[derive(Debug, Clone)]
+pub struct Worker {
+    /// Its name.
+    pub node: String,
+    /// What its leases carry. Another start of the node has another.
+    pub token: Uuid,
+    /// How long a lease lasts after each step, in milliseconds.
+    pub lease_ms: i64,
+}
+
+impl ColdStore {
+    /// Begins an operation; `None` if as many run as may. The oldest ones that have ended are forgotten.
+    pub async fn create_operation(&self, new: &NewOperation) -> Result<Option<OperationRow>, Error> {
+        let mut tx = self.pool.begin().await?;
+        let mut s = Statement::new(self.dialect(), "create_operation");
+        let (now, id) = (s.now(self.bound_now()), s.uuid(new.id.0));
+        let (action, filter) = (s.text(new.action.word()), s.text(&new.filter));
+        let selection = s.text(&new.selection.stored());
+        s.push(&format!(
+            "INSERT INTO operations (namespace, id, action, filter, selection, dry_run, state, matched, done, refused, \
+             created_at, lease_until) SELECT {NAMESPACE}, {id}, {action}, {filter}, {selection}, {dry}, 0, 0, 0, '{{}}', \
+             {now}, 0 WHERE (SELECT count(*) FROM operations WHERE state = 0) < {MAX_RUNNING} RETURNING {COLUMNS}",
+            dry = new.dry_run,
+        ));
+        let made = tx.fetch(s).await?.first().map(OperationRow::read).transpose()?;
+        if made.is_some() {
+            let mut s = Statement::new(self.dialect(), "forget_operations");
+            s.push(&format!(
+                "DELETE FROM operations WHERE namespace = {NAMESPACE} AND id IN (SELECT id FROM operations \
+                 WHERE namespace = {NAMESPACE} AND state <> 0 ORDER BY id DESC LIMIT 1000 OFFSET {KEPT})"
+            ));
+            tx.execute(s).await?;
+        }
+        tx.commit().await.map_err(Error::at_commit)?;
+        Ok(made)
+    }
+
+    /// All operations that are kept, the last one first.
+    pub async fn operations(&self) -> Result<Vec<OperationRow>, Error> {
+        let mut s = Statement::new(self.dialect(), "operations");
+        s.push(&format!("SELECT {COLUMNS} FROM operations WHERE namespace = {NAMESPACE} ORDER BY id DESC"));
+        self.pool.read(s).await?.iter().map(OperationRow::read).collect()
+    }
+
+    /// One operation.
+    pub async fn operation(&self, id: OperationId) -> Result<Option<OperationRow>, Error> {
+        let mut s = Statement::new(self.dialect(), "operation");
+        let id = s.uuid(id.0);
+        s.push(&format!("SELECT {COLUMNS} FROM operations WHERE namespace = {NAMESPACE} AND id = {id}"));
+        self.pool.read(s).await?.first().map(OperationRow::read).transpose()
+    }
+
+    /// Ends a running operation: after this answer it changes nothing more. One that has ended stays as it is. `None` if
+    /// there is none.
+    pub async fn stop_operation(&self, id: OperationId) -> Result<Option<OperationRow>, Error> {
+        self.end_operation(id, OperationState::Stopped, None).await?;
+        self.operation(id).await
+    }
+
+    /// Ends a running operation that cannot go on.
+    pub async fn fail_operation(&self, id: OperationId, why: &str) -> Result<(), Error> {
+        self.end_operation(id, OperationState::Failed, Some(why)).await
+    }
+
+    async fn end_operation(
+        &self,
+        id: OperationId,
+        state: OperationState,
+        failure: Option<&str>,
+    ) -> Result<(), Error> {
+        let mut s = Statement::new(self.dialect(), "end_operation");
+        let (now, id) = (s.now(self.bound_now()), s.uuid(id.0));
+        let failure = failure.map_or_else(|| "NULL".to_owned(), |why| s.text(why));
+        s.push(&format!(
+            "UPDATE operations SET state = {}, ended_at = {now}, failure = {failure} \
+             WHERE namespace = {NAMESPACE} AND id = {id} AND state = 0",
+            state.code()
+        ));
+        self.pool.write(s).await.map(drop)
+    }
+
+    /// Takes running operations that no living node works on, the oldest first, at most `most`. Those that this version
+    /// cannot read are left to nodes of a newer one.
+    pub async fn lease_operations(&self, worker: &Worker, most: usize) -> Result<Vec<OperationRow>, Error> {
+        let free = self.free_operations(most).await?;
+        if free.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut s = Statement::new(self.dialect(), "lease_operations");
+        let batch = s.batch("free", vec![("free_id", Column::Uuid(free))]);
+        let now = s.now(self.bound_now());
+        let (node, token) = (s.text(&worker.node), s.uuid(worker.token));
+        let (lease, lock) = (s.int(worker.lease_ms), self.dialect().lock("FOR UPDATE SKIP LOCKED"));
+        s.push(&format!(
+            "WITH {batch} UPDATE operations SET node = {node}, token = {token}, lease_until = {now} + {lease} \
+             WHERE namespace = {NAMESPACE} AND id IN (SELECT id FROM operations WHERE namespace = {NAMESPACE} \
+               AND state = 0 AND lease_until < {now} AND id IN (SELECT free_id FROM free) ORDER BY id {lock}) \
+             RETURNING {COLUMNS}"
+        ));
+        let rows = self.pool.write(s).await?;
+        let mut leased = rows.iter().map(OperationRow::read).collect::<Result<Vec<_>, _>>()?;
+        leased.sort_unstable_by_key(|operation| operation.id);
+        Ok(leased)
+    }
+
+    /// Running operations that no living node works on and that this version can read, the oldest first, at most `most`.
+    async fn free_operations(&self, most: usize) -> Result<Vec<Uuid>, Error> {
+        let mut s = Statement::new(self.dialect(), "free_operations");
+        let now = s.now(self.bound_now());
+        s.push(&format!(
+            "SELECT id, action, selection FROM operations WHERE namespace = {NAMESPACE} AND state = 0 \
+             AND lease_until < {now} ORDER BY id"
+        ));
+        let mut free = Vec::new();
+        for row in self.pool.read(s).await? {
+            let (action, selection): (String, String) = (row.get(1)?, row.get(2)?);
+            if Action::from_word(&action).is_some() && Selection::read(&selection).is_ok() {
+                free.push(row.get(0)?);
+            }
+        }
+        free.truncate(most);
+        Ok(free)
+    }
+
+    /// Gives the leases of a node back, so that another one goes on at once.
+    pub async fn release_operations(&self, token: Uuid) -> Result<(), Error> {
+        let mut s = Statement::new(self.dialect(), "release_operations");
+        let token = s.uuid(token);
+        s.push(&format!("UPDATE operations SET lease_until = 0 WHERE token = {token} AND state = 0"));
+        self.pool.write(s).await.map(drop)
+    }
+
+    /// Begins a step: renews the lease and returns the operation as it is. `None`: it has ended, or another node has the
+    /// lease. Nobody else changes it until the end of the transaction.
+    async fn begin_step(
+        &self,
+        tx: &mut Tx,
+        id: OperationId,
+        worker: &Worker,
+    ) -> Result<Option<OperationRow>, Error> {
+        let mut s = Statement::new(self.dialect(), "operation_begin");
+        let now = s.now(self.bound_now());
+        let (id, token, lease) = (s.uuid(id.0), s.uuid(worker.token), s.int(worker.lease_ms));
+        s.push(&format!(
+            "UPDATE operations SET lease_until = {now} + {lease} \
+             WHERE namespace = {NAMESPACE} AND id = {id} AND state = 0 AND token = {token} RETURNING {COLUMNS}"
+        ));
+        tx.fetch(s).await?.first().map(OperationRow::read).transpose()
+    }
+
+    /// Ends a step: writes how far the operation has come.
+    async fn end_step(&self, tx: &mut Tx, operation: &OperationRow) -> Result<(), Error> {
+        let mut s = Statement::new(self.dialect(), "operation_step");
+        let now = s.now(self.bound_now());
+        let (id, state) = (s.uuid(operation.id.0), operation.state.code());
+        let (matched, done) = (s.int(operation.matched), s.int(operation.done));
+        let refused = s.text(&serde_json::to_string(&operation.refused).unwrap_or_default());
+        let position = operation.position.as_deref().map_or_else(|| "NULL".to_owned(), |at| s.text(at));
+        let ended_at = if operation.state == OperationState::Running { "NULL" } else { now.as_str() };
+        s.push(&format!(
+            "UPDATE operations SET state = {state}, position = {position}, matched = {matched}, done = {done}, \
+             refused = {refused}, ended_at = {ended_at} WHERE namespace = {NAMESPACE} AND id = {id}"
+        ));
+        tx.execute(s).await.map(drop)
+    }
+}

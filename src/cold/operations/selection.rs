@@ -1,0 +1,111 @@
+//! What an operation selects, stored so that any node can go on with it.
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use super::super::list::Filter;
+use super::super::sql::Statement;
+use super::super::{ColdStore, Error};
+use crate::model::id::Uid;
+use crate::model::time::UnixMs;
+use crate::model::timer::State;
+
+/// The timers that an operation takes: those that match a filter, by when they died.
+#[derive(Debug, Clone, Default)]
+pub struct Selection {
+    /// They match it.
+    pub filter: Filter,
+    /// They ended at this moment or later.
+    pub ended_from: Option<UnixMs>,
+    /// They ended before this moment. Never later than the begin of the operation, so that it does not take what came
+    /// after it.
+    pub ended_before: UnixMs,
+}
+
+/// As it is stored. What this version does not know is an error: it would select more than was asked for.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Stored {
+    uids: Vec<String>,
+    state: Option<State>,
+    lanes: Option<[i64; 2]>,
+    destination: Option<String>,
+    owner: Option<String>,
+    labels: Vec<(String, String)>,
+    due_after: Option<i64>,
+    due_before: Option<i64>,
+    ended_from: Option<i64>,
+    ended_before: i64,
+}
+
+impl Selection {
+    pub(super) fn stored(&self) -> String {
+        let Filter { uids, state, lanes, destination, owner, labels, due_after, due_before } =
+            self.filter.clone();
+        let stored = Stored {
+            uids: uids.iter().map(|uid| uid.0.simple().to_string()).collect(),
+            state,
+            lanes,
+            destination,
+            owner,
+            labels,
+            due_after: due_after.map(UnixMs::get),
+            due_before: due_before.map(UnixMs::get),
+            ended_from: self.ended_from.map(UnixMs::get),
+            ended_before: self.ended_before.get(),
+        };
+        serde_json::to_string(&stored).unwrap_or_default()
+    }
+
+    pub(super) fn read(text: &str) -> Result<Self, Error> {
+        let bad = || Error::Corrupt("what an operation selects; another version wrote it".into());
+        let stored: Stored = serde_json::from_str(text).map_err(|_| bad())?;
+        let uid = |text: &String| Uuid::try_parse(text).map(Uid).map_err(|_| bad());
+        let filter = Filter {
+            uids: stored.uids.iter().map(uid).collect::<Result<_, _>>()?,
+            state: stored.state,
+            lanes: stored.lanes,
+            destination: stored.destination,
+            owner: stored.owner,
+            labels: stored.labels,
+            due_after: stored.due_after.map(UnixMs::new),
+            due_before: stored.due_before.map(UnixMs::new),
+        };
+        let ended_before = UnixMs::new(stored.ended_before);
+        Ok(Self { filter, ended_from: stored.ended_from.map(UnixMs::new), ended_before })
+    }
+
+    /// The condition that a row of history matches the filter.
+    pub(super) fn matches(&self, store: &ColdStore, s: &mut Statement) -> String {
+        match store.conditions(&self.filter, s).as_slice() {
+            [] => "true".to_owned(),
+            all => format!("COALESCE({}, false)", all.join(" AND ")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_selection_is_read_back_and_one_of_a_newer_version_is_refused() {
+        let filter = Filter {
+            uids: vec![Uid(Uuid::from_u128(7))],
+            state: Some(State::Dead),
+            lanes: Some([1, -2]),
+            destination: Some("a".into()),
+            owner: Some("me".into()),
+            labels: vec![("a".into(), "b".into())],
+            due_after: Some(UnixMs::new(1)),
+            due_before: Some(UnixMs::new(2)),
+        };
+        let all = Selection { filter, ended_from: Some(UnixMs::new(3)), ended_before: UnixMs::new(4) };
+        for selection in [all.clone(), Selection::default()] {
+            let read = Selection::read(&selection.stored()).unwrap();
+            assert_eq!(format!("{read:?}"), format!("{selection:?}"));
+        }
+        let newer = all.stored().replacen('{', "{\"worker\":\"w1\",", 1);
+        assert!(matches!(Selection::read(&newer), Err(Error::Corrupt(_))));
+    }
+}

@@ -1,0 +1,224 @@
+//! Operations: one action on every timer that a filter matches.
+//!
+//! An operation is a row of SQL. Whichever node takes its lease works through it in bounded steps, each one transaction
+//! that changes timers and moves the position; a node that is killed leaves the rest to the next. Steps are paced, so that
+//! what is due meanwhile is not delayed. What an action does to a timer stands in one place, `Operations::step`.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use crate::clock::Monotonic;
+use crate::cold::{ColdStore, Error, MAX_STEP, NewOperation, OperationRow, Selection, Stepped, Worker};
+use crate::model::operation::{Action, OperationId, OperationState};
+use crate::telemetry::Streak;
+use crate::writer::Writer;
+
+/// How many timers one node changes a second, by all its operations together.
+const PER_SECOND: u32 = 1000;
+
+/// How many rows one node reads a second to find them.
+const ROWS_PER_SECOND: u32 = 20_000;
+
+/// How many operations one node works on at a time, in turns.
+const MOST: usize = 4;
+
+/// How long another node waits for one that is silent. Each step renews it.
+const LEASE: Duration = Duration::from_secs(5);
+
+/// How often a node looks for operations that nobody works on.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// The shortest pause between two steps: one may find nothing that matches.
+const BREATH: Duration = Duration::from_millis(10);
+
+/// The pause after a step that waits for deaths to settle ([`crate::cold::SETTLED`]). Others have their turns meanwhile.
+const SETTLING: Duration = Duration::from_millis(250);
+
+/// A step that the database refuses is tried so often; then the operation has failed.
+const TRIES: u32 = 20;
+
+/// An operation that this node works on.
+struct Held {
+    operation: OperationRow,
+    /// Steps in a row that failed.
+    failures: u32,
+}
+
+impl Held {
+    fn new(operation: OperationRow) -> Self {
+        Self { operation, failures: 0 }
+    }
+}
+
+/// Whether a step that failed so often in a row may succeed later.
+fn may_go_on(why: &Error, failures: u32) -> bool {
+    match why {
+        Error::Refused(_) => !why.is_data() && failures < TRIES,
+        other => other.is_passing(),
+    }
+}
+
+/// How long a step takes up of a node's time: so many timers that it looked at closely, of so many rows.
+fn pace(looked_at: usize, scanned: usize) -> Duration {
+    let part = |count: usize, per_second: u32| {
+        Duration::from_secs(1) * u32::try_from(count).unwrap_or(u32::MAX) / per_second
+    };
+    part(looked_at, PER_SECOND).max(part(scanned, ROWS_PER_SECOND))
+}
+
+/// Begins operations, and works on those that no other node works on.
+pub struct Operations {
+    store: ColdStore,
+    writer: Writer,
+    worker: Worker,
+    /// There is a new one.
+    is_new: Notify,
+    failing: Mutex<Streak>,
+}
+
+impl Operations {
+    /// The operations of this store, worked on in the name of `node`.
+    pub fn new(store: ColdStore, writer: Writer, node: &str) -> Self {
+        let lease_ms = i64::try_from(LEASE.as_millis()).unwrap_or(0);
+        let worker = Worker { node: node.to_owned(), token: Uuid::now_v7(), lease_ms };
+        Self { store, writer, worker, is_new: Notify::new(), failing: Mutex::default() }
+    }
+
+    /// Begins an operation; `None` if as many run as may ([`crate::cold::MAX_RUNNING`]). `filter` is what the caller
+    /// asked for, as JSON.
+    pub async fn begin(
+        &self,
+        action: Action,
+        filter: String,
+        mut selection: Selection,
+        dry_run: bool,
+    ) -> Result<Option<OperationRow>, Error> {
+        // What ends from now on is not taken: a timer that it makes run again may die again.
+        selection.ended_before = selection.ended_before.min(self.store.clock().now());
+        let id = OperationId(Uuid::now_v7());
+        let begun =
+            self.store.create_operation(&NewOperation { id, action, filter, selection, dry_run }).await?;
+        if begun.is_some() {
+            tracing::info!(operation = %id, action = action.word(), dry_run, "an operation on many timers begins");
+            self.is_new.notify_one();
+        }
+        Ok(begun)
+    }
+
+    /// All operations that are kept, the last one first.
+    pub async fn list(&self) -> Result<Vec<OperationRow>, Error> {
+        self.store.operations().await
+    }
+
+    /// One operation.
+    pub async fn find(&self, id: OperationId) -> Result<Option<OperationRow>, Error> {
+        self.store.operation(id).await
+    }
+
+    /// Ends a running operation early; one that has ended stays as it is. `None` if there is none.
+    pub async fn end(&self, id: OperationId) -> Result<Option<OperationRow>, Error> {
+        self.store.stop_operation(id).await
+    }
+
+    /// Works on operations until stopped. The step under way is finished; another node goes on with the rest.
+    pub async fn run(self: Arc<Self>, stop: CancellationToken) {
+        let mut held = Vec::new();
+        let mut looked_at: Option<Monotonic> = None;
+        while !stop.is_cancelled() {
+            let mut pause = LOOK;
+            let is_time = looked_at.is_none_or(|at| at.elapsed() >= LOOK);
+            if is_time && held.len() < MOST {
+                looked_at = Some(Monotonic::now());
+                match self.store.lease_operations(&self.worker, MOST - held.len()).await {
+                    Ok(more) => held.extend(more.into_iter().map(Held::new)),
+                    Err(why) => self.note_failure(&why),
+                }
+            }
+            if !held.is_empty() {
+                pause = self.run_once(&mut held).await;
+            }
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = self.store.clock().sleep(pause) => {}
+                () = self.is_new.notified(), if held.is_empty() => looked_at = None,
+            }
+        }
+        if !held.is_empty() && self.store.release_operations(self.worker.token).await.is_err() {
+            tracing::debug!("the leases of operations end by themselves");
+        }
+    }
+
+    /// One step of the first of these operations, which goes to the end of the queue, or is removed if it has ended.
+    /// Returns the pause that keeps the pace.
+    async fn run_once(&self, held: &mut Vec<Held>) -> Duration {
+        let Held { operation, failures } = held.remove(0);
+        match self.step(&operation).await {
+            Ok(Stepped { operation: Some(after), looked_at, scanned, waits, .. }) => {
+                if let Ok(mut failing) = self.failing.lock() {
+                    failing.succeeded();
+                }
+                match after.state {
+                    OperationState::Running => held.push(Held::new(after)),
+                    _ => tracing::info!(
+                        operation = %after.id, matched = after.matched, done = after.done,
+                        "an operation on many timers has ended"
+                    ),
+                }
+                pace(looked_at, scanned).max(if waits { SETTLING } else { BREATH })
+            }
+            // It was stopped, or another node has taken it over.
+            Ok(Stepped { operation: None, .. }) => BREATH,
+            Err(why) if may_go_on(&why, failures + 1) => {
+                self.note_failure(&why);
+                held.push(Held { operation, failures: failures + 1 });
+                Duration::from_secs(1)
+            }
+            Err(why) => {
+                tracing::error!(operation = %operation.id, %why, "an operation on many timers cannot go on");
+                if self.store.fail_operation(operation.id, &why.to_string()).await.is_err() {
+                    held.push(Held { operation, failures });
+                }
+                Duration::from_secs(1)
+            }
+        }
+    }
+
+    /// The next step of an operation.
+    async fn step(&self, operation: &OperationRow) -> Result<Stepped, Error> {
+        match Action::from_word(&operation.action) {
+            Some(Action::Redrive) => self.writer.redrive(operation, &self.worker, MAX_STEP).await,
+            None => Err(Error::Corrupt("an action that this version does not know".into())),
+        }
+    }
+
+    fn note_failure(&self, why: &Error) {
+        let mut failing = self.failing.lock().unwrap_or_else(PoisonError::into_inner);
+        if failing.failed(self.store.is_away()) {
+            tracing::warn!(%why, "operations on many timers do not go on; they are tried again");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_that_finds_nothing_is_paced_by_the_rows_that_it_read() {
+        assert_eq!(pace(0, 2000), Duration::from_millis(100));
+        assert_eq!(pace(100, 100), Duration::from_millis(100));
+        assert_eq!(pace(0, 0), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_step_is_tried_again_as_long_as_that_may_help() {
+        let refused = Error::Refused(Arc::new(sea_orm::sqlx::Error::RowNotFound));
+        assert!(may_go_on(&refused, 1) && !may_go_on(&refused, TRIES));
+        assert!(may_go_on(&Error::Busy, 1000) && may_go_on(&Error::Full, 1000), "these pass by themselves");
+        assert!(!may_go_on(&Error::Corrupt("a row".into()), 1));
+    }
+}
