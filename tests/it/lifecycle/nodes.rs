@@ -85,18 +85,21 @@ async fn events_of_a_later_version_wait() {
 
 /// Every acknowledged timer is told as registered and as delivered, in this order, whatever is killed.
 async fn no_event_is_lost_when_nodes_are_killed(mut nodes: Vec<Node>) {
-    const TIMERS: usize = 300;
+    const ROUNDS: usize = 6;
+    const TIMERS: usize = 50;
+    const KINDS: [&str; 2] = ["timer.registered", "timer.delivered"];
     let receiver = Receiver::start().await;
     receiver.on("/log", |_| Reply::ok().after(Duration::from_millis(3)));
     log_at(&nodes[0].api(), &receiver.url("/log")).await;
-    subscribed(&nodes[0].api(), "s", &["timer.registered", "timer.delivered"], Value::Null).await;
-    for round in 0..6 {
+    subscribed(&nodes[0].api(), "s", &KINDS, Value::Null).await;
+    for round in 0..ROUNDS {
         let victim = round % nodes.len();
         let api = nodes[victim].api();
         let url = receiver.url("/ok");
+        let (count, mut counted) = tokio::sync::watch::channel(0);
         let writing = tokio::spawn(async move {
             let mut acked = Vec::new();
-            for n in 0..TIMERS / 6 {
+            for n in 0..TIMERS {
                 let id = format!("t{round}-{n}");
                 let body = json!({"delay": format!("PT0.{}S", n % 7), "target": to(&url)});
                 let path = format!("/v1/timers/{id}");
@@ -104,29 +107,30 @@ async fn no_event_is_lost_when_nodes_are_killed(mut nodes: Vec<Node>) {
                     Ok(answer) if answer.status == 201 => acked.push(id),
                     _ => break,
                 }
+                count.send_replace(acked.len());
             }
             acked
         });
-        tokio::time::sleep(Duration::from_millis(120 + 90 * round as u64)).await;
+        // Early in a round and late, whatever the machine does in that time.
+        counted.wait_for(|acked| *acked >= 3 + 8 * round).await.expect("so many are acknowledged");
         nodes[victim].kill9().await;
         let acked = writing.await.expect("it writes");
         nodes[victim].restart().await;
         nodes[victim].wait_ready(LONG).await;
-        assert!(!acked.is_empty(), "nothing was acknowledged before the kill");
         let wanted: BTreeSet<String> = acked.into_iter().collect();
         let is_told = |all: &[Received]| {
             let log: Vec<Received> = all.iter().filter(|one| one.path == "/log").cloned().collect();
             let told = told(&log);
-            wanted.iter().all(|id| told.get(id).is_some_and(|kinds| kinds.len() == 2))
+            wanted.iter().all(|id| told.get(id).is_some_and(|kinds| kinds.len() == KINDS.len()))
         };
         receiver.wait_until(is_told, LONG * 2).await;
     }
     let told = told(&at(&receiver, "/log"));
     for (timer, kinds) in &told {
-        assert_eq!(kinds, &["timer.registered", "timer.delivered"], "{timer}");
+        // One that the kill left without an answer may be registered and not be delivered yet.
+        assert!(KINDS.iter().zip(kinds).all(|(wanted, kind)| wanted == kind), "{timer}: {kinds:?}");
+        assert!(kinds.len() <= KINDS.len(), "{timer}: {kinds:?}");
     }
-    let again = at(&receiver, "/log").len() - told.len() * 2;
-    println!("{} timers told, {again} events came again", told.len());
 }
 
 #[tokio::test(flavor = "multi_thread")]
