@@ -312,6 +312,7 @@ impl ColdStore {
             same_attempt.clear();
         }
         let known = columns::is_known_kind();
+        let goes_alone = super::merge::goes_alone();
         let (free, from_free, is_free) = match skip_locked {
             true => (
                 self.dialect().lock(
@@ -329,7 +330,7 @@ impl ColdStore {
              UPDATE timers SET state = 1, attempt = attempt + 1, tries = tries + 1, epoch = own_epoch, \
                wake_at = {now} + {ttl}, claimed_at = {now}, node = {by}, via = b_via \
              FROM b, own{from_free} WHERE own_shard = b_shard {same_epoch} {is_free} \
-               AND uid = b_uid AND shard = b_shard {same_attempt} AND state IN (0, 2) AND merge_key IS NULL AND {known} \
+               AND uid = b_uid AND shard = b_shard {same_attempt} AND state IN (0, 2) AND {goes_alone} AND {known} \
                AND (expire_at IS NULL OR attempt > 0 OR expire_at >= {now}) \
                AND (SELECT incarnation FROM store) >= {seen} AND {MAY_FIRE} \
              RETURNING {ALL}, {now}"

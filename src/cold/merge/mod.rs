@@ -1,8 +1,9 @@
 //! Claims of timers that merge ([`crate::model::merge`]), in one transaction: which timers go out together is read, their
 //! rows are locked, and then they are claimed as a set, or wait for the last of them.
 //!
-//! A timer that merges is never claimed by the ordinary statement. A pointer to it that comes up stands for all timers
-//! of its key: it claims the earliest set of them, or the set that it belongs to already.
+//! A timer that merges is claimed by the ordinary statement only if it has nobody to go out with ([`goes_alone`]). Else a
+//! pointer to it that comes up stands for all timers of its key: it claims the earliest set of them, or the set that it
+//! belongs to already.
 
 mod choose;
 
@@ -51,6 +52,17 @@ pub struct Doubtful {
     pub pointer: Pointer,
     /// The claim's epoch.
     pub epoch: Epoch,
+}
+
+/// The condition that a timer is claimed by itself: it does not merge, it went out alone before, or no other of its key that
+/// had no attempt is due before it or within the longest window after it. One that comes later goes out later.
+pub(super) fn goes_alone() -> String {
+    let window = MAX_WINDOW.as_millis();
+    format!(
+        "(merge_key IS NULL OR (merged IS NULL AND (attempt > 0 OR NOT EXISTS (SELECT 1 FROM timers o \
+           WHERE o.merge_key = timers.merge_key AND o.merge_key IS NOT NULL AND o.due_at <= timers.due_at + {window} \
+           AND o.state = 0 AND o.attempt = 0 AND o.uid <> timers.uid))))"
+    )
 }
 
 /// The columns of [`Member`] after those of its pointer.
