@@ -82,7 +82,7 @@ fn seeds() -> u64 {
 
 /// Whether this is one of the runs with nodes that send lifecycle events: a tenth of each [`Kind`].
 const fn has_events(seed: u64) -> bool {
-    seed / 5 % 10 == 0
+    (seed / 5).is_multiple_of(10)
 }
 
 /// Every run of these is right.
