@@ -83,7 +83,7 @@ pub struct Claimed {
     pub rows: Vec<TimerRow>,
     /// Claimed rows that this version cannot read.
     pub unreadable: Vec<Uid>,
-    /// Claimed rows of timers that merge.
+    /// Claimed timers that merge and had company.
     pub sets: Vec<ClaimedSet>,
     /// Timers that may be claimed later.
     pub early: Vec<Early>,

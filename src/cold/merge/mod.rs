@@ -55,7 +55,8 @@ pub struct Doubtful {
 }
 
 /// The condition that a timer is claimed by itself: it does not merge, it went out alone before, or no other of its key that
-/// had no attempt is due before it or within the longest window after it. One that comes later goes out later.
+/// has had no attempt is due before it or within the longest window after it. Who is registered at the same moment goes out
+/// by itself, as after any claim.
 pub(super) fn goes_alone() -> String {
     let window = MAX_WINDOW.as_millis();
     format!(
