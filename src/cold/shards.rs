@@ -327,20 +327,23 @@ impl ColdStore {
             "shard = b_shard AND epoch < b_epoch AND state = 1 AND {known} \
              AND wake_at > {now} AND wake_at <= {now} + {reach}"
         );
-        let free = match self.dialect() {
+        let crashed = format!(
+            "(epoch > spared OR EXISTS (SELECT 1 FROM nodes WHERE name = timers.node \
+             AND (beat_at <= {now} - {within} OR started_at > timers.claimed_at)))"
+        );
+        let own = "own AS (SELECT b_shard, b_epoch, spared FROM b JOIN shards ON shard = b_shard AND epoch = b_epoch)";
+        let returned = "RETURNING uid, generation, attempt";
+        s.push(&match self.dialect() {
+            // Locked once, before the update: as a condition of it, the rows were looked for again for each of them.
             Dialect::Postgres => format!(
-                "AND uid IN (SELECT uid FROM timers JOIN own ON {claimed} FOR NO KEY UPDATE OF timers SKIP LOCKED)"
+                "WITH {batch}, {own}, free AS MATERIALIZED (SELECT uid AS free_uid, spared FROM timers JOIN own \
+                   ON {claimed} FOR NO KEY UPDATE OF timers SKIP LOCKED) \
+                 UPDATE timers SET wake_at = {now} FROM free WHERE uid = free_uid AND {crashed} {returned}"
             ),
-            Dialect::Sqlite => String::new(),
-        };
-        s.push(&format!(
-            "WITH {batch}, own AS (SELECT b_shard, b_epoch, spared FROM b JOIN shards ON shard = b_shard \
-               AND epoch = b_epoch) \
-             UPDATE timers SET wake_at = {now} FROM own WHERE {claimed} {free} \
-             AND (epoch > spared OR EXISTS (SELECT 1 FROM nodes WHERE name = timers.node \
-               AND (beat_at <= {now} - {within} OR started_at > timers.claimed_at))) \
-             RETURNING uid, generation, attempt"
-        ));
+            Dialect::Sqlite => format!(
+                "WITH {batch}, {own} UPDATE timers SET wake_at = {now} FROM own WHERE {claimed} AND {crashed} {returned}"
+            ),
+        });
         let recalled = tx.fetch(s).await?;
         tx.commit().await?;
         let token = |row: &Row| {
