@@ -97,6 +97,8 @@ pub struct Config {
     pub dispatch: Dispatch,
     /// Lifecycle events.
     pub outbox: Outbox,
+    /// Operations on many timers.
+    pub operations: Operations,
     /// Logging.
     pub log: Log,
 }
@@ -208,6 +210,14 @@ pub struct Outbox {
     pub max_events: u64,
 }
 
+/// `operations.*`
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Operations {
+    /// Timers a second that the operations of this node change, all together.
+    pub per_second: u32,
+}
+
 /// `log.*`
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -265,6 +275,7 @@ impl Default for Config {
             },
             dispatch: Dispatch { concurrency: 2048 },
             outbox: Outbox { max_events: 1_000_000 },
+            operations: Operations { per_second: 1000 },
             log: Log { filter: "info".into(), format: LogFormat::Text },
         }
     }
@@ -435,6 +446,9 @@ impl Config {
         }
         if self.dispatch.concurrency == 0 {
             return wrong("dispatch.concurrency", "at least 1");
+        }
+        if !(1..=100_000).contains(&self.operations.per_second) {
+            return wrong("operations.per_second", "from 1 to 100000");
         }
         if !(1000..=100_000_000).contains(&self.outbox.max_events) {
             return wrong("outbox.max_events", "from 1000 to 100000000");

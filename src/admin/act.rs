@@ -1,8 +1,8 @@
-//! Cancel, move, fire now: one timer or the marked ones.
+//! Cancel, move, fire now, pause, resume: one timer or the marked ones.
 //!
 //! First a page says what would happen to how many, by asking the timer's own transition ([`Life::step`]); its button
 //! names it. Then each timer is changed on its own, and the answer tells what happened to each class of them, in the
-//! words of the API. A move and a firing hold only for the version that the first page showed: what somebody changed
+//! words of the API. All but a cancel hold only for the version that the first page showed: what somebody changed
 //! meanwhile stays as it is, and a form that a browser sends twice fires nothing twice.
 //!
 //! [`Life::step`]: crate::model::timer::Life::step
@@ -41,6 +41,8 @@ enum Action {
     Cancel,
     Move,
     Fire,
+    Pause,
+    Resume,
 }
 
 impl Action {
@@ -49,6 +51,8 @@ impl Action {
             "cancel" => Some(Self::Cancel),
             "move" => Some(Self::Move),
             "fire" => Some(Self::Fire),
+            "pause" => Some(Self::Pause),
+            "resume" => Some(Self::Resume),
             _ => None,
         }
     }
@@ -58,6 +62,8 @@ impl Action {
             Self::Cancel => "cancel",
             Self::Move => "move",
             Self::Fire => "fire",
+            Self::Pause => "pause",
+            Self::Resume => "resume",
         }
     }
 
@@ -68,6 +74,8 @@ impl Action {
             Self::Cancel => format!("Cancel {timers}"),
             Self::Move => format!("Move {timers}"),
             Self::Fire => format!("Fire {timers} now"),
+            Self::Pause => format!("Pause {timers}"),
+            Self::Resume => format!("Resume {timers}"),
         }
     }
 
@@ -75,18 +83,24 @@ impl Action {
     fn answer(self, row: &TimerRow, now: UnixMs) -> Answer {
         let event = match self {
             Self::Cancel => Event::Cancel,
-            Self::Move | Self::Fire => Event::Reschedule { due_at: now },
+            Self::Move => Event::Reschedule { due_at: now },
+            Self::Fire => Event::Fire,
+            Self::Pause => Event::Pause,
+            Self::Resume => Event::Resume { is_too_late: false },
         };
         row.life.step(event, now).answer
     }
 
     /// Whether it does something to such a timer: a cancel is recorded while an attempt is under way.
     fn acts(self, row: &TimerRow, answer: Answer) -> bool {
+        let is_paused = row.life.state == TimerState::Paused;
+        let is_so_already = (self == Self::Pause && is_paused) || (self == Self::Resume && !is_paused);
         let is_live = !row.life.state.is_end();
-        is_live && (self == Self::Cancel || answer == Answer::Done)
+        is_live && !is_so_already && (self == Self::Cancel || answer == Answer::Done)
     }
 
-    const fn effect(self, answer: Answer) -> &'static str {
+    /// What becomes of a timer that it would answer so; `acts`: it does something to it.
+    const fn effect(self, answer: Answer, acts: bool) -> &'static str {
         match (self, answer) {
             (_, Answer::Cancelled) => "Cancelled: nothing was and nothing will be sent.",
             (_, Answer::Stopped) => "Stopped: its earlier attempts surely failed, and no further one starts.",
@@ -95,6 +109,12 @@ impl Action {
             }
             (Self::Move, Answer::Done) => "It is due at the new time, as a new generation.",
             (Self::Fire, Answer::Done) => "It is due at once, as a new generation.",
+            (Self::Pause, Answer::Done) if acts => "It does not fire until it is resumed.",
+            (Self::Pause, Answer::Done) => "Nothing: it is paused already.",
+            (Self::Resume, Answer::Done) if acts => {
+                "It fires at its due time, or at once if that has passed; if it is later than its grace, it does what its `late` says."
+            }
+            (Self::Resume, Answer::Done) => "Nothing: it is not paused.",
             (_, Answer::InFlight) => "Nothing: an attempt is under way, or its outcome is not known.",
             (_, Answer::AlreadyCancelled) => "Nothing: it was cancelled before.",
             _ => "Nothing: it is over.",
@@ -151,7 +171,8 @@ async fn confirm_page(
         let (acts, state, effect) = match rows.get(&uid) {
             Some(row) => {
                 let answer = action.answer(row, now);
-                (action.acts(row, answer), row.life.state.word(), action.effect(answer))
+                let acts = action.acts(row, answer);
+                (acts, row.life.state.word(), action.effect(answer, acts))
             }
             None => (false, "", "Nothing: there is no such timer."),
         };
@@ -238,6 +259,8 @@ pub async fn act(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Respon
             Action::Cancel => ChangeEvent::Cancel,
             Action::Move => ChangeEvent::Edit(Edit { due_at, if_version: Some(version), ..Edit::default() }),
             Action::Fire => ChangeEvent::Fire(Some(version)),
+            Action::Pause => ChangeEvent::Pause(Some(version)),
+            Action::Resume => ChangeEvent::Resume(Some(version)),
         };
         async move { (told(action, service.intake.change(uid, event).await), id) }
     });
@@ -263,6 +286,8 @@ pub async fn act(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Respon
         Action::Cancel => format!("Cancelled {}", words::count(done, "timer")),
         Action::Move => format!("Moved {}", words::count(done, "timer")),
         Action::Fire => format!("Due now: {}", words::count(done, "timer")),
+        Action::Pause => format!("Paused {}", words::count(done, "timer")),
+        Action::Resume => format!("Resumed {}", words::count(done, "timer")),
     };
     let page = ActedPage {
         frame: Frame::new(&admin, &visit, "/timers", title),
@@ -309,12 +334,15 @@ fn told(action: Action, changed: Result<Changed, crate::writer::ChangeError>) ->
         Ok(Changed::Answered(_, Answer::Stopped)) => {
             answered(0, "stopped", "Earlier attempts surely failed; nothing more will be sent.")
         }
-        Ok(Changed::Answered(_, Answer::Done)) if action == Action::Fire => {
-            answered(0, "fired", "Due now, as a new generation.")
-        }
-        Ok(Changed::Answered(_, Answer::Done)) => {
-            answered(0, "moved", "Due at the new time, as a new generation.")
-        }
+        Ok(Changed::Answered(row, Answer::Done)) => match (action, row.life.state) {
+            (Action::Fire, _) => answered(0, "fired", "Due now, as a new generation."),
+            (Action::Pause, _) => answered(0, "paused", "It does not fire until it is resumed."),
+            (Action::Resume, TimerState::Expired) => {
+                answered(0, "expired", "It was later than its grace, and expired: nothing was sent.")
+            }
+            (Action::Resume, _) => answered(0, "resumed", "It fires at its due time, or at once."),
+            _ => answered(0, "moved", "Due at the new time, as a new generation."),
+        },
         Ok(Changed::Answered(row, answer)) => {
             let (code, _) = conflict(&row, answer);
             let meaning = match (answer, row.life.state) {

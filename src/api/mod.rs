@@ -81,6 +81,8 @@ fn documented() -> OpenApiRouter<Arc<ApiState>> {
             timers::change::cancel
         ))
         .routes(routes!(timers::change::fire))
+        .routes(routes!(timers::change::pause))
+        .routes(routes!(timers::change::resume))
         .routes(routes!(timers::read::attempts))
         .routes(routes!(timers::explain::explain))
         .routes(routes!(destinations::list))

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Json;
 use axum::extract::{Path, Request, State};
@@ -19,8 +20,7 @@ use super::schema;
 use super::timers::read::{Field, filter_of};
 use crate::cold::{Filter, MAX_RUNNING, OperationRow, Selection};
 use crate::model::operation::{Action, OperationId, OperationState};
-use crate::model::time::{LAST, UnixMs};
-use crate::model::timer::State as TimerState;
+use crate::model::time::{LAST, Span, UnixMs};
 use crate::service::Service;
 
 /// The most bytes of an operation's body.
@@ -31,14 +31,16 @@ const MAX_BODY: usize = 64 * 1024;
 #[serde(deny_unknown_fields)]
 #[schema(as = Operation)]
 pub struct OperationIn {
+    /// `cancel`, `pause`, `resume` and `fire` do what the calls for one timer do. `shift`: due times move by `by`.
     /// `redrive`: dead timers run again, as a new generation that is due now.
     #[schema(value_type = schema::ActionWord)]
     action: String,
     /// Which timers: those that match every field given, as in the list of timers. At least one field.
     #[schema(value_type = schema::OperationFilter)]
     filter: BTreeMap<String, Value>,
-    #[schema(ignore)]
-    by: Option<Value>,
+    /// For `shift`, which needs it: how much later, or with a minus before it, earlier.
+    #[schema(value_type = Option<schema::Shift>)]
+    by: Option<String>,
     /// It counts and changes nothing. Default: false.
     #[serde(default)]
     #[schema(default = false)]
@@ -71,9 +73,12 @@ pub struct OperationView {
     /// It takes timers that ended at this moment or later; `null` if it takes any.
     #[schema(required, value_type = Option<schema::Moment>)]
     since: Option<UnixMs>,
-    /// It takes timers that ended before this moment.
+    /// It takes timers that ended before this moment; `null` if it takes live ones.
     #[schema(required, value_type = Option<schema::Moment>)]
     until: Option<UnixMs>,
+    /// How much later due times become; `null` but for `shift`.
+    #[schema(required, value_type = Option<schema::Shift>)]
+    by: Option<String>,
     /// It counts and changes nothing.
     dry_run: bool,
     #[schema(value_type = schema::OperationState)]
@@ -105,11 +110,13 @@ impl OperationView {
     fn new(row: OperationRow) -> Self {
         // One that a newer version wrote is shown without its range.
         let selection = row.selection().ok();
+        let takes_ended = Action::from_word(&row.action).is_some_and(Action::takes_ended);
         Self {
             id: row.id.to_string(),
             filter: RawValue::from_string(row.filter).unwrap_or_else(|_| RawValue::NULL.to_owned()),
             since: selection.as_ref().and_then(|selection| selection.ended_from),
-            until: selection.map(|selection| selection.ended_before),
+            by: selection.as_ref().and_then(|selection| selection.by_ms).map(shift_text),
+            until: selection.map(|selection| selection.ended_before).filter(|_| takes_ended),
             action: row.action,
             dry_run: row.dry_run,
             state: row.state.word(),
@@ -180,13 +187,29 @@ pub async fn post(State(state): State<Arc<ApiState>>, request: Request) -> ApiRe
     let service = state.service()?;
     let body = state.body(request, MAX_BODY).await?;
     let asked: OperationIn = request::read(&body.bytes, "")?;
-    let (action, filter) = checked(&asked, service.store.namespace()).map_err(Problem::invalid)?;
-    let selection = Selection { filter, ended_from: None, ended_before: LAST };
+    let (action, filter, by_ms) = checked(&asked, service.store.namespace()).map_err(Problem::invalid)?;
+    let selection = Selection { filter, ended_from: None, ended_before: LAST, by_ms };
     begin(service, action, &asked.filter, selection, asked.dry_run).await
 }
 
-/// The action and the filter of a request.
-fn checked(asked: &OperationIn, namespace: &str) -> Result<(Action, Filter), Vec<FieldError>> {
+/// A shift as a request writes it.
+fn shift_text(by_ms: i64) -> String {
+    let span = Span::from_duration(Duration::from_millis(by_ms.unsigned_abs()));
+    format!("{}{span}", if by_ms < 0 { "-" } else { "" })
+}
+
+/// The milliseconds of a shift.
+fn read_shift(text: &str) -> Result<i64, String> {
+    let (sign, length) = text.strip_prefix('-').map_or((1, text), |length| (-1, length));
+    let span = Span::parse(length).map_err(|why| why.to_string())?;
+    match i64::try_from(span.get().as_millis()) {
+        Ok(ms) if ms > 0 => Ok(sign * ms),
+        _ => Err("it has to be longer than nothing".into()),
+    }
+}
+
+/// The action, the filter and the milliseconds of a shift in a request.
+fn checked(asked: &OperationIn, namespace: &str) -> Result<(Action, Filter, Option<i64>), Vec<FieldError>> {
     let mut errors = Vec::new();
     let action = Action::from_word(&asked.action);
     if action.is_none() {
@@ -197,8 +220,20 @@ fn checked(asked: &OperationIn, namespace: &str) -> Result<(Action, Filter), Vec
             false => FieldError::new("/action", "unknown_action", format!("one of {words}")),
         });
     }
-    if asked.by.is_some() {
-        errors.push(FieldError::new("/by", "not_here", "`by` goes with `shift`; leave it out"));
+    let mut by_ms = None;
+    match (action, asked.by.as_deref()) {
+        (Some(Action::Shift), None) => {
+            let detail = "`shift` needs `by`: how much later, such as PT1H, or earlier, such as -PT1H";
+            errors.push(FieldError::new("/by", "missing", detail));
+        }
+        (Some(Action::Shift), Some(text)) => match read_shift(text) {
+            Ok(ms) => by_ms = Some(ms),
+            Err(detail) => errors.push(FieldError::new("/by", "bad_duration", detail)),
+        },
+        (_, Some(_)) => {
+            errors.push(FieldError::new("/by", "not_here", "`by` goes with `shift`; leave it out"));
+        }
+        (_, None) => {}
     }
     if asked.filter.is_empty() {
         let detail = "an empty filter would be every timer; give at least one field";
@@ -224,12 +259,19 @@ fn checked(asked: &OperationIn, namespace: &str) -> Result<(Action, Filter), Vec
         errors.extend(more);
         Filter::default()
     });
-    if filter.state.is_some_and(|state| state != TimerState::Dead) {
-        let detail = "`redrive` takes dead timers; leave `state` out, or say `dead`";
+    if let (Some(action), Some(state)) = (action, filter.state)
+        && !action.states().contains(&state)
+    {
+        let words: Vec<_> = action.states().iter().map(|state| state.word()).collect();
+        let detail = format!(
+            "`{}` takes timers that are {}; leave `state` out, or say which of these",
+            action.word(),
+            words.join(", ")
+        );
         errors.push(FieldError::new("/filter/state", "range", detail));
     }
     match action.filter(|_| errors.is_empty()) {
-        Some(action) => Ok((action, filter)),
+        Some(action) => Ok((action, filter, by_ms)),
         None => Err(errors),
     }
 }
@@ -272,7 +314,7 @@ pub async fn redrive(
     };
     super::destinations::find(service, &name).await?;
     let filter = Filter { destination: Some(name.clone()), ..Filter::default() };
-    let selection = Selection { filter, ended_from: Some(since), ended_before: until };
+    let selection = Selection { filter, ended_from: Some(since), ended_before: until, by_ms: None };
     let shown = BTreeMap::from([("destination".to_owned(), Value::String(name))]);
     begin(service, Action::Redrive, &shown, selection, false).await
 }

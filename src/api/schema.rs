@@ -44,6 +44,8 @@ schemas! {
             .pattern(Some(r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{3}Z$"));
     Duration: "An ISO 8601 duration without months or years." =
         text().pattern(Some(duration())).examples(["PT48H", "P2D", "PT0.5S"]);
+    Shift: "An ISO 8601 duration without months or years, with a minus before it for earlier." =
+        text().pattern(Some(duration().replacen('^', "^-?", 1))).examples(["PT1H", "-PT15M"]);
     LocalTime: "Wall time without an offset." =
         text().examples(["2026-12-01T09:00:00"])
             .pattern(Some(format!("^{DATE}T([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9](\\.[0-9]+)?)?$")));
@@ -113,7 +115,8 @@ schemas! {
                       `destination`, `label.NAME`, `due_after`, `due_before`." =
         ObjectBuilder::new().schema_type(Type::Object).min_properties(Some(1))
             .examples([serde_json::json!({"destination": "shop-orders", "label.app": "shop"})]);
-    RefusedCounts: "How many, by reason. `id_taken`: a live timer has its id again. `superseded`: its id was registered or \
+    RefusedCounts: "How many, by reason. `in_flight`: an attempt is under way, or the outcome of one is not known; a cancel is \
+                    recorded then, and no further attempt starts. `id_taken`: a live timer has its id again. `superseded`: its id was registered or \
                     re-driven again since, and that timer has ended. `no_destination`: its destination was removed. \
                     `removed`: its history was removed meanwhile. `unreadable`: another version wrote it." =
         map(text().enum_values(Some(Refusal::ALL.map(Refusal::word))), ObjectBuilder::new().schema_type(Type::Integer).minimum(Some(0)));

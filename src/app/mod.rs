@@ -307,7 +307,12 @@ async fn start(
     );
     phases.loops.spawn("outbox", outbox.run(Arc::clone(&subscriptions), stop.clone()));
     let callers = Writer::new(store.clone(), promotion, node.metrics.clone());
-    let operations = Arc::new(Operations::new(store.clone(), callers.clone(), &config.node.name));
+    let operations = Arc::new(Operations::new(
+        store.clone(),
+        callers.clone(),
+        &config.node.name,
+        config.operations.per_second,
+    ));
     phases.loops.spawn("operations", Arc::clone(&operations).run(phases.loops.stop.clone()));
     let (intake, workers) = Intake::new(callers, store.writers());
     workers.into_iter().for_each(|worker| phases.intake.spawn("intake", worker));

@@ -7,20 +7,45 @@ use serde_json::{Map, Value, json};
 
 use super::client::{Client, Reply};
 use super::exit::{Exit, usage};
-use super::out;
 use super::show::{self, Fields};
 use super::which::Which;
+use super::{input, out};
 use crate::clock::{Clock, SystemClock};
-use crate::model::operation::OperationId;
+use crate::model::operation::{Action, OperationId};
 
 /// The fields of an operation that are shown first, in this order; all others follow by name.
-const FIRST: [&str; 7] = ["state", "filter", "since", "until", "matched", "done", "refused"];
+const FIRST: [&str; 8] = ["state", "filter", "by", "since", "until", "matched", "done", "refused"];
 
 /// `operation …`
 #[derive(Subcommand)]
 pub enum Verb {
+    /// Cancel timers
+    #[command(after_help = "Examples:\n  \
+        mainspring operation cancel --owner user:123 --dry-run\n    \
+          counts the timers that would be cancelled\n  \
+        mainspring operation cancel --owner user:123")]
+    Cancel(Many),
+    /// Move due times, all by the same duration
+    #[command(after_help = "Examples:\n  \
+        mainspring operation shift --by 1h --label app=shop --due-before 2026-12-02T00:00:00Z\n    \
+          an hour later\n  \
+        mainspring operation shift --by=-15m --destination shop-orders\n    \
+          a quarter of an hour earlier")]
+    Shift(Shift),
+    /// Make timers due now, paused ones too
+    Fire(Many),
+    /// Keep timers from firing until they are resumed
+    Pause(Many),
+    /// Let paused timers fire; those that are overdue by more than their grace do what their `late` says
+    Resume(Many),
     /// Run dead timers again, each as a new generation
-    Redrive(Redrive),
+    #[command(after_help = "Examples:\n  \
+        mainspring operation redrive --destination shop-orders --label app=shop --dry-run\n    \
+          counts the dead timers that would run again\n  \
+        mainspring operation redrive --destination shop-orders --label app=shop\n  \
+        mainspring destination redrive shop-orders --since 2026-12-01T09:00:00+08:00\n    \
+          those of one destination, by when they died")]
+    Redrive(Many),
     /// Show an operation
     Get(Named),
     /// List the operations, the last one first
@@ -36,14 +61,9 @@ pub struct Named {
     id: String,
 }
 
+/// Which timers, and whether to change them.
 #[derive(Args)]
-#[command(after_help = "Examples:\n  \
-    mainspring operation redrive --destination shop-orders --label app=shop --dry-run\n    \
-      counts the dead timers that would run again\n  \
-    mainspring operation redrive --destination shop-orders --label app=shop\n  \
-    mainspring destination redrive shop-orders --since 2026-12-01T09:00:00+08:00\n    \
-      those of one destination, by when they died")]
-pub struct Redrive {
+pub struct Many {
     #[command(flatten)]
     which: Which,
     /// Count, and change nothing
@@ -51,11 +71,30 @@ pub struct Redrive {
     dry_run: bool,
 }
 
+#[derive(Args)]
+pub struct Shift {
+    /// How much later: 30s, 5m, 2h30m, 1d, or ISO 8601; earlier with a minus before it
+    #[arg(long, value_name = "DURATION", value_parser = shift, allow_hyphen_values = true)]
+    by: String,
+    #[command(flatten)]
+    many: Many,
+}
+
 #[derive(Serialize)]
-struct Request {
+struct Request<'a> {
     action: &'static str,
     filter: Map<String, Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    by: Option<&'a str>,
     dry_run: bool,
+}
+
+/// A duration with its sign, as the server reads it.
+fn shift(text: &str) -> Result<String, String> {
+    match text.strip_prefix('-') {
+        Some(length) => input::span(length).map(|span| format!("-{span}")),
+        None => input::span(text),
+    }
 }
 
 fn id(text: &str) -> Result<String, String> {
@@ -84,12 +123,12 @@ fn filter(which: &Which) -> anyhow::Result<Map<String, Value>> {
 /// Runs one `operation` verb.
 pub async fn run(client: Client, verb: &Verb, json: bool) -> anyhow::Result<Exit> {
     match verb {
-        Verb::Redrive(redrive) => {
-            let request =
-                Request { action: "redrive", filter: filter(&redrive.which)?, dry_run: redrive.dry_run };
-            let reply = client.call(Method::POST, "/v1/operations", &[], Some(&request)).await?;
-            begun(&reply, json)?;
-        }
+        Verb::Cancel(many) => begin(&client, Action::Cancel, many, None, json).await?,
+        Verb::Shift(Shift { by, many }) => begin(&client, Action::Shift, many, Some(by), json).await?,
+        Verb::Fire(many) => begin(&client, Action::Fire, many, None, json).await?,
+        Verb::Pause(many) => begin(&client, Action::Pause, many, None, json).await?,
+        Verb::Resume(many) => begin(&client, Action::Resume, many, None, json).await?,
+        Verb::Redrive(many) => begin(&client, Action::Redrive, many, None, json).await?,
         Verb::Get(Named { id }) => {
             let reply = client.ask(Method::GET, &format!("/v1/operations/{id}"), &[]).await?;
             show::one(&reply, json, block)?;
@@ -104,6 +143,20 @@ pub async fn run(client: Client, verb: &Verb, json: bool) -> anyhow::Result<Exit
         }
     }
     Ok(Exit::Ok)
+}
+
+/// Begins an operation, and prints it.
+async fn begin(
+    client: &Client,
+    action: Action,
+    many: &Many,
+    by: Option<&str>,
+    json: bool,
+) -> anyhow::Result<()> {
+    let (filter, dry_run) = (filter(&many.which)?, many.dry_run);
+    let request = Request { action: action.word(), filter, by, dry_run };
+    let reply = client.call(Method::POST, "/v1/operations", &[], Some(&request)).await?;
+    begun(&reply, json)
 }
 
 /// Prints an operation that has begun.
@@ -152,17 +205,25 @@ fn table(operations: &[Fields]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::input;
     use super::*;
 
     #[test]
     fn the_filter_is_what_is_given() {
-        let sent = |line: &str| filter(&input::parsed::<Redrive>(line).which);
+        let sent = |line: &str| filter(&input::parsed::<Many>(line).which);
         assert_eq!(
             Value::Object(sent("--id a --id b --label app=shop --destination d").unwrap()),
             json!({"id": ["a", "b"], "label.app": "shop", "destination": "d"})
         );
         assert!(sent("--dry-run").is_err(), "every timer");
+    }
+
+    #[test]
+    fn a_shift_has_a_sign() {
+        let by = |line: &str| input::parsed::<Shift>(line).by;
+        assert_eq!(by("--by 1h --owner a"), "PT1H");
+        assert_eq!(by("--by=-15m --owner a"), "-PT15M");
+        assert_eq!(by("--by -PT1S --owner a"), "-PT1S");
+        assert!(shift("--1h").is_err() && shift("soon").is_err());
     }
 
     #[test]

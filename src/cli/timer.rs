@@ -52,6 +52,18 @@ pub enum Verb {
         #[arg(value_parser = input::id)]
         id: String,
     },
+    /// Keep a timer from firing until it is resumed
+    Pause {
+        /// The timer
+        #[arg(value_parser = input::id)]
+        id: String,
+    },
+    /// Let a paused timer fire; one that is overdue by more than its grace does what its `late` says
+    Resume {
+        /// The timer
+        #[arg(value_parser = input::id)]
+        id: String,
+    },
 }
 
 #[derive(Args)]
@@ -108,12 +120,17 @@ pub async fn run(client: Client, verb: &Verb, json: bool) -> anyhow::Result<Exit
             let reply = client.call(Method::PATCH, &path, &[], Some(&change.when)).await?;
             changed("move", &reply, json)?;
         }
-        Verb::Fire { id } => {
-            let reply = client.ask(Method::POST, &format!("/v1/timers/{id}/fire"), &[]).await?;
-            changed("fire", &reply, json)?;
-        }
+        Verb::Fire { id } => act(&client, "fire", id, json).await?,
+        Verb::Pause { id } => act(&client, "pause", id, json).await?,
+        Verb::Resume { id } => act(&client, "resume", id, json).await?,
     }
     Ok(Exit::Ok)
+}
+
+/// One call without a body: fire, pause, resume.
+async fn act(client: &Client, verb: &str, id: &str, json: bool) -> anyhow::Result<()> {
+    let reply = client.ask(Method::POST, &format!("/v1/timers/{id}/{verb}"), &[]).await?;
+    changed(verb, &reply, json)
 }
 
 fn changed(verb: &str, reply: &Reply, json: bool) -> anyhow::Result<()> {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::columns::{self, AFTER, ALL, EDITED, LIFE, MERGED, PRIORITY, SPREAD_FROM, TARGET, TimerColumn};
 use super::decide::{Context, Writes, decide};
 use super::end::Rows;
-use super::outbox::Happened;
+use super::outbox::{Batch, Happened};
 use super::row::{AttemptRecord, TimerRow};
 use super::sql::{Column, Dialect, Statement, Tx};
 use super::{ColdStore, Error};
@@ -42,6 +42,12 @@ pub enum ChangeEvent {
     Edit(Edit),
     /// Its caller wants it to fire now; with a version, only if the timer has it.
     Fire(Option<Version>),
+    /// An operation moves its due time by so many milliseconds.
+    Shift(i64),
+    /// Its caller keeps it from firing; with a version, only if the timer has it.
+    Pause(Option<Version>),
+    /// Its caller lets it fire again; with a version, only if the timer has it.
+    Resume(Option<Version>),
     /// An attempt ended: what follows if the receiver did not accept it, and its record.
     Attempted(Next, AttemptRecord),
     /// Its claim expired.
@@ -55,6 +61,11 @@ pub enum ChangeEvent {
 }
 
 impl ChangeEvent {
+    /// Whether it is a caller's change that leaves the timer live.
+    pub(super) const fn is_callers(&self) -> bool {
+        matches!(self, Self::Edit(_) | Self::Fire(_) | Self::Shift(_) | Self::Pause(_) | Self::Resume(_))
+    }
+
     /// The target that it gives the timer.
     const fn target(&self) -> Option<&Target> {
         match self {
@@ -116,6 +127,16 @@ impl Applied {
             _ => None,
         }
     }
+}
+
+/// What [`ColdStore::apply_within`] did.
+pub(super) struct Within {
+    /// In the order of the changes.
+    pub answers: Vec<Applied>,
+    /// Timers that another transaction has locked; their answers have no meaning.
+    pub skipped: BTreeSet<Uid>,
+    /// To be told after the commit ([`ColdStore::tell_late`]).
+    pub late: Batch,
 }
 
 /// The pauses, in milliseconds, between rounds that skip timers locked by other transactions. After the last
@@ -203,6 +224,21 @@ impl ColdStore {
         skip_locked: bool,
     ) -> Result<(Vec<Applied>, BTreeSet<Uid>), Error> {
         let mut tx = self.pool.begin().await?;
+        let Within { answers, skipped, late } =
+            Box::pin(self.apply_within(&mut tx, changes, uids, skip_locked)).await?;
+        tx.commit().await.map_err(Error::at_commit)?;
+        Box::pin(self.tell_late(late)).await?;
+        Ok((answers, skipped))
+    }
+
+    /// The same within a transaction, which the caller commits.
+    pub(super) async fn apply_within(
+        &self,
+        tx: &mut Tx,
+        changes: &[Change],
+        uids: &[Uid],
+        skip_locked: bool,
+    ) -> Result<Within, Error> {
         let mut s = Statement::new(self.dialect(), "apply_lock");
         let batch = s.batch("b", vec![("b_uid", Column::Uuid(uids.iter().map(|uid| uid.0).collect()))]);
         let now = s.now(self.bound_now());
@@ -232,13 +268,13 @@ impl ColdStore {
         let missing: Vec<Uid> =
             uids.iter().filter(|uid| !rows.contains_key(uid) && !unreadable.contains(uid)).copied().collect();
         let wanted = changes.iter().filter_map(|change| change.event.target());
-        let no_destinations = self.missing_destinations(&mut tx, wanted).await?;
+        let no_destinations = self.missing_destinations(tx, wanted).await?;
         let nowhere = |event: &ChangeEvent| {
             let name = event.target().and_then(Target::destination)?;
             no_destinations.get(name).cloned()
         };
-        self.lend_retry(&mut tx, changes, &mut rows).await?;
-        let skipped = if skip_locked { self.live_among(&mut tx, &missing).await? } else { BTreeSet::new() };
+        self.lend_retry(tx, changes, &mut rows).await?;
+        let skipped = if skip_locked { self.live_among(tx, &missing).await? } else { BTreeSet::new() };
         let mut writes = Writes::default();
         let mut answers = Vec::with_capacity(changes.len());
         for change in changes {
@@ -258,18 +294,15 @@ impl ColdStore {
                     }
                 },
                 None if unreadable.contains(&change.uid) => Applied::Unreadable,
-                None => self.amend_ended(&mut tx, change).await?,
+                None => self.amend_ended(tx, change).await?,
             });
         }
-        let counts = self.write(&mut tx, writes).await?;
+        let counts = self.write(tx, writes).await?;
         // In boxes: a transaction with all of these in line outgrows the stack of a thread in builds that are not optimised.
-        let set = Box::pin(self.listeners(&mut tx)).await?;
-        let late =
-            Box::pin(self.tell(&mut tx, &set, Happened::applied(changes, &answers, store_now))).await?;
-        self.count(&mut tx, &counts).await?;
-        tx.commit().await.map_err(Error::at_commit)?;
-        Box::pin(self.tell_late(late)).await?;
-        Ok((answers, skipped))
+        let set = Box::pin(self.listeners(tx)).await?;
+        let late = Box::pin(self.tell(tx, &set, Happened::applied(changes, &answers, store_now))).await?;
+        self.count(tx, &counts).await?;
+        Ok(Within { answers, skipped, late })
     }
 
     /// Gives timers whose claim expired the `retry` of their set, and those that have none that of their destination: it

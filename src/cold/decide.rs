@@ -92,7 +92,9 @@ pub(super) fn decide(
         // So it would with the former priority.
         let is_reranked = prepared.edit.as_ref().is_some_and(|edit| edit.priority.is_some());
         let keeps_place = !is_reranked && target.is_none_or(|target| target.lane() == row.lane);
-        let known = keeps_place.then(|| pointer_ahead(row.pointed_at, before, step.life, now, watermark));
+        let waits = step.life.state != State::Paused;
+        let known =
+            (keeps_place && waits).then(|| pointer_ahead(row.pointed_at, before, step.life, now, watermark));
         row.pointed_at = known.flatten();
     }
     note_writes(row, before, step, prepared, context, writes);
@@ -125,7 +127,29 @@ fn prepare(
         ChangeEvent::Cancel => plain(Event::Cancel),
         ChangeEvent::Fire(if_version) => {
             expected(before, *if_version, now)?;
-            plain(Event::Reschedule { due_at: now })
+            plain(Event::Fire)
+        }
+        ChangeEvent::Shift(by_ms) => {
+            let by = |at: UnixMs| at.shifted(*by_ms);
+            let spread_from = row.spread.map(|spread| by(spread.from));
+            let edit = Edit { due_at: Some(by(before.due_at)), spread_from, ..Edit::default() };
+            edit_event(row, before, &edit, now)
+        }
+        ChangeEvent::Pause(if_version) => {
+            let may_change = expected(before, *if_version, now)?;
+            match may_change && before.state == State::Paused {
+                true => Err(Applied::Same(Box::new(row.clone()))),
+                false => plain(Event::Pause),
+            }
+        }
+        ChangeEvent::Resume(if_version) => {
+            let may_change = expected(before, *if_version, now)?;
+            // What counts is how late it is now, however late it was when it was paused.
+            let expire_at = row.policies.expire_at(before.due_at);
+            match may_change && before.state != State::Paused {
+                true => Err(Applied::Same(Box::new(row.clone()))),
+                false => plain(Event::Resume { is_too_late: expire_at.is_some_and(|at| at < now) }),
+            }
         }
         ChangeEvent::TooLate(generation) if row.expire_at.is_some_and(|at| at < now) => {
             plain(Event::TooLate { generation: *generation })
@@ -231,7 +255,11 @@ fn note_writes(
             || (record.generation, record.attempt) != (before.generation.0, before.attempt)
     });
     row.life = step.life;
-    if step.life.generation != before.generation {
+    let is_resumed = before.state == State::Paused && step.life.state == State::Scheduled;
+    if is_resumed {
+        // It was judged now; from now on it may be late again.
+        row.expire_at = row.policies.expire_at(row.life.due_at.max(now));
+    } else if step.life.generation != before.generation {
         row.expire_at = row.policies.expire_at(row.life.due_at);
     }
     note_merging(row, before, step.life, writes);
@@ -282,12 +310,15 @@ fn note_writes(
 /// What the change means for timers that merge with this one.
 fn note_merging(row: &mut TimerRow, before: Life, after: Life, writes: &mut Writes) {
     let is_moved = after.generation != before.generation;
+    let is_paused = after.state == State::Paused;
     // Others wait for it only while it waits for its due time itself.
-    let is_awaited = before.state == State::Scheduled && (is_moved || after.state == State::Cancelled);
+    let is_awaited =
+        before.state == State::Scheduled && (is_moved || is_paused || after.state == State::Cancelled);
     row.left = row.merge_key.filter(|_| is_awaited);
     // A claim of which nothing was sent has made no set: who is there at the next one decides.
     let is_unsent = before.state == State::Delivering && after.state == State::Scheduled;
-    if (is_moved || is_unsent) && row.merged.take().is_some() {
+    // One that is paused leaves the further attempts of its set, and goes out by itself or in a new one.
+    if (is_moved || is_unsent || is_paused) && row.merged.take().is_some() {
         writes.unmerged.insert(row.uid);
     }
 }

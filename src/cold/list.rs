@@ -58,6 +58,29 @@ pub struct Filter {
     pub due_before: Option<UnixMs>,
 }
 
+/// What else an operation demands of a live timer, beside its filter.
+#[derive(Debug, Clone)]
+pub(super) struct Taken {
+    /// Its state is one of these.
+    pub states: &'static [State],
+    /// It was registered at this moment or before it.
+    pub registered_until: UnixMs,
+    /// This operation has not changed it.
+    pub unchanged_by: Uuid,
+}
+
+impl Taken {
+    /// The condition, of columns of `timers`.
+    pub fn condition(&self, s: &mut Statement) -> String {
+        let states: Vec<String> = self.states.iter().map(|state| state.code().to_string()).collect();
+        let (until, operation) = (s.int(self.registered_until.get()), s.uuid(self.unchanged_by));
+        format!(
+            "state IN ({}) AND created_at <= {until} AND operation IS DISTINCT FROM {operation}",
+            states.join(", ")
+        )
+    }
+}
+
 /// A cursor in a list: the next page begins strictly after this due time, uid and generation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ListCursor {
@@ -101,6 +124,8 @@ pub struct Page {
     pub rows: Vec<TimerRow>,
     /// Where the next page begins; `None` after the last page.
     pub next: Option<ListCursor>,
+    /// How many rows were read to find them.
+    pub scanned: usize,
 }
 
 /// A table of timers.
@@ -145,6 +170,8 @@ struct Source {
 struct List<'a> {
     store: &'a ColdStore,
     filter: &'a Filter,
+    /// Only live timers, and of them only these.
+    taken: Option<&'a Taken>,
     after: Option<ListCursor>,
     limit: usize,
 }
@@ -155,7 +182,7 @@ impl List<'_> {
     }
 
     fn has_ended(&self) -> bool {
-        self.filter.state.is_none_or(State::is_end)
+        self.taken.is_none() && self.filter.state.is_none_or(State::is_end)
     }
 
     /// Whether the keys are read by owner or id, which leave fewer.
@@ -248,6 +275,7 @@ impl List<'_> {
             conditions.push(format!("lane {}", s.among(&lanes)));
         }
         conditions.extend(self.store.of_labels(&filter.labels, s));
+        conditions.extend(self.taken.map(|taken| taken.condition(s)));
         conditions.join(" AND ")
     }
 
@@ -367,9 +395,24 @@ impl ColdStore {
         after: Option<ListCursor>,
         limit: usize,
     ) -> Result<Page, Error> {
-        let (statement, scan) = List { store: self, filter, after, limit }.statement();
+        self.page_of(List { store: self, filter, taken: None, after, limit }).await
+    }
+
+    /// One page of the live timers that an operation takes, in due order.
+    pub(super) async fn list_taken(
+        &self,
+        filter: &Filter,
+        taken: &Taken,
+        after: Option<ListCursor>,
+        limit: usize,
+    ) -> Result<Page, Error> {
+        self.page_of(List { store: self, filter, taken: Some(taken), after, limit }).await
+    }
+
+    async fn page_of(&self, list: List<'_>) -> Result<Page, Error> {
+        let ((statement, scan), limit) = (list.statement(), list.limit);
         let rows = self.pool.read(statement).await?;
-        let Some(edge) = rows.first() else { return Ok(Page { rows: Vec::new(), next: None }) };
+        let Some(edge) = rows.first() else { return Ok(Page { rows: Vec::new(), next: None, scanned: 0 }) };
         let (scanned, matched) = (edge.get::<i64>(EDGE)?, edge.get::<i64>(EDGE + 1)?);
         let last = last_scanned(edge)?;
         let mut page = Vec::with_capacity(rows.len());
@@ -381,13 +424,14 @@ impl ColdStore {
         }
         page.truncate(limit);
         let is_cut = i64::try_from(page.len()).unwrap_or(i64::MAX) < matched;
-        let is_scan_cut = usize::try_from(scanned).unwrap_or(0) >= scan;
+        let scanned = usize::try_from(scanned).unwrap_or(0);
+        let is_scan_cut = scanned >= scan;
         let next = match (is_cut, is_scan_cut) {
             (true, _) => page.last().map(cursor_at),
             (false, true) => last,
             (false, false) => None,
         };
-        Ok(Page { rows: page, next })
+        Ok(Page { rows: page, next, scanned })
     }
 }
 
@@ -396,6 +440,6 @@ fn last_scanned(row: &Row) -> Result<Option<ListCursor>, Error> {
     Ok(Some(ListCursor { due_at, uid: row.get(EDGE + 3)?, generation: row.get(EDGE + 4)? }))
 }
 
-fn cursor_at(row: &TimerRow) -> ListCursor {
+pub(super) fn cursor_at(row: &TimerRow) -> ListCursor {
     ListCursor { due_at: row.life.due_at.get(), uid: row.uid.0, generation: row.life.generation.0 }
 }

@@ -61,7 +61,7 @@ pub use late::{DeadTimer, LateOf, LateTimers};
 pub use list::{Filter, ListCursor, Page};
 pub use merge::{ClaimedSet, Doubtful};
 pub use operations::{
-    MAX_RUNNING, MAX_STEP, NewOperation, OperationRow, SETTLED, Selection, Stepped, Worker,
+    MAX_RUNNING, MAX_STEP, NewOperation, Operated, OperationRow, SETTLED, Selection, Stepped, Worker,
 };
 pub use outbox::EventRow;
 pub use query::{Ledger, Verification};

@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use uuid::Uuid;
 
-use super::apply::{Applied, Change, ChangeEvent};
+use super::apply::{Applied, Change};
 use super::columns::TimerColumn;
 use super::destinations::NAMESPACE;
 use super::row::{AttemptRecord, TimerRow};
@@ -84,11 +84,10 @@ impl<'a> Happened<'a> {
     pub fn applied(changes: &'a [Change], answers: &'a [Applied], now: UnixMs) -> impl Iterator<Item = Self> {
         let of = move |(change, answer): (&'a Change, &'a Applied)| {
             let Applied::Live(row, answer) = answer else { return None };
-            let is_callers = matches!(change.event, ChangeEvent::Edit(_) | ChangeEvent::Fire(_));
             let kind = match Lifecycle::of_end(row.life.state) {
                 // What has ended before is not live.
                 Some(end) => end,
-                None if is_callers && *answer == Answer::Done => Lifecycle::TimerChanged,
+                None if change.event.is_callers() && *answer == Answer::Done => Lifecycle::TimerChanged,
                 None => return None,
             };
             Some(Self::to(row, kind, now))

@@ -4,6 +4,8 @@ use std::fmt;
 
 use uuid::Uuid;
 
+use super::timer::State;
+
 /// The prefix of an operation's id.
 const PREFIX: &str = "op_";
 
@@ -28,22 +30,60 @@ impl fmt::Display for OperationId {
 /// What an operation does to each timer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
+    /// They are cancelled.
+    Cancel,
+    /// Their due times move by the same duration.
+    Shift,
+    /// They are due now, as a new generation.
+    Fire,
+    /// They do not fire until they are resumed.
+    Pause,
+    /// Paused timers fire again.
+    Resume,
     /// Dead timers run again, as a new generation.
     Redrive,
 }
 
 impl Action {
     /// All actions.
-    pub const ALL: [Self; 1] = [Self::Redrive];
+    pub const ALL: [Self; 6] =
+        [Self::Cancel, Self::Shift, Self::Fire, Self::Pause, Self::Resume, Self::Redrive];
 
     /// Actions of the contract that this version refuses as `not_supported`.
-    pub const LATER: [&str; 6] = ["cancel", "shift", "fire", "pause", "resume", "purge"];
+    pub const LATER: [&str; 1] = ["purge"];
 
     /// The word of the contract.
     pub const fn word(self) -> &'static str {
         match self {
+            Self::Cancel => "cancel",
+            Self::Shift => "shift",
+            Self::Fire => "fire",
+            Self::Pause => "pause",
+            Self::Resume => "resume",
             Self::Redrive => "redrive",
         }
+    }
+
+    /// It takes timers in these states. Others do not match.
+    pub const fn states(self) -> &'static [State] {
+        match self {
+            Self::Cancel | Self::Shift | Self::Fire => {
+                &[State::Scheduled, State::Delivering, State::Retrying, State::Paused]
+            }
+            Self::Pause => &[State::Scheduled, State::Delivering, State::Retrying],
+            Self::Resume => &[State::Paused],
+            Self::Redrive => &[State::Dead],
+        }
+    }
+
+    /// Whether it takes timers that have ended.
+    pub const fn takes_ended(self) -> bool {
+        matches!(self, Self::Redrive)
+    }
+
+    /// Whether a timer that it has changed may come up in it again: its due time changes.
+    pub const fn moves(self) -> bool {
+        matches!(self, Self::Shift | Self::Fire)
     }
 
     /// The action with this word in the contract.
@@ -93,6 +133,8 @@ impl OperationState {
 /// Why an operation left a timer that its filter matches as it was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Refusal {
+    /// An attempt of it is under way, or the outcome of one is not known. A cancel is recorded: no further attempt starts.
+    InFlight,
     /// A live timer has its id again.
     IdTaken,
     /// Its id was registered, or re-driven, again since, and that timer has ended, too.
@@ -107,12 +149,19 @@ pub enum Refusal {
 
 impl Refusal {
     /// All reasons.
-    pub const ALL: [Self; 5] =
-        [Self::IdTaken, Self::Superseded, Self::NoDestination, Self::Removed, Self::Unreadable];
+    pub const ALL: [Self; 6] = [
+        Self::InFlight,
+        Self::IdTaken,
+        Self::Superseded,
+        Self::NoDestination,
+        Self::Removed,
+        Self::Unreadable,
+    ];
 
     /// Its word in answers.
     pub const fn word(self) -> &'static str {
         match self {
+            Self::InFlight => "in_flight",
             Self::IdTaken => "id_taken",
             Self::Superseded => "superseded",
             Self::NoDestination => "no_destination",
@@ -137,7 +186,9 @@ mod tests {
 
     #[test]
     fn words_and_codes_are_read_back() {
-        assert_eq!(Action::from_word("redrive"), Some(Action::Redrive));
+        for action in Action::ALL {
+            assert_eq!(Action::from_word(action.word()), Some(action));
+        }
         assert!(Action::LATER.iter().all(|word| Action::from_word(word).is_none()));
         for state in OperationState::ALL {
             assert_eq!(OperationState::from_code(state.code()), Some(state));

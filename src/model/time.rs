@@ -98,6 +98,12 @@ impl UnixMs {
         Self(self.0.saturating_add(i64::try_from(by.as_millis()).unwrap_or(i64::MAX)))
     }
 
+    /// The instant so many milliseconds later, or earlier; never before [`FIRST`] nor after [`LAST`].
+    #[must_use]
+    pub fn shifted(self, by_ms: i64) -> Self {
+        Self(self.0.saturating_add(by_ms).clamp(FIRST.0, LAST.0))
+    }
+
     /// The time from `earlier` to this; zero if this is before it.
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_millis(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))

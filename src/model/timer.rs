@@ -11,6 +11,9 @@
 //!                    └────cancel──┐  expired                 │
 //!                                 ▼                          │
 //!                             cancelled ◄───────cancel───────┘
+//!
+//!  scheduled, retrying ──pause──► paused ──resume──► scheduled, retrying; or expired, if that is too late for it
+//!                                 paused ──fire────► scheduled                paused ──cancel──► cancelled
 //! ```
 //!
 //! The claim itself is one SQL statement and not made here; every later transition is. `attempt` counts the
@@ -21,7 +24,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::id::{Generation, Version};
-use super::time::UnixMs;
+use super::time::{LAST, UnixMs};
 
 /// The state of a timer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -183,10 +186,19 @@ pub struct Life {
 pub enum Event {
     /// Its caller cancels it.
     Cancel,
-    /// Its caller sets a new due time or new data: a new generation.
+    /// Its caller sets a new due time or new data: a new generation. A paused timer stays paused.
     Reschedule {
         /// The new due time.
         due_at: UnixMs,
+    },
+    /// Its caller wants it to fire now, paused or not: a new generation.
+    Fire,
+    /// Its caller keeps it from firing.
+    Pause,
+    /// Its caller lets it fire again.
+    Resume {
+        /// It is overdue by more than its grace.
+        is_too_late: bool,
     },
     /// Its caller changes only what does not affect the firing (labels).
     Relabel,
@@ -276,11 +288,25 @@ impl Life {
         let answer = match event {
             Event::Cancel => self.cancel(),
             Event::Reschedule { due_at } => self.change(|life| {
-                life.generation = Generation(life.generation.0 + 1);
-                life.state = State::Scheduled;
-                life.attempt = 0;
-                life.due_at = due_at;
-                life.wake_at = due_at.max(now);
+                let is_paused = life.state == State::Paused;
+                life.start_anew(due_at, now);
+                if is_paused {
+                    life.rest();
+                }
+            }),
+            Event::Fire => self.change(|life| life.start_anew(now, now)),
+            Event::Pause => self.change(Self::rest),
+            // It was found overdue before any attempt of this generation, as by the sweep.
+            Event::Resume { is_too_late: true } if self.state == State::Paused && self.attempt == 0 => {
+                self.change(|life| life.state = State::Expired)
+            }
+            Event::Resume { .. } => self.change(|life| {
+                if life.state == State::Paused {
+                    (life.state, life.wake_at) = match life.attempt {
+                        0 => (State::Scheduled, life.due_at.max(now)),
+                        _ => (State::Retrying, now),
+                    };
+                }
             }),
             Event::Relabel => self.change(|_| {}),
             Event::Attempted { token, result, next } => self.attempted(token, result, next),
@@ -318,6 +344,21 @@ impl Life {
             | Event::Discarded { .. } => Answer::Stale,
         };
         Step { life: self, answer }
+    }
+
+    /// The next generation begins, due then.
+    fn start_anew(&mut self, due_at: UnixMs, now: UnixMs) {
+        self.generation = Generation(self.generation.0 + 1);
+        self.state = State::Scheduled;
+        self.attempt = 0;
+        self.due_at = due_at;
+        self.wake_at = due_at.max(now);
+    }
+
+    /// It is paused, and nobody needs to look at it.
+    fn rest(&mut self) {
+        self.state = State::Paused;
+        self.wake_at = LAST;
     }
 
     /// Whether the attempt of this token is the one under way.

@@ -17,10 +17,7 @@ use crate::model::operation::{Action, OperationId, OperationState};
 use crate::telemetry::Streak;
 use crate::writer::Writer;
 
-/// How many timers one node changes a second, by all its operations together.
-const PER_SECOND: u32 = 1000;
-
-/// How many rows one node reads a second to find them.
+/// How many rows one node reads a second to find the timers, at least, however few it changes.
 const ROWS_PER_SECOND: u32 = 20_000;
 
 /// How many operations one node works on at a time, in turns.
@@ -62,12 +59,18 @@ fn may_go_on(why: &Error, failures: u32) -> bool {
     }
 }
 
-/// How long a step takes up of a node's time: so many timers that it looked at closely, of so many rows.
-fn pace(looked_at: usize, scanned: usize) -> Duration {
+/// How long a step takes up of a node's time, which changes so many timers a second: so many timers that it looked at
+/// closely, of so many rows.
+fn pace(per_second: u32, looked_at: usize, scanned: usize) -> Duration {
     let part = |count: usize, per_second: u32| {
         Duration::from_secs(1) * u32::try_from(count).unwrap_or(u32::MAX) / per_second
     };
-    part(looked_at, PER_SECOND).max(part(scanned, ROWS_PER_SECOND))
+    part(looked_at, per_second).max(part(scanned, ROWS_PER_SECOND.max(per_second)))
+}
+
+/// How many timers a step takes, so that there are about ten steps a second.
+fn step_size(per_second: u32) -> usize {
+    (per_second as usize / 10).clamp(1, MAX_STEP)
 }
 
 /// Begins operations, and works on those that no other node works on.
@@ -75,17 +78,19 @@ pub struct Operations {
     store: ColdStore,
     writer: Writer,
     worker: Worker,
+    /// How many timers this node changes a second, by all its operations together.
+    per_second: u32,
     /// There is a new one.
     is_new: Notify,
     failing: Mutex<Streak>,
 }
 
 impl Operations {
-    /// The operations of this store, worked on in the name of `node`.
-    pub fn new(store: ColdStore, writer: Writer, node: &str) -> Self {
+    /// The operations of this store, worked on in the name of `node`, which changes so many timers a second.
+    pub fn new(store: ColdStore, writer: Writer, node: &str, per_second: u32) -> Self {
         let lease_ms = i64::try_from(LEASE.as_millis()).unwrap_or(0);
         let worker = Worker { node: node.to_owned(), token: Uuid::now_v7(), lease_ms };
-        Self { store, writer, worker, is_new: Notify::new(), failing: Mutex::default() }
+        Self { store, writer, worker, per_second, is_new: Notify::new(), failing: Mutex::default() }
     }
 
     /// Begins an operation; `None` if as many run as may ([`crate::cold::MAX_RUNNING`]). `filter` is what the caller
@@ -168,7 +173,7 @@ impl Operations {
                         "an operation on many timers has ended"
                     ),
                 }
-                pace(looked_at, scanned).max(if waits { SETTLING } else { BREATH })
+                pace(self.per_second, looked_at, scanned).max(if waits { SETTLING } else { BREATH })
             }
             // It was stopped, or another node has taken it over.
             Ok(Stepped { operation: None, .. }) => BREATH,
@@ -189,8 +194,10 @@ impl Operations {
 
     /// The next step of an operation.
     async fn step(&self, operation: &OperationRow) -> Result<Stepped, Error> {
+        let most = step_size(self.per_second);
         match Action::from_word(&operation.action) {
-            Some(Action::Redrive) => self.writer.redrive(operation, &self.worker, MAX_STEP).await,
+            Some(Action::Redrive) => self.writer.redrive(operation, &self.worker, most).await,
+            Some(_) => self.writer.operate(operation, &self.worker, most).await,
             None => Err(Error::Corrupt("an action that this version does not know".into())),
         }
     }
@@ -209,9 +216,11 @@ mod tests {
 
     #[test]
     fn a_step_that_finds_nothing_is_paced_by_the_rows_that_it_read() {
-        assert_eq!(pace(0, 2000), Duration::from_millis(100));
-        assert_eq!(pace(100, 100), Duration::from_millis(100));
-        assert_eq!(pace(0, 0), Duration::ZERO);
+        assert_eq!(pace(1000, 0, 2000), Duration::from_millis(100));
+        assert_eq!(pace(1000, 100, 100), Duration::from_millis(100));
+        assert_eq!(pace(50_000, 500, 2000), Duration::from_millis(40));
+        assert_eq!(pace(1000, 0, 0), Duration::ZERO);
+        assert_eq!([1, 1000, 100_000].map(step_size), [1, 100, MAX_STEP]);
     }
 
     #[test]

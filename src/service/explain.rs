@@ -178,7 +178,7 @@ impl Facts<'_> {
         let one = self.destination.as_ref()?;
         let name = &one.name;
         match (one.paused, &one.place, one.limits.rate_per_second) {
-            (true, ..) => Some(format!("destination `{name}` to be resumed: it is paused")),
+            (true, ..) => Some(format!("the resume of destination `{name}`: it is paused")),
             (_, Err(_), _) => {
                 Some(format!("a node that can send to destination `{name}` ({}): this one cannot", one.kind))
             }
@@ -205,7 +205,7 @@ impl Facts<'_> {
                 life.attempt,
                 row.node.as_deref().unwrap_or("a node"),
             ),
-            State::Paused => "to be resumed".to_owned(),
+            State::Paused => "its resume: it is paused".to_owned(),
             _ if self.is_held => {
                 "an operator: it fell due since the point to which the store was restored, and may have fired already; \
                  `mainspring restore accept`"

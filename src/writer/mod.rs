@@ -19,7 +19,7 @@ pub use batcher::{Batcher, NotTaken};
 use crate::clock::Monotonic;
 use crate::cold::{
     Applied, AttemptRecord, Change, ChangeEvent, ColdStore, Error, MAX_APPLY_BATCH, MAX_REGISTER_BATCH,
-    NewTimer, OperationRow, Registered, Stepped, TimerRow, Worker,
+    NewTimer, Operated, OperationRow, Registered, Stepped, TimerRow, Worker,
 };
 use crate::metrics::Metrics;
 use crate::model::id::{Uid, Version};
@@ -147,6 +147,20 @@ impl Writer {
         Ok(stepped)
     }
 
+    /// One step of an operation on live timers ([`ColdStore::operate`]).
+    pub async fn operate(
+        &self,
+        operation: &OperationRow,
+        worker: &Worker,
+        most: usize,
+    ) -> Result<Stepped, Error> {
+        let Operated { stepped, changes, answers } = self.store.operate(operation, worker, most).await?;
+        let answers: Vec<_> = answers.into_iter().map(Ok).collect();
+        self.regroup(&answers).await;
+        self.follow(&changes, answers);
+        Ok(stepped)
+    }
+
     fn count_registered(&self, answers: &[Result<Registered, Error>]) {
         let mut counts = [("new", 0), ("same", 0), ("taken", 0), ("failed", 0)];
         for answer in answers {
@@ -173,6 +187,9 @@ impl Writer {
             ChangeEvent::Cancel => cancels.with_label_values(&[answer.word()]).inc(),
             ChangeEvent::Edit(_) => changes.with_label_values(&["change", answer.word()]).inc(),
             ChangeEvent::Fire(_) => changes.with_label_values(&["fire", answer.word()]).inc(),
+            ChangeEvent::Shift(_) => changes.with_label_values(&["shift", answer.word()]).inc(),
+            ChangeEvent::Pause(_) => changes.with_label_values(&["pause", answer.word()]).inc(),
+            ChangeEvent::Resume(_) => changes.with_label_values(&["resume", answer.word()]).inc(),
             _ => {}
         }
     }
@@ -288,8 +305,8 @@ impl Intake {
         self.registrations.submit(timer).await
     }
 
-    /// Makes a caller's change to a live timer ([`ChangeEvent::Cancel`], `Edit` or `Fire`), in one transaction with other
-    /// requests that wait. The answer for a timer that has ended follows from how it ended.
+    /// Makes a caller's change to a live timer ([`ChangeEvent::Cancel`], `Edit`, `Fire`, `Pause` or `Resume`), in one
+    /// transaction with other requests that wait. The answer for a timer that has ended follows from how it ended.
     pub async fn change(&self, uid: Uid, event: ChangeEvent) -> Result<Changed, ChangeError> {
         let probe = if matches!(event, ChangeEvent::Cancel) { Event::Cancel } else { Event::Relabel };
         for _ in 0..CHANGE_TRIES {

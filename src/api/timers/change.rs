@@ -1,4 +1,4 @@
-//! `PATCH`, `DELETE` and `fire`: change a timer, cancel it, fire it now.
+//! `PATCH`, `DELETE`, `fire`, `pause` and `resume`: change a timer, cancel it, fire it now, keep it from firing.
 
 use std::sync::Arc;
 
@@ -147,6 +147,33 @@ pub async fn fire(State(state): State<Arc<ApiState>>, Path(id): Path<String>) ->
     let service = state.service()?;
     match change(service, &parse_id(&id)?, ChangeEvent::Fire(None)).await? {
         (row, Answer::Done) => Ok(timer_answer(StatusCode::ACCEPTED, &row, state.tiers(service))),
+        (row, answer) => Err(refused(&row, answer)),
+    }
+}
+
+/// Keep a timer from firing until it is resumed. It keeps its place and its age.
+#[utoipa::path(post, path = "/v1/timers/{id}/pause", tag = "timers", params(TimerPath),
+    responses((status = 200, body = TimerView, description = "It is paused; a repeat gives the same answer"),
+        (status = 404, body = Problem),
+        (status = 409, body = Problem, description = "in_flight, already_fired, already_cancelled")))]
+pub async fn pause(State(state): State<Arc<ApiState>>, Path(id): Path<String>) -> ApiResult {
+    waits(&state, &id, ChangeEvent::Pause(None)).await
+}
+
+/// Let a paused timer fire. One that is overdue by more than its `late.grace` by now follows `late.then`.
+#[utoipa::path(post, path = "/v1/timers/{id}/resume", tag = "timers", params(TimerPath),
+    responses((status = 200, body = TimerView, description = "It waits for its due time, or is due; or it has expired"),
+        (status = 404, body = Problem),
+        (status = 409, body = Problem, description = "in_flight, already_fired, already_cancelled")))]
+pub async fn resume(State(state): State<Arc<ApiState>>, Path(id): Path<String>) -> ApiResult {
+    waits(&state, &id, ChangeEvent::Resume(None)).await
+}
+
+/// Answers with the timer after a change of whether it fires.
+async fn waits(state: &ApiState, id: &str, event: ChangeEvent) -> ApiResult {
+    let service = state.service()?;
+    match change(service, &parse_id(id)?, event).await? {
+        (row, Answer::Done) => Ok(timer_answer(StatusCode::OK, &row, state.tiers(service))),
         (row, answer) => Err(refused(&row, answer)),
     }
 }

@@ -1,9 +1,10 @@
 //! Operations, as the store has them: what they select, how far they have come, who works on them.
 //!
-//! One node works on an operation, under a lease with a token. A step ([`redrive`]) changes timers and moves the position
-//! in one transaction, which begins by matching the token; so a step of a node that lost the lease changes nothing, and
-//! whoever goes on begins where the last commit ended.
+//! One node works on an operation, under a lease with a token. A step ([`live`], [`redrive`]) changes timers and moves the
+//! position in one transaction, which begins by matching the token; so a step of a node that lost the lease changes
+//! nothing, and whoever goes on begins where the last commit ended.
 
+mod live;
 mod redrive;
 mod selection;
 
@@ -11,6 +12,7 @@ use std::collections::BTreeMap;
 
 use uuid::Uuid;
 
+pub use live::Operated;
 pub use redrive::{MAX_STEP, SETTLED, Stepped};
 pub use selection::Selection;
 

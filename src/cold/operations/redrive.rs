@@ -24,7 +24,7 @@ use crate::model::time::UnixMs;
 use crate::model::timer::State;
 
 /// The most timers of one step.
-pub const MAX_STEP: usize = 100;
+pub const MAX_STEP: usize = 500;
 
 /// The most rows that one step looks at.
 const SCAN: usize = 2000;
@@ -50,7 +50,7 @@ pub struct Stepped {
 
 impl Stepped {
     /// A step that did nothing.
-    fn idle(operation: Option<OperationRow>) -> Self {
+    pub(super) fn idle(operation: Option<OperationRow>) -> Self {
         Self { operation, made: Vec::new(), looked_at: 0, scanned: 0, waits: false }
     }
 }

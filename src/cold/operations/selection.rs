@@ -10,7 +10,7 @@ use crate::model::id::Uid;
 use crate::model::time::UnixMs;
 use crate::model::timer::State;
 
-/// The timers that an operation takes: those that match a filter, by when they died.
+/// The timers that an operation takes: those that match a filter, dead ones by when they died.
 #[derive(Debug, Clone, Default)]
 pub struct Selection {
     /// They match it.
@@ -20,6 +20,8 @@ pub struct Selection {
     /// They ended before this moment. Never later than the begin of the operation, so that it does not take what came
     /// after it.
     pub ended_before: UnixMs,
+    /// Their due times move by so many milliseconds.
+    pub by_ms: Option<i64>,
 }
 
 /// As it is stored. What this version does not know is an error: it would select more than was asked for.
@@ -36,6 +38,8 @@ struct Stored {
     due_before: Option<i64>,
     ended_from: Option<i64>,
     ended_before: i64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    by_ms: Option<i64>,
 }
 
 impl Selection {
@@ -53,6 +57,7 @@ impl Selection {
             due_before: due_before.map(UnixMs::get),
             ended_from: self.ended_from.map(UnixMs::get),
             ended_before: self.ended_before.get(),
+            by_ms: self.by_ms,
         };
         serde_json::to_string(&stored).unwrap_or_default()
     }
@@ -72,10 +77,11 @@ impl Selection {
             due_before: stored.due_before.map(UnixMs::new),
         };
         let ended_before = UnixMs::new(stored.ended_before);
-        Ok(Self { filter, ended_from: stored.ended_from.map(UnixMs::new), ended_before })
+        let (ended_from, by_ms) = (stored.ended_from.map(UnixMs::new), stored.by_ms);
+        Ok(Self { filter, ended_from, ended_before, by_ms })
     }
 
-    /// The condition that a row of history matches the filter.
+    /// The condition that a row matches the filter.
     pub(super) fn matches(&self, store: &ColdStore, s: &mut Statement) -> String {
         match store.conditions(&self.filter, s).as_slice() {
             [] => "true".to_owned(),
@@ -100,7 +106,8 @@ mod tests {
             due_after: Some(UnixMs::new(1)),
             due_before: Some(UnixMs::new(2)),
         };
-        let all = Selection { filter, ended_from: Some(UnixMs::new(3)), ended_before: UnixMs::new(4) };
+        let (from, before) = (UnixMs::new(3), UnixMs::new(4));
+        let all = Selection { filter, ended_from: Some(from), ended_before: before, by_ms: Some(-5) };
         for selection in [all.clone(), Selection::default()] {
             let read = Selection::read(&selection.stored()).unwrap();
             assert_eq!(format!("{read:?}"), format!("{selection:?}"));

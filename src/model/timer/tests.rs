@@ -91,6 +91,49 @@ fn a_reschedule_makes_a_new_generation_and_forgets_its_attempts() {
 }
 
 #[test]
+fn a_paused_timer_keeps_its_place_and_its_age() {
+    let paused = Life::new(LATER, NOW).step(Event::Pause, NOW);
+    assert_eq!((paused.life.state, paused.life.wake_at, paused.answer), (State::Paused, LAST, Answer::Done));
+    let resume = |life: Life, now| life.step(Event::Resume { is_too_late: false }, now).life;
+    let early = resume(paused.life, NOW);
+    assert_eq!((early.state, early.wake_at), (State::Scheduled, LATER));
+    let past = LATER.plus(std::time::Duration::from_secs(1));
+    let late = resume(paused.life, past);
+    assert_eq!((late.state, late.due_at, late.wake_at), (State::Scheduled, LATER, past));
+    assert_eq!((late.generation, late.version), (Generation(1), Version(3)), "the same firing");
+    let retrying = attempted(claimed(scheduled()), AttemptResult::Failed, Next::Retry(LATER)).life;
+    let again = resume(retrying.step(Event::Pause, NOW).life, NOW);
+    assert_eq!((again.state, again.wake_at, again.attempt), (State::Retrying, NOW, 1));
+}
+
+#[test]
+fn a_resume_ends_what_is_too_late_and_was_never_attempted() {
+    let resume =
+        |life: Life| life.step(Event::Pause, NOW).life.step(Event::Resume { is_too_late: true }, NOW);
+    assert_eq!(resume(scheduled()).life.state, State::Expired);
+    let retrying = attempted(claimed(scheduled()), AttemptResult::Failed, Next::Retry(LATER)).life;
+    assert_eq!(resume(retrying).life.state, State::Retrying, "its first attempt was in time");
+    let waiting = scheduled().step(Event::Resume { is_too_late: true }, NOW).life;
+    assert_eq!(waiting.state, State::Scheduled, "it was not paused");
+}
+
+#[test]
+fn a_paused_timer_can_be_moved_cancelled_and_fired() {
+    let paused = scheduled().step(Event::Pause, NOW).life;
+    let moved = paused.step(Event::Reschedule { due_at: LATER }, NOW).life;
+    assert_eq!((moved.state, moved.due_at, moved.wake_at), (State::Paused, LATER, LAST));
+    assert_eq!(moved.generation, Generation(2));
+    let fired = paused.step(Event::Fire, LATER).life;
+    assert_eq!((fired.state, fired.due_at, fired.wake_at), (State::Scheduled, LATER, LATER));
+    assert_eq!(paused.step(Event::Cancel, NOW).answer, Answer::Cancelled);
+    let tried = attempted(claimed(scheduled()), AttemptResult::Failed, Next::Retry(LATER)).life;
+    assert_eq!(tried.step(Event::Pause, NOW).life.step(Event::Cancel, NOW).answer, Answer::Stopped);
+    assert_eq!(claimed(scheduled()).step(Event::Pause, NOW).answer, Answer::InFlight);
+    let unknown = attempted(claimed(scheduled()), AttemptResult::Unknown, Next::Retry(LATER)).life;
+    assert_eq!(unknown.step(Event::Pause, NOW).answer, Answer::InFlight);
+}
+
+#[test]
 fn a_claim_that_expired_is_tried_again_until_its_attempts_are_spent() {
     let life = claimed(scheduled());
     let again = life.step(Event::ClaimExpired { token: token(&life), max_attempts: 2 }, LATER).life;
@@ -144,6 +187,9 @@ fn an_end_never_moves() {
             Event::Cancel,
             Event::Reschedule { due_at: LATER },
             Event::Relabel,
+            Event::Fire,
+            Event::Pause,
+            Event::Resume { is_too_late: true },
             Event::Attempted { token: token(&life), result: AttemptResult::Ok, next: Next::GiveUp },
             Event::ClaimExpired { token: token(&life), max_attempts: 1 },
             Event::Released { token: token(&life) },

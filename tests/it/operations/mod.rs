@@ -1,6 +1,7 @@
-//! Operations on many timers, and the first of them: dead timers run again.
+//! Operations on many timers: live ones are cancelled, moved, fired, paused and resumed, and dead ones run again.
 
 mod crash;
+mod live;
 mod redrive;
 mod refused;
 

@@ -154,6 +154,35 @@ async fn a_form_that_is_sent_twice_fires_once(builder: NodeBuilder) {
     assert_eq!(receiver.of("t").len(), 1);
 }
 
+async fn a_pause_and_a_resume_say_whom_they_concern(builder: NodeBuilder) {
+    let node = builder.start_ready().await;
+    let (api, visitor) = (node.api(), Visitor::new(&node));
+    for id in ["a", "b"] {
+        assert_eq!(api.put(id, &later()).await.0, 201);
+    }
+    let one = visitor.get("/timers/a").await.text;
+    assert!(one.contains("value=\"pause\"") && !one.contains("value=\"resume\""), "it is not paused");
+    let page = asked(&visitor, "pause", &["a"]).await;
+    assert_eq!(page.heading(), "Pause 1 timer?");
+    assert_eq!(answers(&sent(&visitor, &page, &[]).await), [("paused".to_owned(), vec!["a".to_owned()])]);
+    assert_eq!(api.timer("a").await.1["state"], "paused");
+    let one = visitor.get("/timers/a").await.text;
+    assert!(!one.contains("value=\"pause\"") && one.contains("value=\"resume\""), "it is paused");
+    assert!(one.contains("It waits for its resume: it is paused."), "{one}");
+    // Of both, one is paused already, and only the other one is asked about.
+    let page = asked(&visitor, "pause", &["a", "b"]).await;
+    assert_eq!(page.heading(), "Pause 1 timer?");
+    assert!(page.text.contains("Nothing: it is paused already."), "{}", page.text);
+    assert_eq!(answers(&sent(&visitor, &page, &[]).await), [("paused".to_owned(), vec!["b".to_owned()])]);
+    let page = asked(&visitor, "resume", &["a", "b"]).await;
+    assert_eq!(page.heading(), "Resume 2 timers?");
+    assert_eq!(api.post("/v1/timers/a/resume", &json!(null)).await.0, 200);
+    let told = answers(&sent(&visitor, &page, &[]).await);
+    let of = |code: &str, id: &str| (code.to_owned(), vec![id.to_owned()]);
+    assert_eq!(told, [of("resumed", "b"), of("version_changed", "a")]);
+    assert_eq!(api.timer("b").await.1["state"], "scheduled");
+}
+
 #[tokio::test]
 async fn one_timer_tells_its_life() {
     let node = Node::builder().name("teller").start_ready().await;
@@ -183,4 +212,8 @@ async fn one_timer_tells_its_life() {
     assert!(page.text.contains("name=\"action\" value=\"cancel\""));
 }
 
-on_both!(a_cancel_from_the_page_has_the_answer_of_the_api, a_form_that_is_sent_twice_fires_once);
+on_both!(
+    a_cancel_from_the_page_has_the_answer_of_the_api,
+    a_form_that_is_sent_twice_fires_once,
+    a_pause_and_a_resume_say_whom_they_concern,
+);

@@ -202,7 +202,7 @@ async fn every_answer_is_in_the_document_and_every_status_of_the_document_is_giv
     let on_one: Vec<_> = calls.iter().filter(|(_, path)| path.contains('{')).cloned().collect();
     let with_json: Vec<_> = calls.iter().filter(|(m, path)| document.takes_json(m, path)).cloned().collect();
     let writes: Vec<_> = under_v1.iter().filter(|(method, _)| method != Method::GET).cloned().collect();
-    assert_eq!((health.len(), on_one.len(), with_json.len()), (4, 20, 9));
+    assert_eq!((health.len(), on_one.len(), with_json.len()), (4, 22, 9));
     assert!(under_v1.len() >= 24);
 
     let mut checked = Checked { document: &mut document, api: node.api() };
@@ -349,6 +349,11 @@ async fn one_timer_in_each_state(checked: &mut Checked<'_>) {
     }
     for (id, status) in [("full", 202), ("cancelled", 409)] {
         assert_eq!(checked.call(Method::POST, "/v1/timers/{id}/fire", id, None).await.status, status);
+    }
+    for (id, status) in [("local", 200), ("cancelled", 409)] {
+        for path in ["/v1/timers/{id}/pause", "/v1/timers/{id}/resume"] {
+            assert_eq!(checked.call(Method::POST, path, id, None).await.status, status);
+        }
     }
 }
 

@@ -11,6 +11,7 @@ mod errors;
 mod fields;
 mod list;
 mod observe;
+mod pause;
 mod register;
 mod replies;
 mod retry;

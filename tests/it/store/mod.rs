@@ -4,12 +4,14 @@
 mod claim;
 mod fixture;
 mod list;
+mod live_operations;
 mod look;
 mod merge;
 mod moved;
 mod operations;
 mod outbox;
 mod owners;
+mod paused;
 mod register;
 mod retention;
 mod schema;

@@ -1,0 +1,244 @@
+//! Operations on live timers: cancel, shift, fire, pause, resume.
+//!
+//! They are taken in due order, from the indexes of lists, a page a step. A step locks what it takes and changes it as a
+//! caller's change would be made ([`ColdStore::apply_within`]), in the transaction that moves the position. What a stranger
+//! has locked is not waited for while the step holds other rows: the step ends before it, and the next one waits for it
+//! alone.
+//!
+//! A timer that is moved may come up again. So it is marked with the operation, and is not taken twice.
+
+use std::collections::BTreeSet;
+
+use uuid::Uuid;
+
+use super::super::apply::{Applied, Change, ChangeEvent};
+use super::super::decide::{Context, Writes, decide};
+use super::super::list::{Filter, ListCursor, Page, Taken, cursor_at};
+use super::super::row::TimerRow;
+use super::super::sql::{Column, Dialect, Statement, Tx};
+use super::super::{ColdStore, Error};
+use super::{OperationRow, Stepped, Worker};
+use crate::model::id::Uid;
+use crate::model::operation::{Action, OperationState, Refusal};
+use crate::model::time::LAST;
+use crate::model::timer::Answer;
+
+/// What a step did.
+#[derive(Debug)]
+pub struct Operated {
+    /// How far the operation is.
+    pub stepped: Stepped,
+    /// The changes that were made.
+    pub changes: Vec<Change>,
+    /// Their answers, in the same order.
+    pub answers: Vec<Applied>,
+}
+
+/// One operation on live timers.
+struct Work {
+    action: Action,
+    filter: Filter,
+    taken: Taken,
+    by_ms: i64,
+}
+
+impl Work {
+    fn of(operation: &OperationRow) -> Result<Self, Error> {
+        let unknown = || Error::Corrupt("an action that this version does not know".into());
+        let action = Action::from_word(&operation.action).ok_or_else(unknown)?;
+        let selection = operation.selection()?;
+        let mut filter = selection.filter;
+        if let ([only], None) = (action.states(), filter.state) {
+            // Its index is used.
+            filter.state = Some(*only);
+        }
+        let taken = Taken {
+            states: action.states(),
+            registered_until: operation.created_at,
+            unchanged_by: operation.id.0,
+        };
+        Ok(Self { action, filter, taken, by_ms: selection.by_ms.unwrap_or_default() })
+    }
+
+    fn event(&self) -> Result<ChangeEvent, Error> {
+        Ok(match self.action {
+            Action::Cancel => ChangeEvent::Cancel,
+            Action::Shift => ChangeEvent::Shift(self.by_ms),
+            Action::Fire => ChangeEvent::Fire(None),
+            Action::Pause => ChangeEvent::Pause(None),
+            Action::Resume => ChangeEvent::Resume(None),
+            Action::Redrive => return Err(Error::Corrupt("a re-drive takes no live timers".into())),
+        })
+    }
+}
+
+/// Whether a change was made; if not, why.
+const fn refusal(applied: &Applied) -> Option<Refusal> {
+    match applied {
+        Applied::Live(_, Answer::Cancelled | Answer::Stopped | Answer::Done) | Applied::Same(_) => None,
+        Applied::Unreadable => Some(Refusal::Unreadable),
+        // What is locked is live, has no version to match and gets no new target.
+        _ => Some(Refusal::InFlight),
+    }
+}
+
+fn uids_of(rows: &[TimerRow]) -> Vec<Uid> {
+    rows.iter().map(|row| row.uid).collect()
+}
+
+impl ColdStore {
+    /// One step of an operation on live timers: at most `most` of them.
+    pub async fn operate(
+        &self,
+        operation: &OperationRow,
+        worker: &Worker,
+        most: usize,
+    ) -> Result<Operated, Error> {
+        let work = Work::of(operation)?;
+        if let Some(operated) = self.operate_once(operation, &work, worker, Some(most)).await? {
+            return Ok(operated);
+        }
+        let alone = self.operate_once(operation, &work, worker, None).await?;
+        alone.ok_or(Error::Busy)
+    }
+
+    /// One step. With a number of timers it does not wait for any that a stranger has locked: `None` if that is the first.
+    /// Without one it takes the next one, and waits for it.
+    async fn operate_once(
+        &self,
+        operation: &OperationRow,
+        work: &Work,
+        worker: &Worker,
+        most: Option<usize>,
+    ) -> Result<Option<Operated>, Error> {
+        let idle = |operation| Operated {
+            stepped: Stepped::idle(operation),
+            changes: Vec::new(),
+            answers: Vec::new(),
+        };
+        let bad = |_| Error::Corrupt("the position of an operation".into());
+        let after = operation.position.as_deref().map(str::parse::<ListCursor>).transpose().map_err(bad)?;
+        let mut page = self.list_taken(&work.filter, &work.taken, after, most.unwrap_or(1)).await?;
+        let mut tx = self.pool.begin().await?;
+        let Some(mut now) = self.begin_step(&mut tx, operation.id, worker).await? else {
+            return Ok(Some(idle(None)));
+        };
+        if now.position != operation.position {
+            // The step before was committed, though its answer was lost.
+            tx.commit().await.map_err(Error::at_commit)?;
+            return Ok(Some(idle(Some(now))));
+        }
+        let event = work.event()?;
+        let (mut changes, mut late) = (Vec::new(), None);
+        let answers = if operation.dry_run {
+            self.foretell(&page.rows, &event)
+        } else {
+            let held = match most {
+                Some(_) => self.lock_page(&mut tx, work, &mut page).await?,
+                None => {
+                    Some(self.lock_taken(&mut tx, work, &uids_of(&page.rows), "FOR UPDATE OF timers").await?)
+                }
+            };
+            let Some(held) = held else { return Ok(None) };
+            let held: Vec<Uid> = held.into_iter().collect();
+            changes.extend(held.iter().map(|uid| Change { uid: *uid, event: event.clone() }));
+            let within = Box::pin(self.apply_within(&mut tx, &changes, &held, false)).await?;
+            late = Some(within.late);
+            within.answers
+        };
+        now.matched += i64::try_from(answers.len()).unwrap_or(0);
+        for why in answers.iter().filter_map(refusal) {
+            now.refuse(why);
+        }
+        if !operation.dry_run {
+            let changed = changes.iter().zip(&answers).filter(|(_, answer)| refusal(answer).is_none());
+            let changed: Vec<Uuid> = changed.map(|(change, _)| change.uid.0).collect();
+            now.done += i64::try_from(changed.len()).unwrap_or(0);
+            if work.action.moves() {
+                self.mark(&mut tx, operation, changed).await?;
+            }
+        }
+        now.position = page.next.map(|next| next.to_string()).or(now.position);
+        if page.next.is_none() {
+            now.state = OperationState::Done;
+        }
+        self.end_step(&mut tx, &now).await?;
+        tx.commit().await.map_err(Error::at_commit)?;
+        if let Some(late) = late {
+            Box::pin(self.tell_late(late)).await?;
+        }
+        let (looked_at, scanned) = (answers.len(), page.scanned);
+        let stepped = Stepped { operation: Some(now), looked_at, scanned, ..Stepped::idle(None) };
+        Ok(Some(Operated { stepped, changes, answers }))
+    }
+
+    /// How a change of these timers would be answered. Nothing is written.
+    fn foretell(&self, rows: &[TimerRow], event: &ChangeEvent) -> Vec<Applied> {
+        let context = Context {
+            now: self.clock.now(),
+            watermark: LAST,
+            planted: self.planted,
+            namespace: &self.namespace,
+        };
+        let mut writes = Writes::default();
+        rows.iter().map(|row| decide(&mut row.clone(), event, context, &mut writes)).collect()
+    }
+
+    /// Locks the timers of a page that match still. The page ends before the first one that a stranger has locked; `None`
+    /// if that is the first of the page.
+    async fn lock_page(
+        &self,
+        tx: &mut Tx,
+        work: &Work,
+        page: &mut Page,
+    ) -> Result<Option<BTreeSet<Uid>>, Error> {
+        let uids = uids_of(&page.rows);
+        let mut held = self.lock_taken(tx, work, &uids, "FOR UPDATE OF timers SKIP LOCKED").await?;
+        let missing: Vec<Uid> = uids.into_iter().filter(|uid| !held.contains(uid)).collect();
+        let strangers = self.lock_taken(tx, work, &missing, "").await?;
+        match page.rows.iter().position(|row| strangers.contains(&row.uid)) {
+            None => return Ok(Some(held)),
+            Some(0) => return Ok(None),
+            Some(first) => page.rows.truncate(first),
+        }
+        page.next = page.rows.last().map(cursor_at);
+        let kept: BTreeSet<Uid> = page.rows.iter().map(|row| row.uid).collect();
+        held.retain(|uid| kept.contains(uid));
+        Ok(Some(held))
+    }
+
+    /// Of these timers, those that match still; locked, if they are to be.
+    async fn lock_taken(
+        &self,
+        tx: &mut Tx,
+        work: &Work,
+        uids: &[Uid],
+        lock: &'static str,
+    ) -> Result<BTreeSet<Uid>, Error> {
+        if uids.is_empty() || (lock.is_empty() && self.dialect() == Dialect::Sqlite) {
+            return Ok(BTreeSet::new());
+        }
+        let mut s = Statement::new(self.dialect(), "operation_lock");
+        let batch = s.batch("b", vec![("b_uid", Column::Uuid(uids.iter().map(|uid| uid.0).collect()))]);
+        let mut conditions = self.conditions(&work.filter, &mut s);
+        conditions.push(work.taken.condition(&mut s));
+        s.push(&format!(
+            "WITH {batch} SELECT uid FROM timers JOIN b ON uid = b_uid WHERE COALESCE({}, false) ORDER BY uid {}",
+            conditions.join(" AND "),
+            self.dialect().lock(lock)
+        ));
+        tx.fetch(s).await?.iter().map(|row| row.get(0).map(Uid)).collect()
+    }
+
+    /// Notes of timers that an operation has moved them.
+    async fn mark(&self, tx: &mut Tx, operation: &OperationRow, uids: Vec<Uuid>) -> Result<(), Error> {
+        if uids.is_empty() {
+            return Ok(());
+        }
+        let mut s = Statement::new(self.dialect(), "operation_mark");
+        let batch = s.batch("b", vec![("b_uid", Column::Uuid(uids))]);
+        let id = s.uuid(operation.id.0);
+        s.push(&format!("WITH {batch} UPDATE timers SET operation = {id} FROM b WHERE uid = b_uid"));
+        tx.execute(s).await.map(drop)
+    }
+}

@@ -1,0 +1,203 @@
+//! Steps of operations on live timers: what they take, that they take nothing twice, and that they wait for no stranger.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use mainspring::cold::{ChangeEvent, Filter, NewOperation, NewTimer, OperationRow, Selection, Worker};
+use mainspring::model::id::Uid;
+use mainspring::model::operation::{Action, OperationId, OperationState};
+use mainspring::model::time::LAST;
+use mainspring::model::timer::{AttemptResult, Next, State};
+use sea_orm::sqlx::query;
+use uuid::Uuid;
+
+use super::fixture::{Fixture, held_open, on_both_stores, record, somebody_waits};
+
+fn worker(n: u128) -> Worker {
+    Worker { node: format!("w{n}"), token: Uuid::from_u128(n), lease_ms: 5000 }
+}
+
+/// Begins an operation on the timers of `me`, and leases it.
+async fn begin(f: &Fixture, n: u128, action: Action, by_ms: Option<i64>, dry_run: bool) -> OperationRow {
+    let filter = Filter { owner: Some("me".into()), ..Filter::default() };
+    let selection = Selection { filter, ended_before: LAST, by_ms, ..Selection::default() };
+    let id = OperationId(Uuid::from_u128(n));
+    let new = NewOperation { id, action, filter: "{}".into(), selection, dry_run };
+    f.store.create_operation(&new).await.expect("begins").expect("there is room");
+    let leased = f.store.lease_operations(&worker(1), 99).await.expect("leases");
+    leased.into_iter().find(|row| row.id == id).expect("it is leased")
+}
+
+/// Steps until it has ended; returns it, and how many steps it took.
+async fn run(f: &Fixture, mut operation: OperationRow, most: usize) -> (OperationRow, usize) {
+    for steps in 1..1000 {
+        let operated = f.store.operate(&operation, &worker(1), most).await.expect("steps");
+        operation = operated.stepped.operation.expect("it is there");
+        if operation.state != OperationState::Running {
+            return (operation, steps);
+        }
+    }
+    panic!("it has no end");
+}
+
+/// Timers of `me`, one due each second, and one of somebody else.
+async fn mine(f: &Fixture, count: i64) -> Vec<Uid> {
+    let owned = |timer: NewTimer, owner: &str| NewTimer { owner: Some(owner.into()), ..timer };
+    let mut timers: Vec<_> = (1..=count).map(|n| owned(f.timer(&format!("t{n}"), n * 1000), "me")).collect();
+    timers.push(owned(f.timer("other", 1500), "you"));
+    f.register(&timers).await;
+    timers.into_iter().map(|timer| timer.uid).collect()
+}
+
+async fn states(f: &Fixture, uids: &[Uid]) -> BTreeMap<&'static str, usize> {
+    let mut states = BTreeMap::new();
+    for uid in uids {
+        *states.entry(f.find(*uid).await.life.state.word()).or_default() += 1;
+    }
+    states
+}
+
+async fn each_action_takes_what_it_may(f: Fixture) {
+    let owned = f.own_all().await;
+    let uids = mine(&f, 10).await;
+    f.change(uids[0], ChangeEvent::Pause(None)).await;
+    f.clock.advance(Duration::from_secs(2));
+    let under_way = f.claim_due(&owned).await;
+    assert_eq!(under_way.len(), 2, "t2 and the one of somebody else");
+
+    let (foretold, _) = run(&f, begin(&f, 1, Action::Pause, None, true).await, 3).await;
+    assert_eq!((foretold.matched, foretold.done), (9, 0), "{foretold:?}");
+    assert_eq!(foretold.refused, BTreeMap::from([("in_flight".to_owned(), 1)]));
+    assert_eq!(states(&f, &uids).await, BTreeMap::from([("scheduled", 8), ("delivering", 2), ("paused", 1)]));
+
+    let (paused, steps) = run(&f, begin(&f, 2, Action::Pause, None, false).await, 3).await;
+    assert_eq!((paused.matched, paused.done, &paused.refused), (9, 8, &foretold.refused));
+    assert!(steps >= 3, "{steps}");
+    assert_eq!(states(&f, &uids).await, BTreeMap::from([("delivering", 2), ("paused", 9)]));
+
+    let (resumed, _) = run(&f, begin(&f, 3, Action::Resume, None, false).await, 3).await;
+    assert_eq!((resumed.matched, resumed.done), (9, 9));
+    let (cancelled, _) = run(&f, begin(&f, 4, Action::Cancel, None, false).await, 3).await;
+    assert_eq!((cancelled.matched, cancelled.done), (10, 9));
+    assert_eq!(states(&f, &uids).await, BTreeMap::from([("delivering", 2), ("cancelled", 9)]));
+    // The cancel of the one under way is recorded: no further attempt starts.
+    let mine = under_way.iter().find(|row| row.owner.as_deref() == Some("me")).expect("t2");
+    let failed = ChangeEvent::Attempted(Next::Retry(LAST), record(mine, AttemptResult::Failed));
+    assert_eq!(f.change(mine.uid, failed).await.0.life.state, State::Cancelled);
+    f.balanced().await;
+}
+
+/// Each timer is moved by exactly so much, though it comes up again at its new time.
+async fn a_shift_moves_each_timer_once(f: Fixture) {
+    let uids = mine(&f, 20).await;
+    let (due, others) = (f.find(uids[0]).await.life.due_at, f.find(uids[20]).await.life.due_at);
+    for (n, by) in [(1, 5500), (2, -5500), (3, 100)] {
+        let (done, _) = run(&f, begin(&f, n, Action::Shift, Some(by), false).await, 3).await;
+        assert_eq!((done.matched, done.done), (20, 20), "by {by}: {done:?}");
+    }
+    for (n, uid) in uids[..20].iter().enumerate() {
+        let life = f.find(*uid).await.life;
+        assert_eq!(
+            (life.due_at.get(), life.generation.0),
+            (due.get() + n as i64 * 1000 + 100, 4),
+            "t{}",
+            n + 1
+        );
+    }
+    assert_eq!(f.find(uids[20]).await.life.due_at, others);
+}
+
+async fn a_firing_makes_each_timer_due_once(f: Fixture) {
+    let uids = mine(&f, 20).await;
+    f.clock.advance(Duration::from_secs(10));
+    let operation = begin(&f, 1, Action::Fire, None, false).await;
+    let mut now = operation;
+    // Time goes on between its steps, and so do the due times that it gives.
+    let mut done = Vec::new();
+    while now.state == OperationState::Running {
+        f.clock.advance(Duration::from_secs(1));
+        let operated = f.store.operate(&now, &worker(1), 3).await.expect("steps");
+        done.extend(operated.changes.iter().map(|change| change.uid));
+        now = operated.stepped.operation.expect("it is there");
+    }
+    assert_eq!((now.matched, now.done, done.len()), (20, 20, 20));
+    done.sort_unstable();
+    done.dedup();
+    assert_eq!(done.len(), 20);
+    for uid in &uids[..20] {
+        assert_eq!(f.find(*uid).await.life.generation.0, 2);
+    }
+}
+
+async fn what_is_registered_after_the_begin_is_left(f: Fixture) {
+    let uids = mine(&f, 4).await;
+    let operation = begin(&f, 1, Action::Cancel, None, false).await;
+    f.clock.advance(Duration::from_millis(1));
+    let late = NewTimer { owner: Some("me".into()), ..f.timer("late", 9000) };
+    f.register(std::slice::from_ref(&late)).await;
+    let (done, _) = run(&f, operation, 2).await;
+    assert_eq!((done.matched, done.done), (4, 4));
+    assert_eq!(f.find(late.uid).await.life.state, State::Scheduled);
+    assert_eq!(states(&f, &uids[..4]).await, BTreeMap::from([("cancelled", 4)]));
+}
+
+async fn a_step_without_the_lease_changes_nothing(f: Fixture) {
+    mine(&f, 6).await;
+    let operation = begin(&f, 1, Action::Cancel, None, false).await;
+    let first = f.store.operate(&operation, &worker(1), 2).await.expect("steps");
+    assert_eq!((first.changes.len(), first.stepped.operation.expect("goes on").done), (2, 2));
+    // Its answer was lost, and it is run again: what was committed counts.
+    let repeated = f.store.operate(&operation, &worker(1), 2).await.expect("steps");
+    assert_eq!((repeated.changes.len(), repeated.stepped.operation.expect("is there").done), (0, 2));
+    f.clock.advance(Duration::from_millis(5001));
+    let taken = f.store.lease_operations(&worker(2), 9).await.expect("leases").remove(0);
+    let late = f.store.operate(&operation, &worker(1), 2).await.expect("steps");
+    assert!(late.changes.is_empty() && late.stepped.operation.is_none());
+    let rest = f.store.operate(&taken, &worker(2), 9).await.expect("steps");
+    let rest = rest.stepped.operation.expect("is there");
+    assert_eq!((rest.matched, rest.done, rest.state), (6, 6, OperationState::Done));
+    f.balanced().await;
+}
+
+/// A due time that nobody can write is not made.
+async fn a_shift_stays_within_the_years_that_can_be_written(f: Fixture) {
+    let uids = mine(&f, 2).await;
+    let (done, _) = run(&f, begin(&f, 1, Action::Shift, Some(i64::MAX), false).await, 9).await;
+    assert_eq!(done.done, 2);
+    assert_eq!(f.find(uids[0]).await.life.due_at, LAST);
+}
+
+on_both_stores!(
+    each_action_takes_what_it_may,
+    a_shift_moves_each_timer_once,
+    a_firing_makes_each_timer_due_once,
+    what_is_registered_after_the_begin_is_left,
+    a_step_without_the_lease_changes_nothing,
+    a_shift_stays_within_the_years_that_can_be_written,
+);
+
+/// A step ends before a timer that a stranger has locked; the next one waits for it, and holds nothing else.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_timer_that_a_stranger_has_locked_is_waited_for_alone() {
+    let f = Fixture::postgres().await;
+    let uids = mine(&f, 4).await;
+    let mut stranger = held_open(&f.config.cold.url).await;
+    let lock = query("SELECT 1 FROM timers WHERE uid = $1 FOR UPDATE").bind(uids[2].0);
+    lock.execute(&mut *stranger).await.expect("locks");
+    let operation = begin(&f, 1, Action::Cancel, None, false).await;
+    let first = f.store.operate(&operation, &worker(1), 9).await.expect("steps");
+    assert_eq!(first.changes.len(), 2, "what is before it");
+    let after = first.stepped.operation.expect("goes on");
+    assert_eq!((after.done, after.state), (2, OperationState::Running));
+    let store = f.store.clone();
+    let next = tokio::spawn(async move { store.operate(&after, &worker(1), 9).await });
+    somebody_waits(&f.config.cold.url).await;
+    // While it waits, others change the rest.
+    f.change(uids[3], ChangeEvent::Pause(None)).await;
+    stranger.rollback().await.expect("unlocks");
+    let second = next.await.expect("runs").expect("steps");
+    assert_eq!(second.changes.iter().map(|change| change.uid).collect::<Vec<_>>(), [uids[2]]);
+    let (done, _) = run(&f, second.stepped.operation.expect("goes on"), 9).await;
+    assert_eq!((done.matched, done.done), (4, 4));
+    assert_eq!(states(&f, &uids[..4]).await, BTreeMap::from([("cancelled", 4)]));
+}
