@@ -151,7 +151,7 @@ async fn a_timer_for_a_paused_one_waits_and_arrives_when_it_is_resumed() {
     let said = shell.run("destination pause a").await.printed();
     assert_eq!(said, format!("pause a: paused, {}, 1 waiting\n", receiver.url("/ok")));
     let why = shell.run("timer explain kept").await.printed();
-    assert!(why.contains("\nwaits for destination `a`"), "{why}");
+    assert!(why.contains("\nwaits for the resume of destination `a`"), "{why}");
     assert_eq!(receiver.of("kept").len(), 0);
 
     assert_eq!(shell.run("destination resume a --json").await.json()["state"], "ok");
