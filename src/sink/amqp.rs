@@ -10,7 +10,6 @@ use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use async_rs::traits::Reactor;
@@ -163,8 +162,8 @@ impl Broker for Connection {
             let (exchange, routing_key) = (self.exchange.clone(), self.routing_key.clone());
             let (body, properties) = (message.body.clone(), properties(message));
             let channels = Arc::clone(&self.channels);
-            // The channel is not used for another event before this one has its answer, or never is to have one.
-            let confirmed = ToTheEnd::new(async move {
+            // A task of its own, so that the channel is not used for another event before this one has its answer.
+            let task = tokio::spawn(async move {
                 let options = BasicPublishOptions { mandatory: true, ..BasicPublishOptions::default() };
                 let confirmed = async {
                     channel.basic_publish(exchange, routing_key, options, &body, properties).await?.await
@@ -176,10 +175,10 @@ impl Broker for Connection {
                 drop(permit);
                 Some(confirmed)
             });
-            match confirmed.await {
-                Some(Ok(confirmation)) => self.confirmed(confirmation),
-                Some(Err(why)) => self.failed(&why),
-                None => unknown("no confirmation"),
+            match task.await {
+                Ok(Some(Ok(confirmation))) => self.confirmed(confirmation),
+                Ok(Some(Err(why))) => self.failed(&why),
+                Ok(None) | Err(_) => unknown("no confirmation"),
             }
         }
         .boxed()
@@ -258,34 +257,6 @@ fn properties(message: &Message) -> BasicProperties {
     match id.map(|(_, id)| ShortString::try_new(id.as_str())) {
         Some(Ok(id)) => properties.with_message_id(id),
         _ => properties,
-    }
-}
-
-/// Work that is done to its end, though nobody waits for it any more: then a task of its own goes on with it.
-struct ToTheEnd<T: Send + 'static>(Option<BoxFuture<'static, T>>);
-
-impl<T: Send + 'static> ToTheEnd<T> {
-    fn new(work: impl Future<Output = T> + Send + 'static) -> Self {
-        Self(Some(work.boxed()))
-    }
-}
-
-impl<T: Send + 'static> Future for ToTheEnd<T> {
-    type Output = T;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
-        let work = self.0.as_mut().expect("it is not polled after its end");
-        let done = std::task::ready!(work.poll_unpin(context));
-        self.0 = None;
-        Poll::Ready(done)
-    }
-}
-
-impl<T: Send + 'static> Drop for ToTheEnd<T> {
-    fn drop(&mut self) {
-        if let (Some(work), Ok(runtime)) = (self.0.take(), tokio::runtime::Handle::try_current()) {
-            runtime.spawn(work);
-        }
     }
 }
 
