@@ -32,7 +32,8 @@ const MAX_BODY: usize = 64 * 1024;
 #[schema(as = Operation)]
 pub struct OperationIn {
     /// `cancel`, `pause`, `resume` and `fire` do what the calls for one timer do. `shift`: due times move by `by`.
-    /// `redrive`: dead timers run again, as a new generation that is due now.
+    /// `redrive`: dead timers run again, as a new generation that is due now. `purge`: what is kept of ended timers is
+    /// removed, their payload and their attempts too; their ids stay taken.
     #[schema(value_type = schema::ActionWord)]
     action: String,
     /// Which timers: those that match every field given, as in the list of timers. At least one field.
@@ -213,12 +214,8 @@ fn checked(asked: &OperationIn, namespace: &str) -> Result<(Action, Filter, Opti
     let mut errors = Vec::new();
     let action = Action::from_word(&asked.action);
     if action.is_none() {
-        let is_later = Action::LATER.contains(&asked.action.as_str());
         let words = Action::ALL.map(Action::word).join(", ");
-        errors.push(match is_later {
-            true => FieldError::new("/action", "not_supported", "not supported by this version yet"),
-            false => FieldError::new("/action", "unknown_action", format!("one of {words}")),
-        });
+        errors.push(FieldError::new("/action", "unknown_action", format!("one of {words}")));
     }
     let mut by_ms = None;
     match (action, asked.by.as_deref()) {

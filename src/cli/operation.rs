@@ -46,6 +46,11 @@ pub enum Verb {
         mainspring destination redrive shop-orders --since 2026-12-01T09:00:00+08:00\n    \
           those of one destination, by when they died")]
     Redrive(Many),
+    /// Remove what is kept of ended timers, payloads and attempts too; their ids stay taken
+    #[command(after_help = "Examples:\n  \
+        mainspring operation purge --owner user:123\n    \
+          all that ended of one person's; `operation cancel` ends what is live before")]
+    Purge(Many),
     /// Show an operation
     Get(Named),
     /// List the operations, the last one first
@@ -129,6 +134,7 @@ pub async fn run(client: Client, verb: &Verb, json: bool) -> anyhow::Result<Exit
         Verb::Pause(many) => begin(&client, Action::Pause, many, None, json).await?,
         Verb::Resume(many) => begin(&client, Action::Resume, many, None, json).await?,
         Verb::Redrive(many) => begin(&client, Action::Redrive, many, None, json).await?,
+        Verb::Purge(many) => begin(&client, Action::Purge, many, None, json).await?,
         Verb::Get(Named { id }) => {
             let reply = client.ask(Method::GET, &format!("/v1/operations/{id}"), &[]).await?;
             show::one(&reply, json, block)?;

@@ -5,6 +5,7 @@
 //! running backup, makes every later end wait behind itself. So each wait for a lock is short ([`LOCK_WAIT`]), and
 //! what was not done is tried again in the next round. The steps ([`Step`]) do not depend on each other.
 
+use super::operations::PURGED;
 use super::sql::{Dialect, Statement, Tx};
 use super::{ColdStore, Error};
 use crate::model::time::UnixMs;
@@ -247,11 +248,12 @@ impl ColdStore {
     }
 
     /// Adds a partition's counts to the totals and drops it. Its day has passed and no row is added any more,
-    /// so it is counted without a lock. The parent is locked before the partition, in the order in which
+    /// so it is counted without a lock; if a purge has removed rows since, another round drops it. The parent is locked before the partition, in the order in which
     /// readers lock them.
     async fn drop_partition(&self, name: &str) -> Result<i64, Error> {
         let mut counting = self.pool.begin().await?;
         counting.execute(self.plain("SET LOCAL statement_timeout = '10min'")).await?;
+        let purged = self.purged(&mut counting).await?;
         let mut counts = Vec::new();
         let count = self.plain(&format!("SELECT state, count(*) FROM {name} GROUP BY state"));
         for row in counting.fetch(count).await? {
@@ -260,10 +262,21 @@ impl ColdStore {
         counting.commit().await?;
         let mut tx = self.begin_with_short_waits().await?;
         tx.execute(self.plain("LOCK TABLE ONLY history IN ACCESS EXCLUSIVE MODE")).await?;
+        if self.purged(&mut tx).await? != purged {
+            return Ok(0);
+        }
         self.fold(&mut tx, &counts).await?;
         tx.execute(self.plain(&format!("DROP TABLE {name}"))).await?;
         tx.commit().await?;
         Ok(counts.iter().map(|(_, n)| n).sum())
+    }
+
+    /// How many timers purges have removed.
+    async fn purged(&self, tx: &mut Tx) -> Result<i64, Error> {
+        let sum =
+            format!("SELECT CAST(COALESCE(sum(value), 0) AS BIGINT) FROM totals WHERE name = '{PURGED}'");
+        let s = self.plain(&sum);
+        tx.fetch(s).await?.first().map_or(Ok(0), |row| row.get(0))
     }
 
     /// Begins a transaction that waits for no lock longer than [`LOCK_WAIT`].
@@ -308,7 +321,7 @@ impl ColdStore {
     }
 
     /// Adds the counts of removed rows to the totals, by state.
-    async fn fold(&self, tx: &mut Tx, counts: &[(i16, i64)]) -> Result<(), Error> {
+    pub(super) async fn fold(&self, tx: &mut Tx, counts: &[(i16, i64)]) -> Result<(), Error> {
         let names: Vec<(String, i64)> = counts
             .iter()
             .filter_map(|(code, n)| Some((format!("folded.{}", State::from_code(*code)?.word()), *n)))

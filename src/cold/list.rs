@@ -172,13 +172,15 @@ struct List<'a> {
     filter: &'a Filter,
     /// Only live timers, and of them only these.
     taken: Option<&'a Taken>,
+    /// Only timers that ended before this moment.
+    ended_before: Option<UnixMs>,
     after: Option<ListCursor>,
     limit: usize,
 }
 
 impl List<'_> {
     fn has_live(&self) -> bool {
-        self.filter.state.is_none_or(|state| !state.is_end())
+        self.ended_before.is_none() && self.filter.state.is_none_or(|state| !state.is_end())
     }
 
     fn has_ended(&self) -> bool {
@@ -276,6 +278,7 @@ impl List<'_> {
         }
         conditions.extend(self.store.of_labels(&filter.labels, s));
         conditions.extend(self.taken.map(|taken| taken.condition(s)));
+        conditions.extend(self.ended_before.map(|at| format!("ended_at < {}", s.int(at.get()))));
         conditions.join(" AND ")
     }
 
@@ -395,7 +398,7 @@ impl ColdStore {
         after: Option<ListCursor>,
         limit: usize,
     ) -> Result<Page, Error> {
-        self.page_of(List { store: self, filter, taken: None, after, limit }).await
+        self.page_of(List { store: self, filter, taken: None, ended_before: None, after, limit }).await
     }
 
     /// One page of the live timers that an operation takes, in due order.
@@ -406,7 +409,19 @@ impl ColdStore {
         after: Option<ListCursor>,
         limit: usize,
     ) -> Result<Page, Error> {
-        self.page_of(List { store: self, filter, taken: Some(taken), after, limit }).await
+        self.page_of(List { store: self, filter, taken: Some(taken), ended_before: None, after, limit }).await
+    }
+
+    /// One page of timers that ended before this moment, in due order.
+    pub(super) async fn list_ended(
+        &self,
+        filter: &Filter,
+        before: UnixMs,
+        after: Option<ListCursor>,
+        limit: usize,
+    ) -> Result<Page, Error> {
+        self.page_of(List { store: self, filter, taken: None, ended_before: Some(before), after, limit })
+            .await
     }
 
     async fn page_of(&self, list: List<'_>) -> Result<Page, Error> {

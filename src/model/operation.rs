@@ -42,15 +42,14 @@ pub enum Action {
     Resume,
     /// Dead timers run again, as a new generation.
     Redrive,
+    /// What is kept of ended timers is removed.
+    Purge,
 }
 
 impl Action {
     /// All actions.
-    pub const ALL: [Self; 6] =
-        [Self::Cancel, Self::Shift, Self::Fire, Self::Pause, Self::Resume, Self::Redrive];
-
-    /// Actions of the contract that this version refuses as `not_supported`.
-    pub const LATER: [&str; 1] = ["purge"];
+    pub const ALL: [Self; 7] =
+        [Self::Cancel, Self::Shift, Self::Fire, Self::Pause, Self::Resume, Self::Redrive, Self::Purge];
 
     /// The word of the contract.
     pub const fn word(self) -> &'static str {
@@ -61,6 +60,7 @@ impl Action {
             Self::Pause => "pause",
             Self::Resume => "resume",
             Self::Redrive => "redrive",
+            Self::Purge => "purge",
         }
     }
 
@@ -73,12 +73,13 @@ impl Action {
             Self::Pause => &[State::Scheduled, State::Delivering, State::Retrying],
             Self::Resume => &[State::Paused],
             Self::Redrive => &[State::Dead],
+            Self::Purge => &[State::Delivered, State::Cancelled, State::Expired, State::Dead],
         }
     }
 
     /// Whether it takes timers that have ended.
     pub const fn takes_ended(self) -> bool {
-        matches!(self, Self::Redrive)
+        matches!(self, Self::Redrive | Self::Purge)
     }
 
     /// Whether a timer that it has changed may come up in it again: its due time changes.
@@ -141,7 +142,7 @@ pub enum Refusal {
     Superseded,
     /// Its destination was removed.
     NoDestination,
-    /// Its history was removed meanwhile.
+    /// Its history was removed meanwhile, by its age or by another purge.
     Removed,
     /// This node cannot read it: a newer version or another build wrote it.
     Unreadable,
@@ -189,7 +190,6 @@ mod tests {
         for action in Action::ALL {
             assert_eq!(Action::from_word(action.word()), Some(action));
         }
-        assert!(Action::LATER.iter().all(|word| Action::from_word(word).is_none()));
         for state in OperationState::ALL {
             assert_eq!(OperationState::from_code(state.code()), Some(state));
         }

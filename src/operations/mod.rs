@@ -32,7 +32,7 @@ const LOOK: Duration = Duration::from_secs(2);
 /// The shortest pause between two steps: one may find nothing that matches.
 const BREATH: Duration = Duration::from_millis(10);
 
-/// The pause after a step that waits for deaths to settle ([`crate::cold::SETTLED`]). Others have their turns meanwhile.
+/// The pause after a step that waits for ends to settle ([`crate::cold::SETTLED`]). Others have their turns meanwhile.
 const SETTLING: Duration = Duration::from_millis(250);
 
 /// A step that the database refuses is tried so often; then the operation has failed.
@@ -197,6 +197,7 @@ impl Operations {
         let most = step_size(self.per_second);
         match Action::from_word(&operation.action) {
             Some(Action::Redrive) => self.writer.redrive(operation, &self.worker, most).await,
+            Some(Action::Purge) => self.store.purge(operation, &self.worker, most).await,
             Some(_) => self.writer.operate(operation, &self.worker, most).await,
             None => Err(Error::Corrupt("an action that this version does not know".into())),
         }

@@ -73,7 +73,8 @@ async fn put_of_server(state: &ApiState, service: &Service, id: &TimerId, new: &
 
 pub(super) fn id_taken(id: &TimerId) -> Problem {
     let detail = format!(
-        "`{id}` is taken by a timer with other content; change that one with PATCH, or choose another id"
+        "`{id}` is taken by a timer with other content, or by one whose history was removed; change it with PATCH, or \
+         choose another id"
     );
     Problem::new(StatusCode::CONFLICT, "id_taken", detail)
 }

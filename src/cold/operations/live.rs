@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use super::super::apply::{Applied, Change, ChangeEvent};
 use super::super::decide::{Context, Writes, decide};
-use super::super::list::{Filter, ListCursor, Page, Taken, cursor_at};
+use super::super::list::{Filter, Page, Taken, cursor_at};
 use super::super::row::TimerRow;
 use super::super::sql::{Column, Dialect, Statement, Tx};
 use super::super::{ColdStore, Error};
@@ -67,7 +67,9 @@ impl Work {
             Action::Fire => ChangeEvent::Fire(None),
             Action::Pause => ChangeEvent::Pause(None),
             Action::Resume => ChangeEvent::Resume(None),
-            Action::Redrive => return Err(Error::Corrupt("a re-drive takes no live timers".into())),
+            Action::Redrive | Action::Purge => {
+                return Err(Error::Corrupt("an action that takes no live timers".into()));
+            }
         })
     }
 }
@@ -116,8 +118,7 @@ impl ColdStore {
             changes: Vec::new(),
             answers: Vec::new(),
         };
-        let bad = |_| Error::Corrupt("the position of an operation".into());
-        let after = operation.position.as_deref().map(str::parse::<ListCursor>).transpose().map_err(bad)?;
+        let after = operation.list_position()?;
         let mut page = self.list_taken(&work.filter, &work.taken, after, most.unwrap_or(1)).await?;
         let mut tx = self.pool.begin().await?;
         let Some(mut now) = self.begin_step(&mut tx, operation.id, worker).await? else {

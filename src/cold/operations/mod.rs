@@ -1,10 +1,11 @@
 //! Operations, as the store has them: what they select, how far they have come, who works on them.
 //!
-//! One node works on an operation, under a lease with a token. A step ([`live`], [`redrive`]) changes timers and moves the
-//! position in one transaction, which begins by matching the token; so a step of a node that lost the lease changes
+//! One node works on an operation, under a lease with a token. A step ([`live`], [`redrive`], [`purge`]) changes timers and
+//! moves the position in one transaction, which begins by matching the token; so a step of a node that lost the lease changes
 //! nothing, and whoever goes on begins where the last commit ended.
 
 mod live;
+mod purge;
 mod redrive;
 mod selection;
 
@@ -13,9 +14,11 @@ use std::collections::BTreeMap;
 use uuid::Uuid;
 
 pub use live::Operated;
+pub(super) use purge::PURGED;
 pub use redrive::{MAX_STEP, SETTLED, Stepped};
 pub use selection::Selection;
 
+use super::list::ListCursor;
 use super::sql::{Column, Row, Statement, Tx};
 use super::{ColdStore, Error};
 use crate::model::operation::{Action, OperationId, OperationState, Refusal};
@@ -109,6 +112,12 @@ impl OperationRow {
     /// What it selects. An error if a newer version wrote it.
     pub fn selection(&self) -> Result<Selection, Error> {
         Selection::read(&self.selection)
+    }
+
+    /// The key up to which it has come, if it takes timers in the order of lists.
+    fn list_position(&self) -> Result<Option<ListCursor>, Error> {
+        let bad = |_| Error::Corrupt("the position of an operation".into());
+        self.position.as_deref().map(str::parse).transpose().map_err(bad)
     }
 
     /// Counts a timer that was refused.

@@ -4,7 +4,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 
 use super::{LONG, begun, counts, ended, shown};
-use crate::support::{Api, Node, NodeBuilder, Receiver, eventually, fresh_database, on_both, to};
+use crate::support::{Api, Node, NodeBuilder, Receiver, eventually, fresh_database, in_state, on_both, to};
 
 /// As many as several steps of every pace leave time to do something in between.
 const MANY: usize = 1500;
@@ -75,6 +75,32 @@ async fn what_is_asked_for_is_counted_and_then_done(builder: NodeBuilder) {
         if told == (50, 10, 39, 1) { Ok(()) } else { Err(ledger) }
     })
     .await;
+}
+
+/// What a person leaves behind: the live timers are cancelled, then all that ended is purged.
+async fn a_person_is_forgotten(builder: NodeBuilder) {
+    let node = builder.start_ready().await;
+    let (api, receiver) = (node.api(), Receiver::start().await);
+    register(&api, &receiver, "u", 30).await;
+    register(&api, &receiver, "v", 5).await;
+    let path = "/v1/timers/u-3/fire";
+    assert_eq!(api.send(Method::POST, path, &[], None::<&Value>).await.status, 202);
+    in_state(&api, "u-3", "delivered").await;
+    assert_eq!(did(&api, json!({"action": "cancel", "filter": {"owner": "u"}})).await, (29, 29));
+    let all = json!({"action": "purge", "filter": {"owner": "u"}});
+    let counted = json!({"action": "purge", "filter": {"owner": "u"}, "dry_run": true});
+    assert_eq!(did(&api, counted).await, (30, 0));
+    assert_eq!(api.get("/v1/timers?owner=u").await.1["items"].as_array().map(Vec::len), Some(30));
+    assert_eq!(did(&api, all.clone()).await, (30, 30));
+    assert_eq!(api.get("/v1/timers?owner=u").await.1, json!({"items": [], "next": null}));
+    for path in ["", "/attempts", "/explain"] {
+        assert_eq!(api.get(&format!("/v1/timers/u-3{path}")).await.0, 404, "{path}");
+    }
+    let again = json!({"delay": "PT1H", "owner": "u", "target": to(receiver.url("/ok"))});
+    assert_eq!(api.put("u-3", &again).await.0, 409, "its id stays taken");
+    assert_eq!(did(&api, all).await, (0, 0));
+    let ledger = api.ledger().await;
+    assert_eq!((ledger.registered, ledger.delivered, ledger.cancelled, ledger.pending), (35, 1, 29, 5));
 }
 
 /// An operation of which something is done, and not all.
@@ -165,6 +191,7 @@ async fn of_an_operation_and_a_caller_one_cancels(builder: NodeBuilder) {
 }
 
 on_both!(
+    a_person_is_forgotten,
     what_is_asked_for_is_counted_and_then_done,
     a_node_that_is_killed_leaves_the_rest_to_the_next,
     of_an_operation_and_a_caller_one_cancels,

@@ -1,9 +1,13 @@
-//! Steps of operations on live timers: what they take, that they take nothing twice, and that they wait for no stranger.
+//! Steps of operations on live and ended timers: what they take, that they take nothing twice, and that they wait for no
+//! stranger.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use mainspring::cold::{ChangeEvent, Filter, NewOperation, NewTimer, OperationRow, Selection, Worker};
+use mainspring::cold::{
+    ChangeEvent, Filter, NewOperation, NewTimer, OperationRow, Registered, SETTLED, Selection, TimerRow,
+    Worker,
+};
 use mainspring::model::id::Uid;
 use mainspring::model::operation::{Action, OperationId, OperationState};
 use mainspring::model::time::LAST;
@@ -170,7 +174,78 @@ async fn a_shift_stays_within_the_years_that_can_be_written(f: Fixture) {
     assert_eq!(f.find(uids[0]).await.life.due_at, LAST);
 }
 
+/// Timers of `me` that died and were cancelled, one that is live, and one of somebody else that was cancelled.
+async fn ended(f: &Fixture) -> [Uid; 4] {
+    let owned = f.own_all().await;
+    let of = |timer: NewTimer, owner: &str| NewTimer { owner: Some(owner.into()), ..timer };
+    let timers = [
+        of(f.timer("dead", 0), "me"),
+        of(f.timer("cancelled", 5000), "me"),
+        of(f.timer("live", 6000), "me"),
+        of(f.timer("other", 7000), "you"),
+    ];
+    f.register(&timers).await;
+    for next in [Next::Retry(f.now()), Next::GiveUp] {
+        let row = f.claim_due(&owned).await.remove(0);
+        f.change(row.uid, ChangeEvent::Attempted(next, record(&row, AttemptResult::Failed))).await;
+    }
+    let uids = timers.map(|timer| timer.uid);
+    f.change(uids[1], ChangeEvent::Cancel).await;
+    f.change(uids[3], ChangeEvent::Cancel).await;
+    f.clock.advance(Duration::from_millis(10));
+    uids
+}
+
+/// Steps of a purge until it has ended.
+async fn purge(f: &Fixture, mut operation: OperationRow) -> OperationRow {
+    for _ in 0..10 {
+        let stepped = f.store.purge(&operation, &worker(1), 1).await.expect("steps");
+        operation = stepped.operation.expect("it is there");
+        if operation.state != OperationState::Running {
+            break;
+        }
+    }
+    operation
+}
+
+async fn a_purge_removes_what_is_kept_of_ended_timers(f: Fixture) {
+    let [dead, cancelled, live, other] = ended(&f).await;
+    let before = f.store.ledger().await.expect("reads");
+    let row = f.find(dead).await;
+    assert_eq!(f.store.attempts(&row).await.expect("reads").len(), 2);
+    let (dry, operation) =
+        (begin(&f, 1, Action::Purge, None, true).await, begin(&f, 2, Action::Purge, None, false).await);
+    // What ends from now on is left alone.
+    f.clock.advance(Duration::from_millis(10));
+    f.change(live, ChangeEvent::Cancel).await;
+    let early = f.store.purge(&operation, &worker(1), 9).await.expect("waits");
+    assert!(early.waits, "an end that was under way at its begin may not be committed yet");
+    f.clock.advance(SETTLED);
+    let counted = purge(&f, dry).await;
+    assert_eq!((counted.matched, counted.done), (2, 0), "{counted:?}");
+    f.find(dead).await;
+    let done = purge(&f, operation).await;
+    assert_eq!((done.matched, done.done, done.state), (2, 2, OperationState::Done), "{done:?}");
+    for gone in [dead, cancelled] {
+        assert!(f.store.find(gone).await.expect("reads").is_none());
+    }
+    assert!(f.store.attempts(&TimerRow { last: None, ..row }).await.expect("reads").is_empty());
+    f.find(live).await;
+    f.find(other).await;
+    // Its id stays taken, and the ledger remembers it.
+    let again = NewTimer { owner: Some("me".into()), ..f.timer("cancelled", 5000) };
+    assert!(matches!(f.register(std::slice::from_ref(&again)).await[..], [Registered::Taken]));
+    let after = f.store.ledger().await.expect("reads");
+    assert_eq!((after.registered, after.dead, after.cancelled), (before.registered, 1, before.cancelled + 1));
+    f.balanced().await;
+    let nothing = begin(&f, 3, Action::Purge, None, false).await;
+    f.clock.advance(SETTLED);
+    assert_eq!(purge(&f, nothing).await.done, 1, "the one that ended since");
+    f.balanced().await;
+}
+
 on_both_stores!(
+    a_purge_removes_what_is_kept_of_ended_timers,
     each_action_takes_what_it_may,
     a_shift_moves_each_timer_once,
     a_firing_makes_each_timer_due_once,

@@ -135,7 +135,7 @@ async fn an_operation_of_a_newer_version_is_left_alone(f: Fixture) {
     .await;
     behind_its_back(
         &f,
-        "UPDATE operations SET action = 'purge' WHERE id IN (SELECT id FROM operations ORDER BY id LIMIT 1 OFFSET 3)",
+        "UPDATE operations SET action = 'explode' WHERE id IN (SELECT id FROM operations ORDER BY id LIMIT 1 OFFSET 3)",
     )
     .await;
     let leased = f.store.lease_operations(&worker(1), 1).await.expect("leases");

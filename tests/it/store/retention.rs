@@ -6,7 +6,7 @@ use mainspring::cold::{ChangeEvent, RetentionStep};
 use mainspring::model::id::Uid;
 use mainspring::model::timer::{AttemptResult, Next};
 
-use super::fixture::{Fixture, behind_its_back, held_open, on_both_stores, record};
+use super::fixture::{Fixture, behind_its_back, held_open, on_both_stores, record, somebody_waits};
 use crate::support::psql;
 
 /// Whoever waits behind a lock that is held for long waits longer than this. Ends and cancels do not.
@@ -140,3 +140,30 @@ async fn a_step_that_fails_keeps_no_other_from_its_own(f: Fixture) {
 }
 
 on_both_stores!(a_step_that_fails_keeps_no_other_from_its_own);
+
+/// Its rows were counted before, and would be counted twice.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partition_in_which_a_purge_removes_rows_is_dropped_by_another_round() {
+    let f = Fixture::postgres().await;
+    for id in ["a", "b"] {
+        let uid = f.put(id, 5000).await;
+        f.change(uid, ChangeEvent::Cancel).await;
+    }
+    f.clock.advance(Duration::from_secs(4 * DAY_S));
+    let before = partitions(&f).await;
+    let mut purge = held_open(&f.config.cold.url).await;
+    let sql = "DELETE FROM history WHERE id = 'a'; \
+               INSERT INTO totals (name, slot, value) VALUES ('folded.cancelled', 999999, 1), ('purged', 999999, 1)";
+    sea_orm::sqlx::raw_sql(sql).execute(&mut *purge).await.expect("purges");
+    let store = f.store.clone();
+    let now = f.now();
+    let dropping = tokio::spawn(async move { store.clean_up(RetentionStep::Partitions, now).await });
+    somebody_waits(&f.config.cold.url).await;
+    purge.commit().await.expect("commits");
+    assert_eq!(dropping.await.expect("runs").expect("no failure"), 0);
+    assert_eq!(partitions(&f).await, before);
+    f.balanced().await;
+    assert_eq!(f.store.clean_up(RetentionStep::Partitions, now).await.expect("drops"), 1);
+    assert_eq!(partitions(&f).await, before - 1);
+    f.balanced().await;
+}
