@@ -14,12 +14,13 @@ use super::{Admin, assets, html};
 use crate::cold::Error as ColdError;
 
 /// The pages of the navigation.
-const PAGES: [(&str, &str); 6] = [
+const PAGES: [(&str, &str); 7] = [
     ("/", "Overview"),
     ("/timers", "Timers"),
     ("/ahead", "Ahead"),
     ("/late", "Late and dead"),
     ("/receivers", "Receivers"),
+    ("/operations", "Operations"),
     ("/nodes", "Nodes"),
 ];
 
@@ -116,7 +117,7 @@ impl Frame {
     }
 
     /// The pages of the navigation, by address.
-    pub fn pages(&self) -> [(&'static str, &'static str); 6] {
+    pub fn pages(&self) -> [(&'static str, &'static str); 7] {
         PAGES
     }
 
@@ -251,6 +252,17 @@ impl Trouble {
         let shown: String = id.chars().take(128).collect();
         let text = format!("There is no timer {shown}, live or within the history that is kept.");
         Self::new(StatusCode::NOT_FOUND, "No such timer", text).leads("/timers", "Search")
+    }
+
+    /// There is no operation of this id.
+    pub fn no_operation() -> Self {
+        let text = "There is no such operation; the last 200 that have ended are kept.";
+        Self::new(StatusCode::NOT_FOUND, "No such operation", text).leads("/operations", "Operations")
+    }
+
+    /// What was asked for cannot be done; nothing was.
+    pub fn refused(text: impl Into<String>) -> Self {
+        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "Nothing was done", text)
     }
 
     /// A time zone that is none.

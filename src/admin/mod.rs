@@ -18,6 +18,7 @@ mod late;
 mod live;
 mod login;
 mod nodes;
+mod operations;
 mod overview;
 mod picture;
 mod receivers;
@@ -102,6 +103,10 @@ pub fn routes(
         .route("/timers/{id}/data", get(timers::data))
         .route("/act", post(act::confirm))
         .route("/act/now", post(act::act))
+        .route("/operations", get(operations::page).post(operations::count))
+        .route("/operations/{id}", get(operations::one))
+        .route("/operations/{id}/stop", post(operations::stop))
+        .route("/operations/{id}/run", post(operations::run))
         .route("/ahead", get(ahead::page))
         .route("/late", get(late::page))
         .route("/receivers", get(receivers::page))

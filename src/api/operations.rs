@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::Json;
 use axum::extract::{Path, Request, State};
@@ -19,8 +18,8 @@ use super::request;
 use super::schema;
 use super::timers::read::{Field, filter_of};
 use crate::cold::{Filter, MAX_RUNNING, OperationRow, Selection};
-use crate::model::operation::{Action, OperationId, OperationState};
-use crate::model::time::{LAST, Span, UnixMs};
+use crate::model::operation::{Action, OperationId, OperationState, parse_shift, shift_text};
+use crate::model::time::{LAST, UnixMs};
 use crate::service::Service;
 
 /// The most bytes of an operation's body.
@@ -193,22 +192,6 @@ pub async fn post(State(state): State<Arc<ApiState>>, request: Request) -> ApiRe
     begin(service, action, &asked.filter, selection, asked.dry_run).await
 }
 
-/// A shift as a request writes it.
-fn shift_text(by_ms: i64) -> String {
-    let span = Span::from_duration(Duration::from_millis(by_ms.unsigned_abs()));
-    format!("{}{span}", if by_ms < 0 { "-" } else { "" })
-}
-
-/// The milliseconds of a shift.
-fn read_shift(text: &str) -> Result<i64, String> {
-    let (sign, length) = text.strip_prefix('-').map_or((1, text), |length| (-1, length));
-    let span = Span::parse(length).map_err(|why| why.to_string())?;
-    match i64::try_from(span.get().as_millis()) {
-        Ok(ms) if ms > 0 => Ok(sign * ms),
-        _ => Err("it has to be longer than nothing".into()),
-    }
-}
-
 /// The action, the filter and the milliseconds of a shift in a request.
 fn checked(asked: &OperationIn, namespace: &str) -> Result<(Action, Filter, Option<i64>), Vec<FieldError>> {
     let mut errors = Vec::new();
@@ -223,7 +206,7 @@ fn checked(asked: &OperationIn, namespace: &str) -> Result<(Action, Filter, Opti
             let detail = "`shift` needs `by`: how much later, such as PT1H, or earlier, such as -PT1H";
             errors.push(FieldError::new("/by", "missing", detail));
         }
-        (Some(Action::Shift), Some(text)) => match read_shift(text) {
+        (Some(Action::Shift), Some(text)) => match parse_shift(text) {
             Ok(ms) => by_ms = Some(ms),
             Err(detail) => errors.push(FieldError::new("/by", "bad_duration", detail)),
         },

@@ -1,9 +1,11 @@
 //! Operations: one action on every timer that a filter matches.
 
 use std::fmt;
+use std::time::Duration;
 
 use uuid::Uuid;
 
+use super::time::Span;
 use super::timer::State;
 
 /// The prefix of an operation's id.
@@ -91,6 +93,22 @@ impl Action {
     pub fn from_word(word: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|action| action.word() == word)
     }
+}
+
+/// Reads how far due times are moved: an ISO 8601 duration, with a minus before it for earlier. In milliseconds.
+pub fn parse_shift(text: &str) -> Result<i64, String> {
+    let (sign, length) = text.strip_prefix('-').map_or((1, text), |length| (-1, length));
+    let span = Span::parse(length).map_err(|why| why.to_string())?;
+    match i64::try_from(span.get().as_millis()) {
+        Ok(ms) if ms > 0 => Ok(sign * ms),
+        _ => Err("it has to be longer than nothing".into()),
+    }
+}
+
+/// A shift as [`parse_shift`] reads it.
+pub fn shift_text(by_ms: i64) -> String {
+    let span = Span::from_duration(Duration::from_millis(by_ms.unsigned_abs()));
+    format!("{}{span}", if by_ms < 0 { "-" } else { "" })
 }
 
 /// Where an operation stands.
@@ -182,6 +200,17 @@ mod tests {
         assert_eq!(OperationId::parse(&id.to_string()), Some(id));
         for bad in ["", "op_", "op_7", "00000000000000000000000000000007"] {
             assert_eq!(OperationId::parse(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_shift_is_read_back() {
+        for (text, ms) in [("PT1H", 3_600_000), ("-PT15M", -900_000), ("PT0.5S", 500)] {
+            assert_eq!(parse_shift(text), Ok(ms));
+            assert_eq!(shift_text(ms), text);
+        }
+        for bad in ["", "-", "PT0S", "-PT0S", "--PT1S", "P1M", "1h"] {
+            assert!(parse_shift(bad).is_err(), "{bad}");
         }
     }
 

@@ -198,6 +198,22 @@ impl Search {
         address(&fields)
     }
 
+    /// The filter as the API takes it.
+    pub fn json(&self) -> String {
+        let mut fields: serde_json::Map<String, serde_json::Value> = serde_json::Map::new();
+        let mut ids = Vec::new();
+        for (name, value) in &self.fields {
+            match name.as_str() {
+                "id" => ids.push(serde_json::json!(value)),
+                _ => drop(fields.insert(name.clone(), serde_json::json!(value))),
+            }
+        }
+        if !ids.is_empty() {
+            fields.insert("id".to_owned(), serde_json::Value::Array(ids));
+        }
+        serde_json::Value::Object(fields).to_string()
+    }
+
     /// What is searched for, in words.
     pub fn title(&self) -> String {
         let Asked { id, owner, label, state, receiver, due_after, due_before, any } = &self.asked;
@@ -259,6 +275,10 @@ mod tests {
         assert_eq!(again.filter.labels, [("app".into(), "shop".into())]);
         assert_eq!(again.filter.due_after.map(UnixMs::rfc3339).as_deref(), Some("2026-12-01T01:00:00.000Z"));
         assert!(again.filter.lanes.is_some());
+        assert_eq!(
+            again.json(),
+            r#"{"due_after":"2026-12-01T01:00:00.000Z","id":["a","b"],"label.app":"shop","receiver":"https://shop.example"}"#
+        );
         assert_eq!(again.asked.due_after, "2026-12-01T09:00:00");
         assert_eq!(
             again.title(),

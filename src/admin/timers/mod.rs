@@ -17,9 +17,11 @@ use super::guard::Visit;
 use super::words::{self, Moment, Zone};
 use super::{Admin, html};
 use crate::cold::TimerRow;
+use crate::model::operation::Action;
 use crate::model::time::UnixMs;
 use crate::model::timer::State as TimerState;
-use filter::{Asked, Search};
+use filter::Asked;
+pub use filter::Search;
 pub use one::{data, one};
 
 /// The timers of one page of the list.
@@ -41,6 +43,10 @@ struct TimersPage {
     has_live: bool,
     is_first: bool,
     first: String,
+    /// The search, as its address has it.
+    query: String,
+    /// What can be done to all that it finds.
+    actions: [&'static str; 7],
     next: Option<String>,
     retention: String,
 }
@@ -145,6 +151,8 @@ pub async fn list(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Respo
         states: TimerState::ALL.map(TimerState::word),
         has_live: rows.iter().any(|row| row.is_live),
         is_first: search.cursor.is_none(),
+        query: search.first().split_once('?').map_or_else(String::new, |(_, query)| query.to_owned()),
+        actions: Action::ALL.map(Action::word),
         first: search.first(),
         asked: search.asked,
         wrongs: search.wrongs,

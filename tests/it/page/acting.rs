@@ -183,6 +183,60 @@ async fn a_pause_and_a_resume_say_whom_they_concern(builder: NodeBuilder) {
     assert_eq!(api.timer("b").await.1["state"], "scheduled");
 }
 
+async fn many_are_counted_and_then_changed(builder: NodeBuilder) {
+    let node = builder.start_ready().await;
+    let (api, visitor) = (node.api(), Visitor::new(&node));
+    for id in ["a", "b", "c"] {
+        let mut timer = later();
+        timer["owner"] = json!(if id == "c" { "you" } else { "me" });
+        assert_eq!(api.put(id, &timer).await.0, 201);
+    }
+    let list = visitor.get("/timers?owner=me").await;
+    let ask = async |action: &str, by: &str| {
+        let query = list.hidden("query").remove(0);
+        let fields = [("token", list.token()), ("query", &query), ("action", action), ("by", by)];
+        visitor.post("/operations", &fields).await
+    };
+    let ended = async |page: &Page| {
+        assert_eq!(page.status, 303, "{}", page.text);
+        let path = page.header("location").expect("a page").to_owned();
+        let page = eventually("it ends", std::time::Duration::from_secs(20), async || {
+            let page = visitor.get(&path).await;
+            if page.title().contains("done") { Ok(page) } else { Err(page.text) }
+        })
+        .await;
+        (path, page)
+    };
+    let (path, counted) = ended(&ask("pause", "").await).await;
+    assert_eq!(api.timer("a").await.1["state"], "scheduled", "it is counted only");
+    assert_eq!(counted.heading(), "pause · done");
+    assert!(counted.text.contains(">pause 2 timers</button>"), "{}", counted.text);
+    let run = visitor.post(&format!("{path}/run"), &[("token", counted.token())]).await;
+    let (_, done) = ended(&run).await;
+    assert!(done.text.contains("Timers of: owner me.") && !done.text.contains("/run"), "{}", done.text);
+    for (id, state) in [("a", "paused"), ("b", "paused"), ("c", "scheduled")] {
+        assert_eq!(api.timer(id).await.1["state"], state, "{id}");
+    }
+    let (_, nothing) = ended(&ask("pause", "").await).await;
+    assert!(!nothing.text.contains("/run"), "nothing matches: {}", nothing.text);
+    let (_, shift) = ended(&ask("shift", "-PT10M").await).await;
+    assert!(shift.text.contains(">shift by -PT10M 2 timers</button>"), "{}", shift.text);
+    for (action, by) in [("shift", ""), ("shift", "soon"), ("explode", "")] {
+        let refused = ask(action, by).await;
+        assert!(matches!(refused.status, 403 | 422), "{action} {by}: {}", refused.status);
+    }
+    let dead = visitor.get("/timers?owner=me&state=dead").await;
+    let query = dead.hidden("query").remove(0);
+    let fields = [("token", dead.token()), ("query", &query), ("action", "cancel")];
+    assert_eq!(visitor.post("/operations", &fields).await.status, 422);
+    let all = visitor.get("/operations").await.text;
+    assert_eq!(all.matches("owner me").count(), 4, "{all}");
+    assert!(!visitor.get("/timers").await.text.contains("name=\"query\""), "not on every timer");
+    assert_eq!(visitor.get("/operations/op_1").await.status, 404);
+    let stop = visitor.post(&format!("{path}/stop"), &[("token", counted.token())]).await;
+    assert_eq!(stop.status, 303, "it has ended: nothing happens");
+}
+
 #[tokio::test]
 async fn one_timer_tells_its_life() {
     let node = Node::builder().name("teller").start_ready().await;
@@ -216,4 +270,5 @@ on_both!(
     a_cancel_from_the_page_has_the_answer_of_the_api,
     a_form_that_is_sent_twice_fires_once,
     a_pause_and_a_resume_say_whom_they_concern,
+    many_are_counted_and_then_changed,
 );

@@ -14,7 +14,7 @@ async fn keyed() -> Node {
     Node::builder().env("MAINSPRING__SERVER__API_KEYS", KEY).start_ready().await
 }
 
-const PAGES: [&str; 9] = [
+const PAGES: [&str; 10] = [
     "/",
     "/timers",
     "/timers/t",
@@ -23,6 +23,7 @@ const PAGES: [&str; 9] = [
     "/late",
     "/receivers",
     "/nodes",
+    "/operations",
     "/wheels/slot?due_after=2026-01-01T00:00:00Z",
 ];
 

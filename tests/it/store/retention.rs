@@ -150,7 +150,7 @@ async fn a_partition_in_which_a_purge_removes_rows_is_dropped_by_another_round()
         f.change(uid, ChangeEvent::Cancel).await;
     }
     f.clock.advance(Duration::from_secs(4 * DAY_S));
-    let before = partitions(&f).await;
+    let rows = async || psql(&f.config.cold.url, "SELECT count(*) FROM history").await.trim().to_owned();
     let mut purge = held_open(&f.config.cold.url).await;
     let sql = "DELETE FROM history WHERE id = 'a'; \
                INSERT INTO totals (name, slot, value) VALUES ('folded.cancelled', 999999, 1), ('purged', 999999, 1)";
@@ -161,9 +161,9 @@ async fn a_partition_in_which_a_purge_removes_rows_is_dropped_by_another_round()
     somebody_waits(&f.config.cold.url).await;
     purge.commit().await.expect("commits");
     assert_eq!(dropping.await.expect("runs").expect("no failure"), 0);
-    assert_eq!(partitions(&f).await, before);
+    assert_eq!(rows().await, "1");
     f.balanced().await;
     assert_eq!(f.store.clean_up(RetentionStep::Partitions, now).await.expect("drops"), 1);
-    assert_eq!(partitions(&f).await, before - 1);
+    assert_eq!(rows().await, "0");
     f.balanced().await;
 }
