@@ -17,7 +17,7 @@ use super::super::list::{Filter, Page, Taken, cursor_at};
 use super::super::row::TimerRow;
 use super::super::sql::{Column, Dialect, Statement, Tx};
 use super::super::{ColdStore, Error};
-use super::{OperationRow, Stepped, Worker};
+use super::{Begun, OperationRow, Stepped, Worker};
 use crate::model::id::Uid;
 use crate::model::operation::{Action, OperationState, Refusal};
 use crate::model::time::LAST;
@@ -120,15 +120,10 @@ impl ColdStore {
         };
         let after = operation.list_position()?;
         let mut page = self.list_taken(&work.filter, &work.taken, after, most.unwrap_or(1)).await?;
-        let mut tx = self.pool.begin().await?;
-        let Some(mut now) = self.begin_step(&mut tx, operation.id, worker).await? else {
-            return Ok(Some(idle(None)));
+        let (mut tx, mut now) = match self.begin_step(operation, worker).await? {
+            Begun::Step(tx, now) => (tx, now),
+            Begun::Nothing(after) => return Ok(Some(idle(after))),
         };
-        if now.position != operation.position {
-            // The step before was committed, though its answer was lost.
-            tx.commit().await.map_err(Error::at_commit)?;
-            return Ok(Some(idle(Some(now))));
-        }
         let event = work.event()?;
         let (mut changes, mut late) = (Vec::new(), None);
         let answers = if operation.dry_run {
@@ -208,7 +203,8 @@ impl ColdStore {
         Ok(Some(held))
     }
 
-    /// Of these timers, those that match still; locked, if they are to be.
+    /// Of these timers, those that match still; locked, if they are to be. They matched when the page was read: somebody may
+    /// have changed them since.
     async fn lock_taken(
         &self,
         tx: &mut Tx,

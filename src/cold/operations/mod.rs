@@ -126,6 +126,14 @@ impl OperationRow {
     }
 }
 
+/// What [`ColdStore::begin_step`] began.
+enum Begun {
+    /// A step, in this transaction, of the operation as it is.
+    Step(Tx, OperationRow),
+    /// None.
+    Nothing(Option<OperationRow>),
+}
+
 /// The node that works on operations.
 #[derive(Debug, Clone)]
 pub struct Worker {
@@ -259,22 +267,26 @@ impl ColdStore {
         self.pool.write(s).await.map(drop)
     }
 
-    /// Begins a step: renews the lease and returns the operation as it is. `None`: it has ended, or another node has the
-    /// lease. Nobody else changes it until the end of the transaction.
-    async fn begin_step(
-        &self,
-        tx: &mut Tx,
-        id: OperationId,
-        worker: &Worker,
-    ) -> Result<Option<OperationRow>, Error> {
+    /// Begins a step: renews the lease and returns the operation as it is. Nobody else changes it until the end of the
+    /// transaction. Or there is nothing to do: the operation has ended or another node has the lease (`None`), or the step
+    /// before was committed, though its answer was lost (the operation as it is).
+    async fn begin_step(&self, operation: &OperationRow, worker: &Worker) -> Result<Begun, Error> {
+        let mut tx = self.pool.begin().await?;
         let mut s = Statement::new(self.dialect(), "operation_begin");
         let now = s.now(self.bound_now());
-        let (id, token, lease) = (s.uuid(id.0), s.uuid(worker.token), s.int(worker.lease_ms));
+        let (id, token, lease) = (s.uuid(operation.id.0), s.uuid(worker.token), s.int(worker.lease_ms));
         s.push(&format!(
             "UPDATE operations SET lease_until = {now} + {lease} \
              WHERE namespace = {NAMESPACE} AND id = {id} AND state = 0 AND token = {token} RETURNING {COLUMNS}"
         ));
-        tx.fetch(s).await?.first().map(OperationRow::read).transpose()
+        let Some(row) = tx.fetch(s).await?.first().map(OperationRow::read).transpose()? else {
+            return Ok(Begun::Nothing(None));
+        };
+        if row.position == operation.position {
+            return Ok(Begun::Step(tx, row));
+        }
+        tx.commit().await.map_err(Error::at_commit)?;
+        Ok(Begun::Nothing(Some(row)))
     }
 
     /// Ends a step: writes how far the operation has come.

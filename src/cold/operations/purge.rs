@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use super::super::row::TimerRow;
 use super::super::sql::{Column, Statement, Tx};
 use super::super::{ColdStore, Error};
-use super::{OperationRow, SETTLED, Stepped, Worker};
+use super::{Begun, OperationRow, SETTLED, Stepped, Worker};
 use crate::model::operation::{OperationState, Refusal};
 
 /// The total that rises with every purge. Whoever has counted rows of history compares it before he relies on that.
@@ -27,15 +27,10 @@ impl ColdStore {
         }
         let (filter, after) = (operation.selection()?.filter, operation.list_position()?);
         let page = self.list_ended(&filter, operation.created_at, after, most).await?;
-        let mut tx = self.pool.begin().await?;
-        let Some(mut now) = self.begin_step(&mut tx, operation.id, worker).await? else {
-            return Ok(Stepped::idle(None));
+        let (mut tx, mut now) = match self.begin_step(operation, worker).await? {
+            Begun::Step(tx, now) => (tx, now),
+            Begun::Nothing(after) => return Ok(Stepped::idle(after)),
         };
-        if now.position != operation.position {
-            // The step before was committed, though its answer was lost.
-            tx.commit().await.map_err(Error::at_commit)?;
-            return Ok(Stepped::idle(Some(now)));
-        }
         let looked_at = page.rows.len();
         now.matched += i64::try_from(looked_at).unwrap_or(0);
         if !operation.dry_run && looked_at > 0 {

@@ -16,7 +16,7 @@ use super::super::register::NewTimer;
 use super::super::row::TimerRow;
 use super::super::sql::{Column, Statement, Tx};
 use super::super::{ColdStore, Error};
-use super::{OperationRow, Selection, Worker};
+use super::{Begun, OperationRow, Selection, Worker};
 use crate::model::id::{TimerId, Uid};
 use crate::model::operation::{OperationState, Refusal};
 use crate::model::target::Target;
@@ -97,15 +97,10 @@ impl ColdStore {
     ) -> Result<Stepped, Error> {
         let page = self.page(&operation.selection()?, operation.position.as_deref(), most).await?;
         let (rows, mut refused) = self.dead_rows(&page.keys).await?;
-        let mut tx = self.pool.begin().await?;
-        let Some(mut now) = self.begin_step(&mut tx, operation.id, worker).await? else {
-            return Ok(Stepped::idle(None));
+        let (mut tx, mut now) = match self.begin_step(operation, worker).await? {
+            Begun::Step(tx, now) => (tx, now),
+            Begun::Nothing(after) => return Ok(Stepped::idle(after)),
         };
-        if now.position != operation.position {
-            // The step before was committed, though its answer was lost.
-            tx.commit().await.map_err(Error::at_commit)?;
-            return Ok(Stepped::idle(Some(now)));
-        }
         let (made, more) = self.run_again(&mut tx, rows, operation.dry_run).await?;
         refused.extend(more);
         now.matched += i64::try_from(page.keys.len()).unwrap_or(0);

@@ -5,10 +5,8 @@ use std::collections::BTreeMap;
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use super::{LONG, Mendable, begin, counts, dead, ended, shown};
-use crate::support::{
-    Api, Node, NodeBuilder, eventually, fresh_database, on_both, problem, run_sql, settled, to,
-};
+use super::{LONG, Mendable, begin, counts, dead, ended, ended_by_the_other, shown};
+use crate::support::{Api, Node, NodeBuilder, eventually, on_both, problem, run_sql, settled, to};
 
 /// As many as two or three steps of every pace leave time to do something in between.
 const MANY: usize = 700;
@@ -72,17 +70,7 @@ async fn a_node_that_is_killed_leaves_the_rest_to_the_next(builder: NodeBuilder)
 
 #[tokio::test]
 async fn another_node_goes_on_with_the_operation_of_one_that_is_killed() {
-    let url = fresh_database().await;
-    let node = |name| Node::builder().name(name).cold(&url).start_ready();
-    let (a, b) = tokio::join!(node("a"), node("b"));
-    let (place, operation) = under_way(&a.api()).await;
-    // Whichever works on it: both may.
-    let (victim, heir) = match shown(&a.api(), &operation).await["node"].as_str() {
-        Some("a") => (a, b),
-        _ => (b, a),
-    };
-    victim.kill9().await;
-    let done = ended(&heir.api(), &operation).await;
+    let (heir, place, done) = ended_by_the_other(under_way).await;
     assert_eq!(counts(&done), (MANY as i64, MANY as i64, &json!({})), "{done}");
     each_ran_again_once(&heir.api(), &place).await;
 }

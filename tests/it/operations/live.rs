@@ -3,8 +3,8 @@
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use super::{LONG, begun, counts, ended, shown};
-use crate::support::{Api, Node, NodeBuilder, Receiver, eventually, fresh_database, in_state, on_both, to};
+use super::{LONG, begun, counts, ended, ended_by_the_other, shown};
+use crate::support::{Api, NodeBuilder, Receiver, eventually, in_state, on_both, to};
 
 /// As many as several steps of every pace leave time to do something in between.
 const MANY: usize = 1500;
@@ -135,12 +135,17 @@ async fn each_is_moved_once(api: &Api) {
 
 const SHIFT: &str = "PT2H";
 
+/// A shift of many timers that is not through, and their receiver.
+async fn shift_under_way(api: &Api) -> (Receiver, Value) {
+    let receiver = Receiver::start().await;
+    register(api, &receiver, "u", MANY).await;
+    let operation = under_way(api, json!({"action": "shift", "by": SHIFT, "filter": {"owner": "u"}})).await;
+    (receiver, operation)
+}
+
 async fn a_node_that_is_killed_leaves_the_rest_to_the_next(builder: NodeBuilder) {
     let mut node = builder.start_ready().await;
-    let receiver = Receiver::start().await;
-    register(&node.api(), &receiver, "u", MANY).await;
-    let operation =
-        under_way(&node.api(), json!({"action": "shift", "by": SHIFT, "filter": {"owner": "u"}})).await;
+    let (_receiver, operation) = shift_under_way(&node.api()).await;
     node.restart().await;
     node.wait_ready(LONG).await;
     let api = node.api();
@@ -151,19 +156,7 @@ async fn a_node_that_is_killed_leaves_the_rest_to_the_next(builder: NodeBuilder)
 
 #[tokio::test]
 async fn another_node_goes_on_with_the_operation_of_one_that_is_killed() {
-    let url = fresh_database().await;
-    let node = |name| Node::builder().name(name).cold(&url).start_ready();
-    let (a, b) = tokio::join!(node("a"), node("b"));
-    let receiver = Receiver::start().await;
-    register(&a.api(), &receiver, "u", MANY).await;
-    let operation =
-        under_way(&a.api(), json!({"action": "shift", "by": SHIFT, "filter": {"owner": "u"}})).await;
-    let (victim, heir) = match shown(&a.api(), &operation).await["node"].as_str() {
-        Some("a") => (a, b),
-        _ => (b, a),
-    };
-    victim.kill9().await;
-    let done = ended(&heir.api(), &operation).await;
+    let (heir, _, done) = ended_by_the_other(shift_under_way).await;
     assert_eq!(counts(&done), (MANY as i64, MANY as i64, &json!({})), "{done}");
     each_is_moved_once(&heir.api()).await;
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::support::{Answer, Api, Receiver, Reply, eventually, rfc3339, wall_ms};
+use crate::support::{Answer, Api, Node, Receiver, Reply, eventually, fresh_database, rfc3339, wall_ms};
 
 /// Long enough for a busy machine; nothing takes it unless it is broken.
 const LONG: Duration = Duration::from_secs(60);
@@ -102,6 +102,23 @@ async fn ended(api: &Api, operation: &Value) -> Value {
         if now["state"] == "done" { Ok(now) } else { Err(now) }
     })
     .await
+}
+
+/// Two nodes: the one that works on the operation that `begin` begins is killed. Returns the other one, what `begin` keeps,
+/// and the operation once it has ended.
+async fn ended_by_the_other<T>(begin: impl AsyncFnOnce(&Api) -> (T, Value)) -> (Node, T, Value) {
+    let url = fresh_database().await;
+    let node = |name| Node::builder().name(name).cold(&url).start_ready();
+    let (a, b) = tokio::join!(node("a"), node("b"));
+    let (kept, operation) = begin(&a.api()).await;
+    // Whichever works on it: both may.
+    let (victim, heir) = match shown(&a.api(), &operation).await["node"].as_str() {
+        Some("a") => (a, b),
+        _ => (b, a),
+    };
+    victim.kill9().await;
+    let done = ended(&heir.api(), &operation).await;
+    (heir, kept, done)
 }
 
 /// What an operation came to: matched, done, and refused by reason.
