@@ -127,6 +127,7 @@ impl OperationRow {
 }
 
 /// What [`ColdStore::begin_step`] began.
+#[expect(clippy::large_enum_variant, reason = "there is one a step, and it is taken apart at once")]
 enum Begun {
     /// A step, in this transaction, of the operation as it is.
     Step(Tx, OperationRow),
