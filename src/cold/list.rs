@@ -28,6 +28,9 @@ use crate::model::timer::State;
 /// gives a short page.
 const SCAN: usize = 10_000;
 
+/// A step of an operation looks at so many rows for each timer that it may take.
+const OPERATION_SCAN: usize = 20;
+
 /// Rows beyond so many bytes are left to the next page.
 const MOST_BYTES: i64 = 8 << 20;
 
@@ -234,6 +237,14 @@ impl List<'_> {
         sources
     }
 
+    /// How many rows are looked at, where a condition has no index. A step of an operation goes on where it ended, so it
+    /// looks at few: it would read the rest again for each step.
+    fn scan(&self) -> usize {
+        let is_step = self.taken.is_some() || self.ended_before.is_some();
+        let rows = if is_step { OPERATION_SCAN * self.limit } else { SCAN };
+        rows.max(self.limit + 1)
+    }
+
     /// The conditions on due time and position, which every index of a source serves.
     fn range(&self, s: &mut Statement) -> String {
         let mut range = String::new();
@@ -290,7 +301,7 @@ impl List<'_> {
         let looked_at = self.looked_at(&mut s);
         let (matches, scan) = match looked_at.as_str() {
             "" => ("true".to_owned(), self.limit + 1),
-            some => (format!("COALESCE({some}, false)"), SCAN.max(self.limit + 1)),
+            some => (format!("COALESCE({some}, false)"), self.scan()),
         };
         // Limits are written out: PostgreSQL plans for them.
         let order = "ORDER BY due_at, uid, generation";
