@@ -56,9 +56,11 @@
 //!    `bad_days::redis::redis_stopped_costs_two_nodes_no_timer`, `bad_days::redis::redis_replaced_costs_two_nodes_no_timer`,
 //!    `bad_days::cluster::a_master_that_is_lost_and_comes_back_empty_costs_its_shards_lateness_and_no_timer`
 //! 5. **A cancel tells the truth.** `races::every_answer_is_true_on_sqlite`,
-//!    `races::every_answer_is_true_on_postgres`, `store::claim::of_a_claim_and_a_cancel_exactly_one_wins`
+//!    `races::every_answer_is_true_on_postgres`, `store::claim::of_a_claim_and_a_cancel_exactly_one_wins`,
+//!    `operations::live::of_an_operation_and_a_caller_one_cancels`
 //! 6. **A change tells the truth.** Once a reschedule is acknowledged, the old due time never fires.
-//!    `races::every_answer_is_true_on_postgres`, `store::claim::a_claim_of_an_older_generation_gets_nothing`
+//!    `races::every_answer_is_true_on_postgres`, `store::claim::a_claim_of_an_older_generation_gets_nothing`,
+//!    `store::live_operations::a_shift_moves_each_timer_once`, `store::paused::nobody_claims_a_paused_timer`
 //! 7. **One identity.** All attempts of one firing carry one delivery id; no two firings share one;
 //!    duplicates happen only after a failure, a timeout or a crash in flight.
 //!    `crash::nothing_is_lost_on_postgres_with_two_nodes`,

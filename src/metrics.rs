@@ -79,7 +79,7 @@ metrics! {
     cancels: IntCounterVec = counters("mainspring_cancels_total", "Cancels by answer",
         &[("result", &["cancelled", "stopped", "in_flight", "already_fired", "not_found", "failed"])]);
     changes: IntCounterVec = counters("mainspring_changes_total", "Changes of timers by their callers, by answer",
-        &[("action", &["change", "fire"]),
+        &[("action", &["change", "fire", "pause", "resume", "shift"]),
           ("result", &["done", "in_flight", "already_fired", "already_cancelled", "precondition", "not_found", "failed"])]);
     ended: IntCounterVec = counters("mainspring_ended_total", "Timers that this node ended, by end",
         &[("state", &["delivered", "cancelled", "expired", "dead"])]);
