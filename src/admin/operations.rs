@@ -156,17 +156,12 @@ pub async fn count(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Resp
 pub async fn run(
     State(admin): State<Arc<Admin>>,
     Path(id): Path<String>,
-    visit: Visit,
+    _: Visit,
 ) -> Result<Response, Trouble> {
     let service = admin.service()?;
     let counted = find(service, &id).await?;
     let action = Action::from_word(&counted.action).filter(|_| counted.dry_run).ok_or_else(Trouble::stale)?;
     let selection = Selection { ended_before: LAST, ..counted.selection()? };
-    tracing::info!(
-        action = action.word(),
-        session = visit.session.caller.is_some(),
-        "an operation is begun from the page"
-    );
     begin(service, action, counted.filter, selection, false).await
 }
 

@@ -144,11 +144,7 @@ pub async fn cancel(State(state): State<Arc<ApiState>>, Path(id): Path<String>) 
     responses((status = 202, body = TimerView, description = "It is due now, as a new generation"), (status = 404, body = Problem),
         (status = 409, body = Problem, description = "in_flight, already_fired, already_cancelled")))]
 pub async fn fire(State(state): State<Arc<ApiState>>, Path(id): Path<String>) -> ApiResult {
-    let service = state.service()?;
-    match change(service, &parse_id(&id)?, ChangeEvent::Fire(None)).await? {
-        (row, Answer::Done) => Ok(timer_answer(StatusCode::ACCEPTED, &row, state.tiers(service))),
-        (row, answer) => Err(refused(&row, answer)),
-    }
+    act(&state, &id, ChangeEvent::Fire(None), StatusCode::ACCEPTED).await
 }
 
 /// Keep a timer from firing until it is resumed. It keeps its place and its age.
@@ -157,7 +153,7 @@ pub async fn fire(State(state): State<Arc<ApiState>>, Path(id): Path<String>) ->
         (status = 404, body = Problem),
         (status = 409, body = Problem, description = "in_flight, already_fired, already_cancelled")))]
 pub async fn pause(State(state): State<Arc<ApiState>>, Path(id): Path<String>) -> ApiResult {
-    waits(&state, &id, ChangeEvent::Pause(None)).await
+    act(&state, &id, ChangeEvent::Pause(None), StatusCode::OK).await
 }
 
 /// Let a paused timer fire. One that is overdue by more than its `late.grace` by now follows `late.then`.
@@ -166,14 +162,14 @@ pub async fn pause(State(state): State<Arc<ApiState>>, Path(id): Path<String>) -
         (status = 404, body = Problem),
         (status = 409, body = Problem, description = "in_flight, already_fired, already_cancelled")))]
 pub async fn resume(State(state): State<Arc<ApiState>>, Path(id): Path<String>) -> ApiResult {
-    waits(&state, &id, ChangeEvent::Resume(None)).await
+    act(&state, &id, ChangeEvent::Resume(None), StatusCode::OK).await
 }
 
-/// Answers with the timer after a change of whether it fires.
-async fn waits(state: &ApiState, id: &str, event: ChangeEvent) -> ApiResult {
+/// Makes a change that has no body; answers with the timer after it, under this status.
+async fn act(state: &ApiState, id: &str, event: ChangeEvent, done: StatusCode) -> ApiResult {
     let service = state.service()?;
     match change(service, &parse_id(id)?, event).await? {
-        (row, Answer::Done) => Ok(timer_answer(StatusCode::OK, &row, state.tiers(service))),
+        (row, Answer::Done) => Ok(timer_answer(done, &row, state.tiers(service))),
         (row, answer) => Err(refused(&row, answer)),
     }
 }
