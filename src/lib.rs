@@ -108,6 +108,7 @@
 //! | [`writer`] | the only writer of timers: commits in groups, then promotes and counts |
 //! | [`sink`] | one attempt at a receiver: a delivery in, an outcome out |
 //! | [`dispatch`] | lanes, claim, attempt, result |
+//! | [`queue`] | what workers fetch themselves: lease, settle, wait |
 //! | [`operations`] | one action on many timers, in bounded steps that any node goes on with |
 //! | [`hot`] | from SQL into the wheels, from the wheels to the due millisecond, and replay after a loss |
 //! | [`sweep`] | the guarantee: overdue rows that no node has claimed |
@@ -144,6 +145,7 @@ pub mod ownership;
 pub mod planted;
 pub mod positions;
 pub mod promotion;
+pub mod queue;
 pub mod service;
 pub mod sink;
 pub mod sweep;

@@ -115,6 +115,25 @@ metrics! {
     oldest_due: Gauge = float_gauge("mainspring_oldest_due_seconds",
         "Age of the oldest due timer of this node's shards that nobody has in hand");
 
+    // Queues.
+    queue_leased: IntCounter = counter("mainspring_queue_leased_total", "Places of timers for queues that this node gave out");
+    queue_settlements: IntCounterVec = counters("mainspring_queue_settlements_total", "Settlements by workers, by answer",
+        &[("action", &["ack", "retry", "dead", "extend"]), ("result", &["done", "lease_lost"])]);
+    queue_wait_seconds: Histogram = histogram("mainspring_queue_wait_seconds",
+        "From when a place could be given out, by its due time or a retry, until a worker got it", LATENESS);
+    queue_lost: IntCounter = counter("mainspring_queue_leases_lost_total", "Leases that ended before their worker settled");
+    queue_taken_back: IntCounter = counter("mainspring_queue_leases_taken_back_total",
+        "Places taken back because the answer with them could not be written; they do not count");
+    queue_workers: IntGauge = gauge("mainspring_queue_waiting_workers", "Lease calls that wait on this node");
+
+    // Queues by name, at most a hundred: these series come and go.
+    queue_ready: IntGaugeVec = gauges("mainspring_queue_ready_timers",
+        "Timers of the whole store of which a place may be given out now, up to 100,000, from the owner of shard 0", &[("queue", &[])]);
+    queue_out: IntGaugeVec = gauges("mainspring_queue_leased_timers",
+        "Timers of the whole store of which a worker has a place, up to 100,000, from the owner of shard 0", &[("queue", &[])]);
+    queue_oldest: GaugeVec = float_gauges("mainspring_queue_oldest_ready_seconds",
+        "For how long the one has been ready that nobody has fetched for longest, from the owner of shard 0", &[("queue", &[])]);
+
     // Destinations by name, at most a hundred: these series come and go.
     destination_state: IntGaugeVec = gauges("mainspring_destination_state", "1 for what a destination is in on this node: ok, failing, paused",
         &[("destination", &[]), ("state", &[])]);

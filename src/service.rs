@@ -21,6 +21,7 @@ use crate::operations::Operations;
 use crate::outbox::Subscriptions;
 use crate::ownership::Ownership;
 use crate::positions::Positions;
+use crate::queue::Queues;
 use crate::sink::Sink;
 use crate::wheel::HotWheel;
 use crate::writer::Intake;
@@ -44,6 +45,8 @@ pub struct Service {
     pub destinations: Arc<Destinations>,
     /// Actions on many timers.
     pub operations: Arc<Operations>,
+    /// The queues.
+    pub queues: Arc<Queues>,
     /// The subscriptions to lifecycle events.
     pub subscriptions: Arc<Subscriptions>,
     /// Makes attempts: the test of a destination.

@@ -18,6 +18,7 @@ mod m20261124_000012_merge;
 mod m20261124_000013_outbox;
 mod m20261124_000014_spread_operations;
 mod m20261125_000015_taken;
+mod m20261125_000016_queues;
 mod online;
 
 /// The release of the schema that these steps make. It rises when a release of Mainspring adds steps.
@@ -60,6 +61,7 @@ impl MigratorTrait for Migrator {
             Box::new(m20261124_000013_outbox::Migration),
             Box::new(m20261124_000014_spread_operations::Migration),
             Box::new(m20261125_000015_taken::Migration),
+            Box::new(m20261125_000016_queues::Migration),
         ]
     }
 }

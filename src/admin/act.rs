@@ -332,7 +332,7 @@ fn told(action: Action, changed: Result<Changed, crate::writer::ChangeError>) ->
             answered(0, "cancelled", "Nothing was or ever will be sent.")
         }
         Ok(Changed::Answered(_, Answer::Stopped)) => {
-            answered(0, "stopped", "Earlier attempts surely failed; nothing more will be sent.")
+            answered(0, "stopped", "Earlier attempts surely failed, or their places are settled; nothing more will be sent.")
         }
         Ok(Changed::Answered(row, Answer::Done)) => match (action, row.life.state) {
             (Action::Fire, _) => answered(0, "fired", "Due now, as a new generation."),
@@ -367,7 +367,7 @@ fn told(action: Action, changed: Result<Changed, crate::writer::ChangeError>) ->
         ),
         Ok(Changed::NoTimer) => answered(3, "not_found", "There is no such timer, live or within history."),
         // The page changes no targets.
-        Ok(Changed::Unreadable | Changed::NoDestination(_)) => {
+        Ok(Changed::Unreadable | Changed::NoDestination(_) | Changed::Unfit(_)) => {
             answered(4, "unreadable", "This version of the service cannot read it; nothing was changed.")
         }
         Err(why) => {

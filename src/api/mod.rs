@@ -13,6 +13,7 @@ mod named;
 mod operations;
 mod page;
 mod problem;
+mod queues;
 pub mod request;
 mod schema;
 mod service;
@@ -41,6 +42,7 @@ use utoipa_axum::routes;
 use crate::clock::Monotonic;
 use crate::limits::FileLimits;
 use crate::metrics::Metrics;
+use crate::model::queue::MAX_WAIT;
 use crate::service::Node;
 use crate::sink::guard::Guard;
 use crate::traces;
@@ -64,6 +66,7 @@ const CALL_WAIT: Duration = Duration::from_secs(60);
     ),
     tags((name = "timers", description = "One future firing each"),
         (name = "destinations", description = "Named places that deliveries go to"),
+        (name = "queues", description = "Workers fetch what is due, and settle it"),
         (name = "operations", description = "One action on every timer that a filter matches"),
         (name = "subscriptions", description = "Who gets lifecycle events"), (name = "service", description = "Health, ledger, nodes"))
 )]
@@ -90,6 +93,12 @@ fn documented() -> OpenApiRouter<Arc<ApiState>> {
         .routes(routes!(destinations::test))
         .routes(routes!(destinations::pause))
         .routes(routes!(destinations::resume))
+        .routes(routes!(queues::list))
+        .routes(routes!(queues::put, queues::get, queues::remove))
+        .routes(routes!(queues::lease))
+        .routes(routes!(queues::settle))
+        .routes(routes!(queues::pause))
+        .routes(routes!(queues::resume))
         .routes(routes!(operations::redrive))
         .routes(routes!(operations::post, operations::list))
         .routes(routes!(operations::get))
@@ -176,7 +185,10 @@ async fn admit(
     }
     request.extensions_mut().insert(caller);
     let arrival = request.extensions().get::<Arrival>().cloned().unwrap_or_default();
-    match arrival.answered_within(CALL_WAIT, next.run(request)).await {
+    // A lease waits as long as it was asked to, and then for the store like any other call.
+    let is_lease = request.uri().path().starts_with("/v1/queues/") && request.uri().path().ends_with("/lease");
+    let wait = if is_lease { CALL_WAIT + MAX_WAIT.get() } else { CALL_WAIT };
+    match arrival.answered_within(wait, next.run(request)).await {
         Some(response) => Ok(response),
         None => Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "timeout", "not answered within 60 s")
             .retry_after(1)),

@@ -5,6 +5,7 @@
 
 mod canonical;
 mod destination;
+mod queue;
 mod raw;
 mod subscription;
 mod target;
@@ -17,16 +18,18 @@ use serde_json::value::RawValue;
 use uuid::Uuid;
 
 pub use destination::{DestinationIn, destination};
+pub use queue::{LeaseIn, QueueIn, SettleIn, lease, queue, settle};
 use raw::Object;
-pub use raw::{LateIn, LateThen, MergeIn, Precision, RawTimer, RetryIn};
+pub use raw::{DispatchIn, LateIn, LateThen, MergeIn, Precision, RawTimer, RetryIn};
 pub use subscription::{SubscriptionIn, subscription};
-pub use target::{TargetIn, no_destination, target};
+pub use target::{BAD_QUEUE, TargetIn, no_destination, target};
 
 use super::problem::FieldError;
 use crate::cold::NewTimer;
 use crate::model::id::{TimerId, Uid};
 use crate::model::merge::{MAX_WINDOW, Merge};
 use crate::model::policy::{Late, Policies, Retry};
+use crate::model::queue::{Dispatch, MAX_TIMES, To};
 use crate::model::spread::{MAX_SPREAD, Spread};
 use crate::model::time::{Span, UnixMs};
 use crate::model::trace::Trace;
@@ -50,7 +53,7 @@ const MIN_RETRY_FIRST: Span = Span::from_duration(Duration::from_millis(10));
 const MAX_RETRY_CAP: Span = Span::from_duration(Duration::from_secs(7 * 86_400));
 
 /// Fields of the contract that this version refuses as `not_supported`. A list of known fields leaves them out.
-const NOT_SUPPORTED: [&str; 7] = ["dispatch", "queue", "amqp", "nats", "mqtt", "kafka", "redis_stream"];
+const NOT_SUPPORTED: [&str; 5] = ["amqp", "nats", "mqtt", "kafka", "redis_stream"];
 
 /// Which id a timer of a request gets, and with it its primary key.
 #[derive(Debug, Clone)]
@@ -138,11 +141,6 @@ pub fn timer(text: &[u8], naming: Naming, again: bool, context: &Context<'_>) ->
     let raw: RawTimer = read(text, "")?;
     let mut errors = Vec::new();
     let (id, uid, caller_id) = identity(&raw, naming, context, &mut errors);
-    for (field, value) in [("dispatch", &raw.dispatch)] {
-        if value.is_some() {
-            errors.push(not_supported(&format!("/{field}")));
-        }
-    }
     let minute = raw.precision == Some(Precision::Minute);
     let due_at = due(&raw.fire_at, &raw.delay, &raw.local, &raw.zone, context.now, &mut errors);
     let within = spread(raw.spread.as_deref(), &mut errors);
@@ -160,6 +158,13 @@ pub fn timer(text: &[u8], naming: Naming, again: bool, context: &Context<'_>) ->
         late: late(raw.late, &mut errors),
         merge: merge(raw.merge, &mut errors),
     };
+    let dispatch = dispatch(raw.dispatch.as_ref(), &mut errors);
+    if target.as_ref().is_some_and(|target| target.queue().is_none()) && dispatch.is_some() {
+        errors.push(no_queue());
+    }
+    if target.as_ref().is_some_and(|target| target.queue().is_some()) && policies.merge.is_some() {
+        errors.push(merges("/merge"));
+    }
     let hash = canonical::request_hash(text, &mut errors);
     let (Some(due_at), Some(target), true) = (due_at, target, errors.is_empty()) else {
         return Err(Refused::Fields(errors));
@@ -178,6 +183,7 @@ pub fn timer(text: &[u8], naming: Naming, again: bool, context: &Context<'_>) ->
         data: raw.data.map(|data| data.get().as_bytes().to_vec()),
         labels,
         policies,
+        dispatch,
         request_hash: hash,
         created_at: context.now,
         trace: context.trace,
@@ -241,10 +247,6 @@ fn refuse_id(raw: &RawTimer, errors: &mut Vec<FieldError>) {
             "POST makes the id itself; to choose one, PUT /v1/timers/{id}",
         ));
     }
-}
-
-fn not_supported(pointer: &str) -> FieldError {
-    FieldError::new(pointer, "not_supported", "not supported by this version; leave it out")
 }
 
 /// The due time, from the one of the three forms that the request uses.
@@ -333,7 +335,35 @@ pub fn labels(labels: Option<&BTreeMap<String, String>>, errors: &mut Vec<FieldE
     serde_json::to_string(labels).ok()
 }
 
-fn retry(asked: Option<&RetryIn>, errors: &mut Vec<FieldError>) -> Option<Retry> {
+/// How a timer for a queue is given out.
+pub fn dispatch(asked: Option<&DispatchIn>, errors: &mut Vec<FieldError>) -> Option<Dispatch> {
+    let asked = asked?;
+    let mut dispatch = Dispatch { repeat: asked.repeat.unwrap_or(false), ..Dispatch::default() };
+    match asked.to.clone().map(To::try_from) {
+        None => {}
+        Some(Ok(to)) => dispatch.to = to,
+        Some(Err(why)) => errors.push(FieldError::new("/dispatch/to", "bad_to", why.to_string())),
+    }
+    match asked.times.unwrap_or(1) {
+        times @ 1..=MAX_TIMES => dispatch.times = times,
+        _ => errors.push(FieldError::new("/dispatch/times", "range", format!("from 1 to {MAX_TIMES}"))),
+    }
+    Some(dispatch)
+}
+
+/// What is wrong with `dispatch` where nothing is given out.
+pub fn no_queue() -> FieldError {
+    let detail = "only a timer whose target is a queue is given out; leave it out, or give {\"queue\":\"NAME\"}";
+    FieldError::new("/dispatch", "no_queue", detail)
+}
+
+/// What is wrong with a queue for a timer that merges.
+pub fn merges(pointer: &str) -> FieldError {
+    FieldError::new(pointer, "merge_and_queue", "a timer for a queue does not merge; leave one of them out")
+}
+
+/// A policy of retries, which stands at `/retry`.
+pub fn retry(asked: Option<&RetryIn>, errors: &mut Vec<FieldError>) -> Option<Retry> {
     let asked = asked?;
     let mut retry = Retry::default();
     if let Some(attempts) = asked.attempts {

@@ -15,6 +15,7 @@ use crate::model::destination::{MAX_CONCURRENCY, MAX_NAME, MAX_RATE};
 use crate::model::id::MAX_ID_LEN;
 use crate::model::operation::{Action, Refusal};
 use crate::model::place::{MAX_PLACE_NAME, MAX_TOPIC};
+use crate::model::queue::MAX_TIMES;
 use crate::model::subscription::Lifecycle;
 use crate::model::target::{MAX_HEADER_BYTES, MAX_HEADERS, MAX_SECRET_BYTES, MAX_URL};
 
@@ -71,6 +72,17 @@ schemas! {
             .max_properties(Some(MAX_HEADERS)).examples([serde_json::json!({"x-tenant": "shop"})]);
     DestinationName: "A destination's name." =
         text().pattern(Some(format!("^[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{}}}$", MAX_NAME - 1))).examples(["shop-orders"]);
+    QueueName: "A queue's name." =
+        text().pattern(Some(format!("^[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{}}}$", MAX_NAME - 1))).examples(["reports"]);
+    WorkerName: "A worker or a group, by the name that it is known by." =
+        text().pattern(Some(format!("^[A-Za-z0-9._:-]{{1,{MAX_ID_LEN}}}$"))).examples(["w1"]);
+    DispatchTo: "`any`, `worker:NAME` or `group:NAME`." =
+        text().pattern(Some(format!("^(any|(worker|group):[A-Za-z0-9._:-]{{1,{MAX_ID_LEN}}})$"))).examples(["group:g7"]);
+    DispatchTimes: "How often it is given out in all." =
+        ObjectBuilder::new().schema_type(Type::Integer).minimum(Some(1)).maximum(Some(MAX_TIMES));
+    LeaseToken: "What an item is settled with." = text().pattern(Some("^lse_[A-Za-z0-9_-]{59}$"));
+    SettleAction: "`ack`: it is done. `retry`: not now. `dead`: never again. `extend`: its worker keeps it." =
+        words(["ack", "retry", "dead", "extend"]);
     RedisUrl: "`redis` or, with TLS, `rediss`; with user and password, and the number of the database as path, where \
                there are any. The password is never shown again." =
         text().format(Some(SchemaFormat::Custom("uri".into()))).max_length(Some(MAX_URL))

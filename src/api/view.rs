@@ -13,6 +13,7 @@ use crate::model::id::{Generation, delivery_id};
 use crate::model::merge::Merge;
 use crate::model::policy::{Late, Retry, Then};
 use crate::model::priority::Priority;
+use crate::model::queue::Dispatch;
 use crate::model::target::Target;
 use crate::model::time::{Span, UnixMs};
 use crate::model::timer::{AttemptResult, State};
@@ -51,6 +52,14 @@ pub struct TimerView {
     /// Timers that it may go out with, if it merges.
     #[schema(required, value_type = Option<MergeView>)]
     merge: Option<Merge>,
+    /// How it is given out, if its target is a queue.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = DispatchView, required = false)]
+    dispatch: Option<Dispatch>,
+    /// There if its target is a queue: places that were acked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = u32, required = false)]
+    acked: Option<u32>,
     /// The version of its due time.
     #[schema(minimum = 1)]
     generation: i32,
@@ -94,6 +103,9 @@ pub enum TargetView {
     /// A destination, by its name.
     #[schema(value_type = schema::DestinationName)]
     Destination(String),
+    /// A queue, by its name.
+    #[schema(value_type = schema::QueueName)]
+    Queue(String),
     /// A kind that only newer nodes know.
     Unknown { kind: i16 },
 }
@@ -107,6 +119,7 @@ impl TargetView {
                 signed: hook.secret.is_some(),
             }),
             Target::Destination(name) => Self::Destination(name.clone()),
+            Target::Queue(name) => Self::Queue(name.clone()),
             Target::Unknown { kind } => Self::Unknown { kind: *kind },
         }
     }
@@ -158,6 +171,17 @@ pub struct MergeView {
     window: Span,
 }
 
+/// How a timer for a queue is given out.
+#[derive(utoipa::ToSchema)]
+#[expect(dead_code, reason = "describes `Dispatch` in the OpenAPI document")]
+pub struct DispatchView {
+    #[schema(value_type = schema::DispatchTo)]
+    to: String,
+    #[schema(value_type = schema::DispatchTimes)]
+    times: u32,
+    repeat: bool,
+}
+
 impl TimerView {
     /// A timer as it stands.
     pub fn new(row: &TimerRow, tiers: Tiers) -> Self {
@@ -182,12 +206,15 @@ impl TimerView {
             late: row.policies.late.unwrap_or(LATE_DEFAULT),
             retry: tiers.retry(row),
             merge: row.policies.merge,
+            dispatch: row.seats.as_ref().map(|seats| seats.dispatch.clone()),
+            acked: row.seats.as_ref().map(|seats| seats.acked),
             generation: life.generation.0,
             version: life.version.0,
             created_at: row.created_at,
             delivery_id: row.delivery_id(),
             attempts: life.tries,
             next_attempt_at: match life.state {
+                _ if let Some(seats) = &row.seats => seats.ready_at.filter(|_| waiting),
                 State::Scheduled => Some(life.due_at),
                 _ if waiting => Some(life.wake_at),
                 _ => None,
@@ -228,8 +255,12 @@ pub struct AttemptView {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = String, required = false)]
     detail: Option<String>,
-    /// The node that made it.
+    /// The node that made it, or gave it out.
     node: String,
+    /// The worker, if its target is a queue; what it said is `reply`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = String, required = false)]
+    worker: Option<String>,
 }
 
 impl AttemptView {
@@ -248,6 +279,7 @@ impl AttemptView {
             reply: record.reply,
             detail: record.detail,
             node: record.node,
+            worker: record.worker,
         }
     }
 }

@@ -39,6 +39,7 @@ use crate::outbox::{Outbox, Subscriptions};
 use crate::ownership::Ownership;
 use crate::positions::{Positions, Reach};
 use crate::promotion::Promotion;
+use crate::queue::Queues;
 use crate::service::{Node, Service};
 use crate::sink::{Sink, Sinks};
 use crate::sweep::Sweep;
@@ -193,6 +194,10 @@ async fn work(
     let longest = longest.max(node.config.webhook.timeout.get());
     let grace = (longest + Duration::from_secs(1)).min(LAST_ATTEMPTS);
     stop(phases, dispatcher, store.is_shared(), grace).await;
+    if let Some(service) = node.service() {
+        // What nobody got is taken back; if that takes too long, its leases end.
+        let _ = tokio::time::timeout(DRAIN, service.queues.drain()).await;
+    }
     ended
 }
 
@@ -314,6 +319,14 @@ async fn start(
         config.operations.per_second,
     ));
     phases.loops.spawn("operations", Arc::clone(&operations).run(phases.loops.stop.clone()));
+    let queues = Queues::new(
+        store.clone(),
+        callers.clone(),
+        Arc::clone(&ownership),
+        node.metrics.clone(),
+        phases.loops.stop.clone(),
+    );
+    phases.loops.spawn("queues", until(&phases.loops.stop, Arc::clone(&queues).run()));
     let (intake, workers) = Intake::new(callers, store.writers());
     workers.into_iter().for_each(|worker| phases.intake.spawn("intake", worker));
     let observer = Arc::new(Observer::new(Sources {
@@ -336,6 +349,7 @@ async fn start(
         observer,
         destinations,
         operations,
+        queues,
         subscriptions,
         sink: Arc::clone(&sinks) as Arc<dyn Sink>,
     });

@@ -35,6 +35,19 @@ pub struct Put {
     #[arg(long, value_name = "NAME", group = "place", value_parser = input::name,
         conflicts_with_all = ["secret", "secret_file", "header"])]
     destination: Option<String>,
+    /// Leave it in this queue, where workers fetch it
+    #[arg(long, value_name = "NAME", group = "place", value_parser = input::name,
+        conflicts_with_all = ["secret", "secret_file", "header", "merge"])]
+    queue: Option<String>,
+    /// Who may fetch it: any, worker:NAME or group:NAME [default: any]
+    #[arg(long, value_name = "TO", requires = "queue")]
+    to: Option<String>,
+    /// How often it is given out in all [default: 1]
+    #[arg(long, value_name = "N", requires = "queue")]
+    times: Option<u32>,
+    /// A worker that has settled it may get it again
+    #[arg(long, requires = "queue")]
+    repeat: bool,
     #[command(flatten)]
     extras: Extras,
     /// The data to send, as JSON
@@ -120,15 +133,30 @@ pub struct Request<'a> {
     retry: Option<&'a Retry>,
     #[serde(skip_serializing_if = "Option::is_none")]
     merge: Option<Merge<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dispatch: Option<Dispatch<'a>>,
 }
 
-/// Where it goes. It has one of the two.
+/// How it is given out.
+#[derive(Serialize)]
+struct Dispatch<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    to: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    times: Option<u32>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    repeat: bool,
+}
+
+/// Where it goes. It has one of the three.
 #[derive(Serialize)]
 struct Target<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     webhook: Option<Webhook<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     destination: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    queue: Option<&'a str>,
 }
 
 #[derive(Serialize)]
@@ -151,6 +179,7 @@ impl Put {
             target: Target {
                 webhook: self.extras.webhook(self.webhook.as_deref())?,
                 destination: self.destination.as_deref(),
+                queue: self.queue.as_deref(),
             },
             data: self.data()?,
             labels: unique("--label", &self.label)?,
@@ -160,6 +189,11 @@ impl Put {
             late: self.grace.as_deref().zip(self.then).map(|(grace, then)| Late { grace, then }),
             retry: self.retry.given(),
             merge: self.merge.as_deref().map(|window| Merge { window }),
+            dispatch: (self.to.is_some() || self.times.is_some() || self.repeat).then(|| Dispatch {
+                to: self.to.as_deref(),
+                times: self.times,
+                repeat: self.repeat,
+            }),
         })
     }
 
@@ -195,6 +229,11 @@ mod tests {
             (
                 "--destination a --owner u --merge 1s",
                 json!({"target": {"destination": "a"}, "owner": "u", "merge": {"window": "PT1S"}}),
+            ),
+            ("--queue q", json!({"target": {"queue": "q"}})),
+            (
+                "--queue q --to group:g7 --times 6 --repeat",
+                json!({"target": {"queue": "q"}, "dispatch": {"to": "group:g7", "times": 6, "repeat": true}}),
             ),
         ] {
             let put: Put = input::parsed(&format!("a --in 5s {line}"));

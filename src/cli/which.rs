@@ -24,6 +24,15 @@ pub struct Which {
     /// Only those to this destination
     #[arg(long, value_name = "NAME", value_parser = input::name)]
     destination: Option<String>,
+    /// Only those for this queue
+    #[arg(long, value_name = "NAME", value_parser = input::name)]
+    queue: Option<String>,
+    /// Only those for a queue that are for these: any, worker:NAME or group:NAME
+    #[arg(long, value_name = "TO")]
+    to: Option<String>,
+    /// Only those of which this worker has a place now
+    #[arg(long, value_name = "NAME")]
+    worker: Option<String>,
     /// Only those with this label; repeatable
     #[arg(long, value_name = "NAME=VALUE", value_parser = input::label)]
     label: Vec<(String, String)>,
@@ -43,6 +52,9 @@ impl Which {
             ("owner", &self.owner),
             ("receiver", &self.receiver),
             ("destination", &self.destination),
+            ("queue", &self.queue),
+            ("to", &self.to),
+            ("worker", &self.worker),
             ("due_after", &self.due_after),
             ("due_before", &self.due_before),
         ]

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::columns::{self, AFTER, ALL, EDITED, LIFE, MERGED, PRIORITY, SPREAD_FROM, TARGET, TimerColumn};
+use super::columns::{self, AFTER, ALL, EDITED, LIFE, MERGED, PRIORITY, SEATS, SPREAD_FROM, TARGET, TimerColumn};
 use super::decide::{Context, Writes, decide};
 use super::end::Rows;
 use super::outbox::{Batch, Happened};
@@ -17,6 +17,7 @@ use super::{ColdStore, Error};
 use crate::model::id::{Epoch, Generation, Uid, Version};
 use crate::model::merge::MergeKey;
 use crate::model::priority::Priority;
+use crate::model::queue::{Action, Dispatch, LeaseToken};
 use crate::model::target::Target;
 use crate::model::time::UnixMs;
 use crate::model::timer::{Answer, Next, Token};
@@ -58,6 +59,25 @@ pub enum ChangeEvent {
     TooLate(Generation),
     /// It was held since the store was restored, and an operator did not accept it.
     Discarded(Generation),
+    /// A worker settles a place of it.
+    Settle(Settlement),
+    /// The answer that would have given a worker this place could not be written.
+    TakeBack(LeaseToken),
+    /// Its queue is looked at: leases may have ended, places may be too late, and what is ready needs no look any more.
+    Look,
+}
+
+/// What a worker says of a place that it has.
+#[derive(Debug, Clone)]
+pub struct Settlement {
+    /// The place.
+    pub token: LeaseToken,
+    /// The lane of the queue that it was settled in: a token of another queue is none.
+    pub lane: i64,
+    /// What becomes of it.
+    pub action: Action,
+    /// What the worker says: JSON.
+    pub result: Option<String>,
 }
 
 impl ChangeEvent {
@@ -88,6 +108,8 @@ pub struct Edit {
     pub priority: Option<Priority>,
     /// The new target, in place of the former one as a whole.
     pub target: Option<Target>,
+    /// How it is given out from now on, if it is for a queue.
+    pub dispatch: Option<Dispatch>,
     /// The due time that the caller asked for, where `due_at` was chosen by what is due around it.
     pub spread_from: Option<UnixMs>,
     /// Applied only if the timer has this version.
@@ -109,6 +131,17 @@ pub enum Applied {
     Unreadable,
     /// There is no destination of this name, which the change gives; nothing was changed.
     NoDestination(String),
+    /// The change does not fit the timer as it is; nothing was changed.
+    Unfit(Unfit),
+}
+
+/// Why a change does not fit a timer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unfit {
+    /// It says how the timer is given out, and its target is no queue.
+    NoQueue,
+    /// It gives a queue to a timer that merges.
+    Merges,
 }
 
 impl Applied {
@@ -137,6 +170,17 @@ pub(super) struct Within {
     pub skipped: BTreeSet<Uid>,
     /// To be told after the commit ([`ColdStore::tell_late`]).
     pub late: Batch,
+}
+
+/// Whether a change does not fit this timer.
+fn unfit(row: &TimerRow, event: &ChangeEvent) -> Option<Unfit> {
+    let ChangeEvent::Edit(edit) = event else { return None };
+    let is_for_queue = edit.target.as_ref().unwrap_or(&row.target).queue().is_some();
+    match () {
+        () if edit.dispatch.is_some() && !is_for_queue => Some(Unfit::NoQueue),
+        () if is_for_queue && edit.target.is_some() && row.policies.merge.is_some() => Some(Unfit::Merges),
+        () => None,
+    }
 }
 
 /// The pauses, in milliseconds, between rounds that skip timers locked by other transactions. After the last
@@ -274,6 +318,11 @@ impl ColdStore {
             no_destinations.get(name).cloned()
         };
         self.lend_retry(tx, changes, &mut rows).await?;
+        let wanted = changes.iter().filter_map(|change| change.event.target());
+        self.keep_queues(tx, wanted).await?;
+        let seated = rows.values_mut().map(|(row, _)| row).filter(|row| row.seats.is_some());
+        let seated: Vec<&mut TimerRow> = seated.collect();
+        let queues = Box::pin(self.read_places(tx, seated)).await?;
         let skipped = if skip_locked { self.live_among(tx, &missing).await? } else { BTreeSet::new() };
         let mut writes = Writes::default();
         let mut answers = Vec::with_capacity(changes.len());
@@ -282,12 +331,14 @@ impl ColdStore {
                 _ if skipped.contains(&change.uid) => Applied::NotLive,
                 Some((row, watermark)) => match nowhere(&change.event) {
                     Some(name) => Applied::NoDestination(name),
+                    None if let Some(why) = unfit(row, &change.event) => Applied::Unfit(why),
                     None => {
                         let context = Context {
                             now: store_now,
                             watermark: *watermark,
                             planted: self.planted,
                             namespace: &self.namespace,
+                            queue: row.target.queue().and_then(|name| queues.get(name)),
                         };
                         let event = self.spread_anew(row, &change.event, store_now);
                         decide(row, &event, context, &mut writes)
@@ -297,10 +348,11 @@ impl ColdStore {
                 None => self.amend_ended(tx, change).await?,
             });
         }
+        let told = std::mem::take(&mut writes.told);
         let counts = self.write(tx, writes).await?;
         // In boxes: a transaction with all of these in line outgrows the stack of a thread in builds that are not optimised.
         let set = Box::pin(self.listeners(tx)).await?;
-        let late = Box::pin(self.tell(tx, &set, Happened::applied(changes, &answers, store_now))).await?;
+        let late = Box::pin(self.tell(tx, &set, Happened::of_places(&told).chain(Happened::applied(changes, &answers, store_now)))).await?;
         self.count(tx, &counts).await?;
         Ok(Within { answers, skipped, late })
     }
@@ -370,7 +422,20 @@ impl ColdStore {
 
     /// Writes all but the counts, which it returns.
     async fn write(&self, tx: &mut Tx, writes: Writes) -> Result<Vec<(&'static str, i64)>, Error> {
-        let Writes { moved, edited, retargeted, reranked, unmerged, respread, ends, records, late } = writes;
+        let Writes {
+            moved,
+            edited,
+            retargeted,
+            reranked,
+            unmerged,
+            respread,
+            seated,
+            places,
+            ends,
+            records,
+            late,
+            told: _,
+        } = writes;
         let mut counts: BTreeMap<&'static str, i64> = BTreeMap::new();
         for end in &ends {
             *counts.entry(end.state.word()).or_default() += 1;
@@ -385,12 +450,14 @@ impl ColdStore {
             ("apply_priority", &reranked, PRIORITY),
             ("apply_merged", &unmerged, MERGED),
             ("apply_spread", &respread, SPREAD_FROM),
+            ("apply_seats", &seated, SEATS),
         ] {
             let rows: Vec<&TimerRow> = uids.iter().filter_map(|uid| moved.get(uid)).collect();
             if !rows.is_empty() {
                 tx.execute(self.update_statement(name, columns, &rows)).await?;
             }
         }
+        self.write_places(tx, places).await?;
         if !records.is_empty() {
             tx.execute(self.records_statement(&records)).await?;
         }
@@ -408,7 +475,7 @@ impl ColdStore {
     }
 
     /// The statement that writes these columns of these live rows.
-    fn update_statement(&self, name: &'static str, written: &[TimerColumn], rows: &[&TimerRow]) -> Statement {
+    pub(super) fn update_statement(&self, name: &'static str, written: &[TimerColumn], rows: &[&TimerRow]) -> Statement {
         let mut s = Statement::new(self.dialect(), name);
         let keyed = [&[TimerColumn::Uid], written].concat();
         let batch = s.batch("b", columns::batch(&keyed, rows));
@@ -417,7 +484,7 @@ impl ColdStore {
         s
     }
 
-    fn records_statement(&self, records: &[(Uid, i64, AttemptRecord)]) -> Statement {
+    pub(super) fn records_statement(&self, records: &[(Uid, i64, AttemptRecord)]) -> Statement {
         let mut s = Statement::new(self.dialect(), "apply_attempts");
         let int =
             |pick: fn(&AttemptRecord) -> i64| Column::Int(records.iter().map(|(_, _, r)| pick(r)).collect());
@@ -440,15 +507,16 @@ impl ColdStore {
                 ("b_node", text(|r| Some(r.node.clone()))),
                 ("b_delivery", text(|r| r.delivery_id.clone())),
                 ("b_created", Column::Int(records.iter().map(|(_, created, _)| *created).collect())),
+                ("b_worker", text(|r| r.worker.clone())),
             ],
         );
         s.push(&format!(
             "WITH {batch} INSERT INTO attempts (uid, generation, attempt, started_at, ended_at, result, status, reply, \
-             detail, node, delivery_id, created_at) SELECT b_uid, b_generation, b_attempt, b_started, b_ended, b_result, b_status, \
-             b_reply, b_detail, b_node, b_delivery, b_created FROM b WHERE true ON CONFLICT (uid, generation, attempt) DO UPDATE \
+             detail, node, delivery_id, created_at, worker) SELECT b_uid, b_generation, b_attempt, b_started, b_ended, b_result, b_status, \
+             b_reply, b_detail, b_node, b_delivery, b_created, b_worker FROM b WHERE true ON CONFLICT (uid, generation, attempt) DO UPDATE \
              SET started_at = excluded.started_at, ended_at = excluded.ended_at, result = excluded.result, \
              status = excluded.status, reply = excluded.reply, detail = excluded.detail, node = excluded.node, \
-             delivery_id = excluded.delivery_id, created_at = excluded.created_at"
+             delivery_id = excluded.delivery_id, created_at = excluded.created_at, worker = excluded.worker"
         ));
         s
     }

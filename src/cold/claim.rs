@@ -12,6 +12,7 @@ use crate::clock::Monotonic;
 use crate::model::id::{Epoch, Generation, Uid, Version};
 use crate::model::pointer::{Pointer, Via};
 use crate::model::priority::Priority;
+use crate::model::target::Kind;
 use crate::model::time::UnixMs;
 use crate::model::timer::State;
 use crate::planted::Defect;
@@ -37,6 +38,7 @@ pub(super) const POINTER: &[TimerColumn] = &[
     TimerColumn::Minute,
     TimerColumn::Priority,
     TimerColumn::Version,
+    TimerColumn::Kind,
 ];
 
 /// Reads a pointer from a row that begins with the columns of [`POINTER`].
@@ -54,6 +56,8 @@ pub(super) fn pointer_of(row: &Row, via: Via) -> Result<Pointer, Error> {
         wake_at: UnixMs::new(at!(WakeAt)),
         lane: at!(Lane),
         minute: at!(Minute),
+        is_for_queue: row.get::<Option<i16>>(const { columns::position(POINTER, TimerColumn::Kind) })?
+            == Some(Kind::Queue.code()),
         priority: priority_of(at!(Priority)),
         change: Version(at!(Version)).change(),
         overdue: false,
@@ -311,7 +315,7 @@ impl ColdStore {
         if self.planted.is(Defect::ClaimWithoutGeneration) {
             same_attempt.clear();
         }
-        let known = columns::is_known_kind();
+        let known = columns::is_sent_kind();
         let goes_alone = super::merge::goes_alone();
         let (free, from_free, is_free) = match skip_locked {
             true => (
@@ -417,7 +421,7 @@ impl ColdStore {
         );
         let now = s.now(self.bound_now());
         let (lead, since) = (s.int(lead_ms), s.int(SINCE_CLAIM_MS));
-        let (pointer, known) = (columns::list(POINTER), columns::is_known_kind());
+        let (pointer, known) = (columns::list(POINTER), columns::is_sent_kind());
         s.push(&format!(
             "WITH {batch}, waiting AS (SELECT {pointer}, CASE WHEN due_at > wake_at THEN due_at ELSE wake_at END - {lead} \
                AS claimable_at, CASE WHEN merge_key IS NULL THEN false ELSE true END AS merges, \

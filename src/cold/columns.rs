@@ -8,6 +8,7 @@ use super::row::TimerRow;
 use super::sql::{Column, Dialect};
 use crate::model::merge::Merged;
 use crate::model::policy::Policies;
+use crate::model::queue::Dispatch;
 use crate::model::target::Kind;
 use crate::model::time::UnixMs;
 
@@ -83,6 +84,11 @@ columns! {
     Merged = "merged",
     Spread = "spread",
     SpreadFrom = "spread_from",
+    Dispatch = "dispatch",
+    Audience = "audience",
+    ReadyAt = "ready_at",
+    Fresh = "fresh",
+    Acked = "acked",
 }
 
 /// The position of the first expression that is selected after [`ALL`].
@@ -117,6 +123,10 @@ pub(super) const SPREAD_FROM: &[TimerColumn] = &[TimerColumn::SpreadFrom];
 pub(super) const TARGET: &[TimerColumn] =
     &[TimerColumn::Target, TimerColumn::Kind, TimerColumn::Lane, TimerColumn::MergeKey];
 
+/// The columns of a timer for a queue that its places change, beside [`LIFE`].
+pub(super) const SEATS: &[TimerColumn] =
+    &[TimerColumn::ReadyAt, TimerColumn::Fresh, TimerColumn::Acked, TimerColumn::Dispatch, TimerColumn::Audience];
+
 /// The column of the set that a claim has made of timers.
 pub(super) const MERGED: &[TimerColumn] = &[TimerColumn::Merged];
 
@@ -140,7 +150,16 @@ pub(super) const WEBHOOK: i16 = Kind::Webhook.code();
 
 /// The condition that this build knows the kind of a row's target.
 pub(super) fn is_known_kind() -> String {
-    let codes: Vec<String> = Kind::ALL.iter().map(|kind| kind.code().to_string()).collect();
+    is_of_kinds(Kind::ALL.iter())
+}
+
+/// The condition that a row is sent by the service, and this build knows how.
+pub(super) fn is_sent_kind() -> String {
+    is_of_kinds(Kind::ALL.iter().filter(|kind| kind.is_sent()))
+}
+
+fn is_of_kinds<'a>(kinds: impl Iterator<Item = &'a Kind>) -> String {
+    let codes: Vec<String> = kinds.map(|kind| kind.code().to_string()).collect();
     format!("COALESCE({}, {WEBHOOK}) IN ({})", TimerColumn::Kind.name(), codes.join(", "))
 }
 
@@ -219,6 +238,11 @@ impl TimerColumn {
                 maybe(|row| row.spread.and_then(|spread| i64::try_from(spread.within.get().as_millis()).ok()))
             }
             Self::SpreadFrom => maybe(|row| row.spread.map(|spread| spread.from.get())),
+            Self::Dispatch => text_or_null(|row| stored_dispatch(&row.seats.as_ref()?.dispatch)),
+            Self::Audience => maybe(TimerRow::audience),
+            Self::ReadyAt => maybe(|row| row.seats.as_ref()?.ready_at.map(UnixMs::get)),
+            Self::Fresh => maybe(|row| row.seats.as_ref().map(|seats| seats.fresh.into())),
+            Self::Acked => maybe(|row| row.seats.as_ref().map(|seats| seats.acked.into())),
             Self::Kind => maybe(|row| Some(row.target.kind()).filter(|kind| *kind != WEBHOOK).map(i64::from)),
         }
     }
@@ -227,6 +251,11 @@ impl TimerColumn {
 /// A merged set as it is stored.
 pub(super) fn stored_merged(merged: Option<&Merged>) -> Option<String> {
     serde_json::to_string(merged?).ok()
+}
+
+/// The default way of giving out is stored as NULL. What the JSON begins with is whom it is for: lists look for that.
+fn stored_dispatch(dispatch: &Dispatch) -> Option<String> {
+    (*dispatch != Dispatch::default()).then(|| serde_json::to_string(dispatch).ok()).flatten()
 }
 
 /// The default policies are stored as NULL.

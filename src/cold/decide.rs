@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::apply::{Applied, ChangeEvent, Edit};
 use super::end::End;
+use super::places::{PlaceWrites, QueueTerms, Told};
 use super::row::{AttemptRecord, TimerRow};
 use crate::model::id::{Generation, Uid, Version};
 use crate::model::time::UnixMs;
@@ -29,6 +30,12 @@ pub(super) struct Writes {
     pub unmerged: BTreeSet<Uid>,
     /// Those whose moment was chosen anew.
     pub respread: BTreeSet<Uid>,
+    /// Those for a queue, whose counts may have changed.
+    pub seated: BTreeSet<Uid>,
+    /// What becomes of places.
+    pub places: PlaceWrites,
+    /// What happened to places, in order.
+    pub told: Vec<Told>,
     /// Timers that end.
     pub ends: Vec<End>,
     /// Attempts that did not end their timer: its uid, when it was registered, the record.
@@ -59,6 +66,8 @@ pub(super) struct Context<'a> {
     pub watermark: UnixMs,
     pub planted: Planted,
     pub namespace: &'a str,
+    /// The queue that the row is for, if it is for one.
+    pub queue: Option<&'a QueueTerms>,
 }
 
 /// Applies a change to a row in memory, adds what has to be written to `writes`, and returns the answer.
@@ -73,6 +82,11 @@ pub(super) fn decide(
     if before.state.is_end() {
         // It was ended by an earlier change of this batch.
         return Applied::NotLive;
+    }
+    if row.seats.is_some()
+        && let Some(applied) = super::places::decide(row, change, context, writes)
+    {
+        return applied;
     }
     let prepared = match prepare(row, before, change, now, planted) {
         Ok(prepared) => prepared,
@@ -92,13 +106,14 @@ pub(super) fn decide(
         // So it would with the former priority.
         let is_reranked = prepared.edit.as_ref().is_some_and(|edit| edit.priority.is_some());
         let keeps_place = !is_reranked && target.is_none_or(|target| target.lane() == row.lane);
-        let waits = step.life.state != State::Paused;
+        // Workers are woken by a pointer of the moment itself.
+        let waits = step.life.state != State::Paused && row.seats.is_none();
         let known =
             (keeps_place && waits).then(|| pointer_ahead(row.pointed_at, before, step.life, now, watermark));
         row.pointed_at = known.flatten();
     }
     note_writes(row, before, step, prepared, context, writes);
-    Applied::Live(Box::new(row.clone()), step.answer)
+    Applied::Live(Box::new(row.clone()), row.answer(step.answer))
 }
 
 /// The life before the event, as the event sees it: a planted defect falsifies it.
@@ -166,6 +181,8 @@ fn prepare(
             Ok(Prepared { event, record: Some(unknown_record(row, now)), edit: None })
         }
         ChangeEvent::Discarded(generation) => plain(Event::Discarded { generation: *generation }),
+        // Only of a timer for a queue, which it is not any more.
+        ChangeEvent::Settle(_) | ChangeEvent::TakeBack(_) | ChangeEvent::Look => stale(),
         ChangeEvent::TooLate(_) | ChangeEvent::ClaimExpired(_) | ChangeEvent::Released(..) => stale(),
         ChangeEvent::Attempted(next, record) => {
             let mut token = Token { generation: Generation(record.generation), attempt: record.attempt };
@@ -209,13 +226,16 @@ fn difference(row: &TimerRow, wanted: &Edit) -> (Edit, Option<Event>) {
     let labels = wanted.labels.clone().filter(|labels| *labels != row.labels);
     let target = wanted.target.clone().filter(|target| *target != row.target);
     let priority = wanted.priority.filter(|priority| *priority != row.priority);
+    let seats = row.seats.as_ref();
+    let dispatch = wanted.dispatch.clone();
+    let dispatch = dispatch.filter(|new| seats.is_none_or(|seats| *new != seats.dispatch));
     let event = match (due_at, &data, &target) {
-        (None, None, None) if labels.is_none() && priority.is_none() => None,
-        (None, None, None) => Some(Event::Relabel),
+        (None, None, None) if labels.is_none() && priority.is_none() && dispatch.is_none() => None,
+        (None, None, None) if dispatch.is_none() => Some(Event::Relabel),
         _ => Some(Event::Reschedule { due_at: due_at.unwrap_or(row.life.due_at) }),
     };
     let spread_from = wanted.spread_from;
-    (Edit { due_at, data, labels, priority, target, spread_from, if_version: None }, event)
+    (Edit { due_at, data, labels, priority, target, dispatch, spread_from, if_version: None }, event)
 }
 
 /// The moment of a pointer that lies in the wheel of a timer that waits, and comes up no later than the timer is to wake
@@ -286,21 +306,25 @@ fn note_writes(
             (row.lane, row.target) = (target.lane(), target);
             row.merge_key = row.find_merge_key(context.namespace);
         }
+        super::places::edit(row, edit.dispatch, writes);
     }
-    if step.life.state.is_end() {
+    super::places::follow(row, before, now, writes);
+    let life = row.life;
+    if life.state.is_end() {
         row.ended_at = Some(now);
         // The attempt that ends a timer is recorded in its history row; a late one has a record of its own
         // already.
         row.last = if is_late { None } else { record.clone() };
         let token = Token { generation: before.generation, attempt: before.attempt };
         let last = row.last.clone();
-        writes.ends.push(End { uid: row.uid, token, life: Some(step.life), state: step.life.state, last });
-    } else if step.life != before {
+        let acked = row.seats.as_ref().map(|seats| seats.acked);
+        writes.ends.push(End { uid: row.uid, token, life: Some(life), state: life.state, last, acked });
+    } else if life != before || writes.seated.contains(&row.uid) {
         writes.moved.insert(row.uid, row.clone());
     }
     match record {
         Some(record) if is_late => writes.late.push((row.uid, record)),
-        Some(record) if !step.life.state.is_end() => {
+        Some(record) if !life.state.is_end() => {
             writes.records.push((row.uid, row.created_at.get(), record));
         }
         _ => {}
@@ -336,5 +360,6 @@ fn unknown_record(row: &TimerRow, now: UnixMs) -> AttemptRecord {
         detail: Some("its node did not report in time; the receiver may have got it".into()),
         node: row.node.clone().unwrap_or_default(),
         delivery_id: row.merged.as_ref().map(|merged| merged.id.clone()),
+        worker: None,
     }
 }

@@ -23,9 +23,15 @@ pub const MAX_DESTINATIONS: i64 = 10_000;
 /// The most timers of one destination that are counted.
 pub const MOST_COUNTED: i64 = 100_000;
 
-/// The condition that a row's target is a destination. Partial indexes serve it, by the first part.
+/// The condition that a row's target is a destination.
 pub(super) fn is_for_destination(dialect: Dialect) -> String {
-    let code = Kind::Destination.code();
+    is_for(Kind::Destination, dialect)
+}
+
+/// The condition that a row's target is of this kind, which is none that nearly every row has. Partial indexes serve it,
+/// by the first part.
+pub(super) fn is_for(kind: Kind, dialect: Dialect) -> String {
+    let code = kind.code();
     match dialect {
         Dialect::Postgres => format!("kind IS NOT NULL AND kind = {code}"),
         Dialect::Sqlite => format!("kind <> {WEBHOOK} AND kind = {code}"),

@@ -29,6 +29,8 @@ pub(super) struct End {
     pub life: Option<Life>,
     pub state: State,
     pub last: Option<AttemptRecord>,
+    /// Places that were acked, of a timer for a queue.
+    pub acked: Option<u32>,
 }
 
 impl ColdStore {
@@ -46,6 +48,7 @@ impl ColdStore {
             life: None,
             state: State::Delivered,
             last: Some(record.clone()),
+            acked: None,
         });
         let mut tx = self.urgent.begin().await?;
         let rows = if skip_locked { Rows::ClaimedAndFree } else { Rows::Claimed };
@@ -83,6 +86,7 @@ impl ColdStore {
                 ("b_tries", life(|life| i64::from(life.tries))),
                 ("b_uncertain", life(|life| i64::from(life.uncertain))),
                 ("b_last", Column::TextOrNull(ends.iter().map(|end| last_json(end.last.as_ref())).collect())),
+                ("b_acked", Column::IntOrNull(ends.iter().map(|end| end.acked.map(i64::from)).collect())),
             ]
         };
         let moved: Vec<&str> = TimerColumn::EACH.iter().map(|column| moved(*column)).collect();
@@ -153,6 +157,8 @@ const fn moved(column: TimerColumn) -> &'static str {
         TimerColumn::Attempt => "COALESCE(b_new_attempt, attempt)",
         TimerColumn::Tries => "COALESCE(b_tries, tries)",
         TimerColumn::Version => "COALESCE(b_version, version)",
+        TimerColumn::Acked => "COALESCE(b_acked, acked)",
+        TimerColumn::ReadyAt => "NULL",
         TimerColumn::Uncertain => "CASE WHEN b_uncertain IS NULL THEN uncertain ELSE b_uncertain = 1 END",
         other => other.name(),
     }

@@ -15,12 +15,14 @@ use std::str::FromStr;
 use uuid::Uuid;
 
 use super::columns::{AFTER, ALL};
-use super::destinations::is_for_destination;
+use super::destinations::{is_for, is_for_destination};
 use super::row::TimerRow;
 use super::sql::{Dialect, Row, Statement};
 use super::{ColdStore, Error};
 use crate::model::destination::lane;
 use crate::model::id::{TimerId, Uid};
+use crate::model::queue::{self, To};
+use crate::model::target::Kind;
 use crate::model::time::UnixMs;
 use crate::model::timer::State;
 
@@ -59,6 +61,12 @@ pub struct Filter {
     pub due_after: Option<UnixMs>,
     /// Due before this moment.
     pub due_before: Option<UnixMs>,
+    /// For this queue.
+    pub queue: Option<String>,
+    /// For a queue, and given out to these.
+    pub to: Option<To>,
+    /// This worker has a place of it now.
+    pub worker: Option<String>,
 }
 
 /// What else an operation demands of a live timer, beside its filter.
@@ -201,6 +209,14 @@ impl List<'_> {
         if let Some(name) = self.filter.destination.as_deref().filter(|_| !self.is_picked_otherwise()) {
             conditions.push(self.store.of_destination(name, s));
         }
+        if let Some(name) = self.filter.queue.as_deref().filter(|_| !self.is_picked_otherwise()) {
+            // With a destination as well it is none, and matches nothing.
+            conditions.push(self.store.of_queue(name, s));
+            conditions = vec![conditions.join(" AND ")];
+        }
+        if conditions.is_empty() && !self.is_picked_otherwise() {
+            conditions.extend(self.filter.worker.as_deref().map(|worker| held_by(worker, s)));
+        }
         if !self.filter.uids.is_empty() {
             let uids: Vec<String> = self.filter.uids.iter().map(|uid| s.uuid(uid.0)).collect();
             conditions.push(format!("uid IN ({})", uids.join(", ")));
@@ -276,6 +292,8 @@ impl List<'_> {
         if let Some(state) = filter.state {
             let served = (state.is_end() || matches!(state, State::Retrying | State::Paused))
                 && filter.destination.is_none()
+                && filter.queue.is_none()
+                && filter.worker.is_none()
                 && !self.is_picked_otherwise();
             if !served {
                 conditions.push(format!("state = {}", state.code()));
@@ -283,6 +301,13 @@ impl List<'_> {
         }
         if let Some(name) = filter.destination.as_deref().filter(|_| self.is_picked_otherwise()) {
             conditions.push(self.store.of_destination(name, s));
+        }
+        if let Some(name) = filter.queue.as_deref().filter(|_| self.is_picked_otherwise()) {
+            conditions.push(self.store.of_queue(name, s));
+        }
+        conditions.extend(filter.to.as_ref().map(|to| given_to(to, s)));
+        if let Some(worker) = &filter.worker {
+            conditions.push(held_by(worker, s));
         }
         if let Some(lanes) = filter.lanes {
             conditions.push(format!("lane {}", s.among(&lanes)));
@@ -359,6 +384,11 @@ impl ColdStore {
         format!("{} AND lane = {}", is_for_destination(self.dialect()), s.int(lane(name)))
     }
 
+    /// The condition that a row is for this queue.
+    fn of_queue(&self, name: &str, s: &mut Statement) -> String {
+        format!("{} AND lane = {}", is_for(Kind::Queue, self.dialect()), s.int(queue::lane(name)))
+    }
+
     /// Two conditions: a row of this owner matches one of them. A timer without an owner is its own owner: it is found by
     /// the uid of its id.
     fn of_owner(&self, owner: &str, s: &mut Statement) -> [String; 2] {
@@ -384,7 +414,19 @@ impl ColdStore {
 
     /// The conditions that a row matches a filter, for statements that look at it row by row.
     pub(super) fn conditions(&self, filter: &Filter, s: &mut Statement) -> Vec<String> {
-        let Filter { uids, state, lanes, destination, owner, labels, due_after, due_before } = filter;
+        let Filter {
+            uids,
+            state,
+            lanes,
+            destination,
+            owner,
+            labels,
+            due_after,
+            due_before,
+            queue,
+            to,
+            worker,
+        } = filter;
         let mut conditions = self.of_labels(labels, s);
         if !uids.is_empty() {
             let uids: Vec<String> = uids.iter().map(|uid| s.uuid(uid.0)).collect();
@@ -399,6 +441,9 @@ impl ColdStore {
         }));
         conditions.extend(due_after.map(|at| format!("due_at >= {}", s.int(at.get()))));
         conditions.extend(due_before.map(|at| format!("due_at < {}", s.int(at.get()))));
+        conditions.extend(queue.as_deref().map(|name| self.of_queue(name, s)));
+        conditions.extend(to.as_ref().map(|to| given_to(to, s)));
+        conditions.extend(worker.as_deref().map(|worker| held_by(worker, s)));
         conditions
     }
 
@@ -459,6 +504,22 @@ impl ColdStore {
         };
         Ok(Page { rows: page, next, scanned })
     }
+}
+
+/// The condition that a row is for a queue, and given out to these: what is stored of that begins with whom it is for.
+fn given_to(to: &To, s: &mut Statement) -> String {
+    let begin = format!("{{\"to\":\"{to}\",");
+    let is_it = format!("substr(dispatch, 1, {}) = {}", begin.len(), s.text(&begin));
+    match to {
+        To::Any => format!("audience IS NOT NULL AND (dispatch IS NULL OR {is_it})"),
+        _ => is_it,
+    }
+}
+
+/// The condition that this worker has a place of a row now.
+fn held_by(worker: &str, s: &mut Statement) -> String {
+    let worker = s.text(worker);
+    format!("uid IN (SELECT uid FROM places WHERE worker = {worker} AND held = 0)")
 }
 
 fn last_scanned(row: &Row) -> Result<Option<ListCursor>, Error> {

@@ -21,13 +21,17 @@ mod gate;
 mod history;
 mod hook;
 mod late;
+mod lease;
 mod list;
 mod merge;
 mod notify;
 mod open;
 mod operations;
 mod outbox;
+mod places;
 mod query;
+mod queues;
+mod ready;
 mod register;
 mod report;
 mod restore;
@@ -46,7 +50,7 @@ use std::time::Duration;
 use sea_orm::DatabaseConnection;
 use sea_orm::sqlx::PgPool;
 
-pub use apply::{Applied, Change, ChangeEvent, Edit, MAX_BATCH as MAX_APPLY_BATCH};
+pub use apply::{Applied, Change, ChangeEvent, Edit, MAX_BATCH as MAX_APPLY_BATCH, Settlement, Unfit};
 pub use backlog::{Backlog, LeftOut, MAX_EVENTS as MAX_EVENT_BATCH, MOST_EXCESS};
 pub use claim::{Backlogged, Claimed, DueRow, DueRows, Early, MAX_BATCH as MAX_CLAIM_BATCH, Probe};
 pub use destinations::{
@@ -57,6 +61,7 @@ pub use forecast::{SCALES, Summary};
 pub use history::Step as RetentionStep;
 #[cfg(feature = "planted")]
 pub use hook::{Call, FailPoint};
+pub use lease::{Asking, LeaseAnswer, Leased, MAX_ASKING, Turn};
 pub use late::{DeadTimer, LateOf, LateTimers};
 pub use list::{Filter, ListCursor, Page};
 pub use merge::{ClaimedSet, Doubtful};
@@ -65,6 +70,8 @@ pub use operations::{
 };
 pub use outbox::EventRow;
 pub use query::{Ledger, Verification};
+pub use queues::{QueueDepth, QueueRemoved, QueueRow};
+pub use ready::ReadyNow;
 pub use register::{MAX_BATCH as MAX_REGISTER_BATCH, NewTimer, Registered};
 pub use report::NodeReport;
 pub use restore::Held;
@@ -128,6 +135,8 @@ pub struct ColdStore {
     held: Arc<Mutex<Option<Held>>>,
     /// Another node has changed destinations.
     destinations_changed: Arc<tokio::sync::Notify>,
+    /// Which queues have something ready.
+    ready: Arc<ready::ReadyLanes>,
     /// What is known of the ranges that timers are spread over.
     spreads: Spreads,
     /// The subscriptions that this node writes events for.

@@ -12,6 +12,7 @@ use sea_orm::sqlx::postgres::PgListener;
 use sea_orm::sqlx::{self, PgPool};
 use tokio::sync::Notify;
 
+use super::ready::ReadyLanes;
 use super::{ColdStore, Identity};
 use crate::clock::Monotonic;
 use crate::telemetry::Streak;
@@ -24,6 +25,9 @@ const DESTINATIONS: &str = "mainspring_destinations";
 
 /// And for subscriptions.
 const SUBSCRIPTIONS: &str = "mainspring_subscriptions";
+
+/// And for queues that have something ready.
+const READY: &str = "mainspring_queues";
 
 /// After so long without a notification the connection is checked.
 const SILENCE: Duration = Duration::from_secs(20);
@@ -50,6 +54,12 @@ pub(super) fn subscriptions_changed() -> String {
     format!("pg_notify('{SUBSCRIPTIONS}', '')")
 }
 
+/// The SQL expression that tells all listeners which queues have something ready; `text` is an expression for who says so
+/// and their lanes.
+pub(super) fn queues_ready(text: &str) -> String {
+    format!("pg_notify('{READY}', {text})")
+}
+
 impl ColdStore {
     /// Completes when another node has changed destinations, or may have.
     pub async fn destinations_changed(&self) {
@@ -70,8 +80,9 @@ impl ColdStore {
                     notified.notify_one();
                     self.destinations_changed.notify_one();
                     self.known_set.changed.notify_one();
-                    forward(listener, me, notified, [&self.destinations_changed, &self.known_set.changed])
-                        .await
+                    self.ready.told_any();
+                    let changed = [&self.destinations_changed, &self.known_set.changed];
+                    forward(listener, me, notified, changed, &self.ready).await
                 }
                 Err(why) => why,
             };
@@ -99,7 +110,7 @@ async fn connect(pool: &PgPool) -> Result<PgListener, sqlx::Error> {
     // A lost connection has to be seen here, for notifications may be lost with it; so it is not replaced
     // silently.
     listener.eager_reconnect(false);
-    listener.listen_all([CHANNEL, DESTINATIONS, SUBSCRIPTIONS]).await?;
+    listener.listen_all([CHANNEL, DESTINATIONS, SUBSCRIPTIONS, READY]).await?;
     Ok(listener)
 }
 
@@ -109,12 +120,16 @@ async fn forward(
     me: &Identity,
     notified: &Notify,
     [destinations, subscriptions]: [&Notify; 2],
+    ready: &ReadyLanes,
 ) -> sqlx::Error {
     loop {
         match tokio::time::timeout(SILENCE, listener.try_recv()).await {
             Ok(Ok(Some(notification))) if notification.channel() == DESTINATIONS => destinations.notify_one(),
             Ok(Ok(Some(notification))) if notification.channel() == SUBSCRIPTIONS => {
                 subscriptions.notify_one()
+            }
+            Ok(Ok(Some(notification))) if notification.channel() == READY => {
+                ready.told(notification.payload(), &me.incarnation);
             }
             // This node's own.
             Ok(Ok(Some(notification))) if notification.payload() == me.incarnation => {}

@@ -13,13 +13,14 @@ use uuid::Uuid;
 use super::apply::{Applied, Change};
 use super::columns::TimerColumn;
 use super::destinations::NAMESPACE;
+use super::places::Told as PlaceHappened;
 use super::row::{AttemptRecord, TimerRow};
 use super::sql::{Column, Row, Statement, Tx};
 use super::subscriptions::SubscriptionSet;
 use super::{ColdStore, Error};
 use crate::model::id::{Generation, Uid, shard_of};
 use crate::model::merge::Merged;
-use crate::model::subscription::{Lifecycle, Subject, Subscription, event_id};
+use crate::model::subscription::{Lifecycle, PlaceTold, Subject, Subscription, event_id};
 use crate::model::target::{Kind, Target};
 use crate::model::time::UnixMs;
 use crate::model::timer::{Answer, AttemptResult, State};
@@ -50,6 +51,8 @@ pub(super) struct Happened<'a> {
     pub shard: i32,
     pub version: i32,
     pub subject: Subject<'a>,
+    /// The place of it that it happened to.
+    pub place: Option<PlaceTold<'a>>,
     pub at: UnixMs,
 }
 
@@ -66,13 +69,28 @@ impl<'a> Happened<'a> {
             attempt: row.life.attempt,
             lane: row.lane,
             is_for_destination: matches!(row.target, Target::Destination(_)),
+            queue: row.target.queue(),
             labels: row.labels.as_deref(),
             data: row.data.as_deref(),
             created_at: row.created_at,
             result: row.last.as_ref().map(|last| last.result),
             set: row.merged.as_ref().map(|merged| merged.id.as_str()),
         };
-        Self { kind, shard: row.shard, version: row.life.version.0, subject, at }
+        Self { kind, shard: row.shard, version: row.life.version.0, subject, place: None, at }
+    }
+
+    /// What happened to places of timers for queues.
+    pub fn of_places(told: &'a [PlaceHappened]) -> impl Iterator<Item = Self> {
+        told.iter().map(|told| {
+            let happened = Self::to(&told.row, told.kind, told.at);
+            let place = PlaceTold {
+                place: &told.place,
+                delivery_id: told.place.delivery_id(told.row.uid, told.row.created_at),
+                action: told.action,
+                result: told.result.as_deref(),
+            };
+            Self { place: Some(place), ..happened }
+        })
     }
 
     /// These timers were registered.
@@ -174,6 +192,8 @@ impl Delivered {
             attempt: self.attempt,
             lane: self.lane,
             is_for_destination: self.kind == Some(Kind::Destination.code()),
+            // Ends of this kind are of timers that were sent.
+            queue: None,
             labels: self.labels.as_deref(),
             data: self.data.as_deref(),
             created_at: self.created_at,
@@ -181,7 +201,7 @@ impl Delivered {
             set: self.merged.as_ref().map(|merged| merged.id.as_str()),
         };
         let kind = Lifecycle::TimerDelivered;
-        Happened { kind, shard: self.shard, version: self.version, subject, at }
+        Happened { kind, shard: self.shard, version: self.version, subject, place: None, at }
     }
 }
 
@@ -217,8 +237,10 @@ impl Batch {
     }
 
     fn add(&mut self, one: &Subscription, happened: &Happened<'_>) {
-        let Happened { kind, shard, version, subject, at } = happened;
-        let numbers = [subject.generation.0.to_be_bytes(), version.to_be_bytes()].concat();
+        let Happened { kind, shard, version, subject, place, at } = happened;
+        let mut numbers = [subject.generation.0.to_be_bytes(), version.to_be_bytes()].concat();
+        // Each giving-out of a timer happens once, and so does its settlement, or the end of its lease.
+        numbers.extend(place.iter().flat_map(|told| told.place.giving.to_be_bytes()));
         let of: [&[u8]; 3] = [subject.uid.0.as_bytes(), &subject.created_at.get().to_be_bytes(), &numbers];
         self.push(
             one,
@@ -229,7 +251,7 @@ impl Batch {
                 kind: kind.code(),
                 subject: subject.id.to_owned(),
                 at: *at,
-                body: subject.body(*at, one.includes_data()),
+                body: subject.body(place.as_ref(), *at, one.includes_data()),
             },
         );
     }

@@ -111,6 +111,7 @@ impl ColdStore {
                     detail: m.detail,
                     node: m.node,
                     delivery_id: m.delivery_id,
+                    worker: m.worker,
                 })
             })
             .collect::<Result<Vec<_>, Error>>()?;

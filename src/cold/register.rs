@@ -14,6 +14,7 @@ use super::{ColdStore, Error};
 use crate::model::id::{Epoch, Generation, TimerId, Uid, shard_of};
 use crate::model::policy::Policies;
 use crate::model::priority::Priority;
+use crate::model::queue::{Dispatch, Seats};
 use crate::model::spread::Spread;
 use crate::model::target::Target;
 use crate::model::time::UnixMs;
@@ -52,6 +53,8 @@ pub struct NewTimer {
     pub labels: Option<String>,
     /// Retry and late policy.
     pub policies: Policies,
+    /// How it is given out, if its target is a queue.
+    pub dispatch: Option<Dispatch>,
     /// Hash of the canonical request.
     pub request_hash: [u8; 16],
     /// When the request came in, by the store's clock.
@@ -189,6 +192,7 @@ impl ColdStore {
     ) -> Result<(HashMap<Uid, TimerRow>, HashSet<Uid>), Error> {
         let mut tx = self.pool.begin().await?;
         let missing = self.missing_destinations(&mut tx, fresh.iter().map(|row| &row.target)).await?;
+        self.keep_queues(&mut tx, fresh.iter().map(|row| &row.target)).await?;
         let mut nowhere = HashSet::new();
         if !missing.is_empty() {
             let is_missing =
@@ -289,9 +293,19 @@ impl ColdStore {
         // What nobody in the batch asks for costs nobody anything.
         let merges = rows.iter().any(|row| row.merge_key.is_some());
         let spreads = rows.iter().any(|row| row.spread.is_some());
+        let queues = rows.iter().any(|row| row.seats.is_some());
         let initial = |column: TimerColumn| match column {
             TimerColumn::MergeKey if !merges => Some("NULL"),
             TimerColumn::Spread | TimerColumn::SpreadFrom if !spreads => Some("NULL"),
+            TimerColumn::Dispatch
+            | TimerColumn::Audience
+            | TimerColumn::ReadyAt
+            | TimerColumn::Fresh
+            | TimerColumn::Acked
+                if !queues =>
+            {
+                Some("NULL")
+            }
             other => initial(other),
         };
         let is_bound = |column: &TimerColumn| initial(*column).is_none() && *column != TimerColumn::WakeAt;
@@ -343,6 +357,10 @@ impl ColdStore {
             pointed_at: None,
             merge_key,
             merged: None,
+            seats: timer.target.queue().map(|_| {
+                Seats::new(timer.dispatch.clone().unwrap_or_default(), timer.due_at)
+            }),
+            places: Vec::new(),
             left: None,
             ended_at: None,
             last: None,

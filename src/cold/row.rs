@@ -12,10 +12,11 @@ use crate::model::merge::{MergeKey, Merged};
 use crate::model::pointer::{Pointer, Via};
 use crate::model::policy::Policies;
 use crate::model::priority::Priority;
+use crate::model::queue::{self, Dispatch, Place, Places, Seats};
 use crate::model::spread::Spread;
 use crate::model::target::Target;
 use crate::model::time::{Span, UnixMs};
-use crate::model::timer::{AttemptResult, Life, State};
+use crate::model::timer::{Answer, AttemptResult, Life, State};
 use crate::model::trace::Trace;
 
 /// A timer as the cold store has it, live or ended.
@@ -73,6 +74,10 @@ pub struct TimerRow {
     pub merge_key: Option<MergeKey>,
     /// The set that a claim has made of it and others, which all attempts of this generation are for.
     pub merged: Option<Merged>,
+    /// Of a timer for a queue: how it is given out.
+    pub seats: Option<Seats>,
+    /// Of a timer for a queue, where its places are read beside it; empty elsewhere. Stored in a table of their own.
+    pub places: Vec<Place>,
     /// Of a timer that was changed just now: what it merged by before, because others may wait for it. Not stored.
     pub left: Option<MergeKey>,
     /// When it ended; `None` for a live timer.
@@ -105,9 +110,12 @@ pub struct AttemptRecord {
     pub detail: Option<String>,
     /// The node that made the attempt.
     pub node: String,
-    /// The delivery id, if it was an attempt to deliver a merged set.
+    /// The delivery id, if it was an attempt to deliver a merged set, or of another place than the first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delivery_id: Option<String>,
+    /// The worker, if it fetched the delivery itself; what it said is `reply`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub worker: Option<String>,
 }
 
 /// The priority that is stored as this; an unknown one counts as the default.
@@ -131,6 +139,22 @@ pub(super) fn merged_of(stored: Option<String>) -> Result<Option<Merged>, Error>
 fn spread_of(within_ms: Option<i64>, from: Option<i64>) -> Option<Spread> {
     let within = Duration::from_millis(u64::try_from(within_ms?).ok()?);
     Some(Spread { within: Span::from_duration(within), from: UnixMs::new(from?) })
+}
+
+/// How a timer for a queue is given out.
+fn seats_of(row: &Row) -> Result<Seats, Error> {
+    let bad = |what: &str| Error::Corrupt(format!("a timer's {what} cannot be read back"));
+    let dispatch = match row.of::<Option<String>>(C::Dispatch)? {
+        Some(text) => serde_json::from_str(&text).map_err(|_| bad("dispatch"))?,
+        None => Dispatch::default(),
+    };
+    let count = |count: Option<i32>| u32::try_from(count.unwrap_or(0)).unwrap_or(0);
+    Ok(Seats {
+        dispatch,
+        fresh: count(row.of(C::Fresh)?),
+        acked: count(row.of(C::Acked)?),
+        ready_at: row.of::<Option<i64>>(C::ReadyAt)?.map(UnixMs::new),
+    })
 }
 
 /// The id that is stored as this; see [`TimerRow::stored_id`].
@@ -158,14 +182,46 @@ impl TimerRow {
         Some(self.policies.merge?.key(namespace, owner, &self.target))
     }
 
-    /// The pointer to the attempt that it waits for; `None` in a state that waits for none.
+    /// Queue and audience as one number, if it is for a queue.
+    pub(super) fn audience(&self) -> Option<i64> {
+        Some(self.seats.as_ref()?.dispatch.to.audience(self.target.queue()?))
+    }
+
+    /// The answer to its caller: of a cancelled timer for a queue, whether places were acked decides.
+    pub fn answer(&self, answer: Answer) -> Answer {
+        match (&self.seats, answer) {
+            (Some(seats), Answer::Cancelled | Answer::Stopped) if seats.acked == 0 => Answer::Cancelled,
+            (Some(_), Answer::Cancelled | Answer::Stopped) => Answer::Stopped,
+            _ => answer,
+        }
+    }
+
+    /// Whether this worker may have a place of it now; its places have to be read.
+    pub(super) fn is_free_for(&self, worker: &str, now: UnixMs) -> bool {
+        let free = |seats| queue::free_for(&self.life, seats, &self.places, self.expire_at, worker, now);
+        self.seats.as_ref().and_then(free).is_some()
+    }
+
+    /// The places of a timer for a queue.
+    pub fn places(&mut self) -> Option<Places<'_>> {
+        let Self { life, seats, places, expire_at, .. } = self;
+        Some(Places { life, seats: seats.as_mut()?, places, expire_at: *expire_at })
+    }
+
+    /// The pointer to the attempt that it waits for; `None` in a state that waits for none. One to a timer for a queue
+    /// wakes the workers that wait.
     pub fn pointer(&self, via: Via) -> Option<Pointer> {
-        matches!(self.life.state, State::Scheduled | State::Retrying).then_some(Pointer {
+        let wake_at = match &self.seats {
+            Some(seats) => seats.ready_at,
+            None => matches!(self.life.state, State::Scheduled | State::Retrying).then_some(self.life.wake_at),
+        };
+        Some(Pointer {
             uid: self.uid,
             shard: self.shard,
             generation: self.life.generation,
             attempt: self.life.attempt,
-            wake_at: self.life.wake_at,
+            wake_at: wake_at?,
+            is_for_queue: self.seats.is_some(),
             lane: self.lane,
             minute: self.minute,
             priority: self.priority,
@@ -195,6 +251,8 @@ impl TimerRow {
         let hash: Vec<u8> = row.of(C::RequestHash)?;
         let via: Option<i16> = row.of(C::Via)?;
         let (uid, id) = (Uid(row.of(C::Uid)?), row.of::<String>(C::Id)?);
+        let target = Target::read(row.of::<Option<i16>>(C::Kind)?.unwrap_or(WEBHOOK), &target)
+            .map_err(|_| bad("target"))?;
         let (ended_at, last): (Option<i64>, Option<String>) =
             if ended { (row.get(AFTER)?, row.get(AFTER + 1)?) } else { (None, None) };
         Ok(Self {
@@ -219,8 +277,12 @@ impl TimerRow {
             epoch: Epoch(row.of(C::Epoch)?),
             lane: row.of(C::Lane)?,
             minute: row.of(C::Minute)?,
-            target: Target::read(row.of::<Option<i16>>(C::Kind)?.unwrap_or(WEBHOOK), &target)
-                .map_err(|_| bad("target"))?,
+            seats: match target.queue() {
+                Some(_) => Some(seats_of(row)?),
+                None => None,
+            },
+            places: Vec::new(),
+            target,
             data: row.of(C::Data)?,
             labels: row.of(C::Labels)?,
             policies: match policies {

@@ -212,7 +212,7 @@ impl ColdStore {
             "UPDATE timers SET claimed_at = CASE WHEN claimed_at > {now} THEN {now} ELSE claimed_at END, \
                wake_at = CASE WHEN state = 1 THEN {now} + wake_at - claimed_at \
                  WHEN due_at > {now} THEN due_at ELSE {now} END \
-             WHERE uid IN (SELECT uid FROM timers WHERE shard = {shard} AND wake_at > {now} \
+             WHERE uid IN (SELECT uid FROM timers WHERE shard = {shard} AND audience IS NULL AND wake_at > {now} \
                AND wake_at <= {now} + {reach} \
                AND ((state = 1 AND claimed_at > {now} + {margin}) OR (state = 0 AND wake_at > due_at)) {lock}) \
              RETURNING {}, state",
@@ -242,7 +242,7 @@ impl ColdStore {
         s.push(&format!(
             "UPDATE timers SET wake_at = CASE WHEN wake_at > claimed_at THEN {now} + wake_at - claimed_at ELSE {now} END, \
                claimed_at = {now} \
-             WHERE uid IN (SELECT uid FROM timers WHERE state IN (2, 3) AND state = 2 AND due_at >= {from} \
+             WHERE uid IN (SELECT uid FROM timers WHERE state IN (2, 3) AND state = 2 AND due_at >= {from} AND audience IS NULL \
                AND claimed_at > {now} + {margin} ORDER BY due_at LIMIT {limit} {lock}) RETURNING {}, due_at",
             columns::list(POINTER)
         ));
@@ -321,7 +321,8 @@ impl ColdStore {
         let now = s.now(self.bound_now());
         // With the same settings on all nodes a claim expires within this span. The bound keeps the scan of the
         // index short.
-        let known = columns::is_known_kind();
+        // What workers have outlives the node that gave it to them.
+        let known = columns::is_sent_kind();
         let (reach, within) = (s.int(self.claim_ttl_ms), s.int(within_ms));
         let claimed = format!(
             "shard = b_shard AND epoch < b_epoch AND state = 1 AND {known} \

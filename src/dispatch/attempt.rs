@@ -11,7 +11,7 @@ use crate::clock::Monotonic;
 use crate::cold::{AttemptRecord, TimerRow};
 use crate::metrics::Metrics;
 use crate::model::destination::Destination;
-use crate::model::id::{Epoch, Uid};
+use crate::model::id::Epoch;
 use crate::model::pointer::Pointer;
 use crate::model::policy::Retry;
 use crate::model::time::UnixMs;
@@ -137,6 +137,7 @@ impl Dispatcher {
             detail: outcome.detail,
             node: self.ownership.me().name.clone(),
             delivery_id: None,
+            worker: None,
         };
         let mut records = firing.records(record);
         if self.store.planted().is(Defect::FirstMemberEnds) {
@@ -251,13 +252,6 @@ fn next_after(firing: &Firing, retry: Option<Retry>, outcome: &Outcome, now: Uni
     }
     Next::Retry(now.plus(match outcome.retry_after {
         Some(wait) => wait,
-        None => retry.wait_after(attempt, jitter(firing.first.uid, attempt)),
+        None => retry.wait_after(attempt, firing.first.uid.jitter(attempt)),
     }))
-}
-
-/// A number from 0 to 1 that differs between timers and attempts. Jitter needs no secrecy, and a number that follows
-/// from the timer keeps a replayed run of the simulation the same (`dice` is the name that the hash has always had).
-fn jitter(uid: Uid, attempt: u32) -> f64 {
-    let hash = crate::model::id::digest16(&[b"dice", uid.0.as_bytes(), &attempt.to_be_bytes()]);
-    f64::from(u16::from_be_bytes([hash[0], hash[1]])) / f64::from(u16::MAX)
 }

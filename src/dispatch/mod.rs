@@ -163,7 +163,14 @@ impl Dispatcher {
     /// Offers the pointers of due timers; returns for each what became of it.
     pub fn offer(&self, due: &[Pointer]) -> Vec<Offer> {
         let now = Monotonic::now().as_ms();
-        let offers = self.with(|lanes| due.iter().map(|due| lanes.offer(*due, now)).collect::<Vec<_>>());
+        // What is for a queue is fetched by workers: those that wait are woken.
+        let for_queues = due.iter().filter(|due| due.is_for_queue);
+        for_queues.for_each(|due| self.store.note_ready(due.lane, due.wake_at));
+        let offer = |lanes: &mut Lanes, due: &Pointer| match due.is_for_queue {
+            true => Offer::Dropped,
+            false => lanes.offer(*due, now),
+        };
+        let offers = self.with(|lanes| due.iter().map(|due| offer(lanes, due)).collect::<Vec<_>>());
         if offers.contains(&Offer::Queued) {
             self.work.notify_one();
         }

@@ -19,6 +19,15 @@ pub const MAX_ID_LEN: usize = 128;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Uid(pub Uuid);
 
+impl Uid {
+    /// A number from 0 to 1 that differs between timers and attempts. Jitter needs no secrecy, and a number that follows
+    /// from the timer keeps a replayed run of the simulation the same (`dice` is the name that the hash has always had).
+    pub fn jitter(self, attempt: u32) -> f64 {
+        let hash = digest16(&[b"dice", self.0.as_bytes(), &attempt.to_be_bytes()]);
+        f64::from(u16::from_be_bytes([hash[0], hash[1]])) / f64::from(u16::MAX)
+    }
+}
+
 /// A timer's id as text: 1–128 of `A-Z a-z 0-9 . _ : -`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct TimerId(String);

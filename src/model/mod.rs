@@ -11,6 +11,7 @@ pub mod place;
 pub mod pointer;
 pub mod policy;
 pub mod priority;
+pub mod queue;
 pub mod spread;
 pub mod subscription;
 pub mod target;

@@ -26,6 +26,8 @@ pub struct Pointer {
     pub lane: i64,
     /// `precision: minute`: it is due at a whole minute and fires from the minute wheel.
     pub minute: bool,
+    /// Its target is a queue: it is not sent, but workers that wait for it are woken.
+    pub is_for_queue: bool,
     /// Who goes first.
     pub priority: Priority,
     /// Rises with each change of the timer, and begins anew after 255: of two pointers to one attempt this tells the newer.
@@ -109,8 +111,11 @@ const MINUTE: u8 = 0x80;
 /// Where [`Pointer::priority`] is in it: two bits.
 const PRIORITY_SHIFT: u32 = 5;
 
+/// The bit of [`Pointer::is_for_queue`].
+const QUEUE: u8 = 0x10;
+
 /// The bits of [`Pointer::via`].
-const VIA: u8 = 0x1f;
+const VIA: u8 = 0x0f;
 
 impl Pointer {
     /// The revision of its timer.
@@ -130,7 +135,8 @@ impl Pointer {
         // There are at most a hundred.
         packed[35] = u8::try_from(self.attempt).unwrap_or(u8::MAX);
         let minute = if self.minute { MINUTE } else { 0 };
-        packed[36] = self.via.code() | self.priority.code() << PRIORITY_SHIFT | minute;
+        let queue = if self.is_for_queue { QUEUE } else { 0 };
+        packed[36] = self.via.code() | self.priority.code() << PRIORITY_SHIFT | minute | queue;
         packed
     }
 
@@ -147,6 +153,7 @@ impl Pointer {
             wake_at: UnixMs::new(i64::from_be_bytes(wake)),
             lane: i64::from_be_bytes(packed[16..24].try_into().ok()?),
             minute: packed[36] & MINUTE != 0,
+            is_for_queue: packed[36] & QUEUE != 0,
             priority: Priority::from_code((packed[36] & !MINUTE) >> PRIORITY_SHIFT)?,
             change: packed[34],
             overdue: false,
@@ -172,6 +179,7 @@ mod tests {
                 wake_at: super::super::time::LAST,
                 lane: i64::MIN,
                 minute,
+                is_for_queue: !minute,
                 priority,
                 change: 255,
                 overdue: false,

@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 
 use super::destination::{is_name, lane};
 use super::id::{Generation, TimerId, Uid, delivery_id, digest16};
+use super::queue::Place;
 use super::target::Webhook;
 use super::time::UnixMs;
 use super::timer::{AttemptResult, State};
@@ -70,7 +71,7 @@ lifecycle! {
     TimerExpired = 4, "timer.expired";
     /// It is out of attempts.
     TimerDead = 5, "timer.dead";
-    /// A worker got it. Nothing makes these yet.
+    /// A worker got it.
     QueueLeased = 6, "queue.leased";
     /// A worker settled it.
     QueueSettled = 7, "queue.settled";
@@ -158,7 +159,9 @@ pub struct Filter {
     labels: Vec<(String, String)>,
     due_after: Option<UnixMs>,
     due_before: Option<UnixMs>,
-    /// A queue or a schedule is named: no timer has one yet.
+    /// The lane of a queue.
+    queue: Option<i64>,
+    /// A schedule is named: no timer has one yet.
     is_of_later: bool,
 }
 
@@ -202,7 +205,12 @@ impl Filter {
             }
             "due_after" => self.due_after = Some(moment()?),
             "due_before" => self.due_before = Some(moment()?),
-            "queue" | "schedule" => {
+            "queue" => {
+                let bad = ("bad_name", "1 to 64 of A-Z a-z 0-9 . _ -, not a dot first".to_owned());
+                let name = Some(text()?).filter(|name| is_name(name)).ok_or(bad)?;
+                self.queue = Some(super::queue::lane(&name));
+            }
+            "schedule" => {
                 text()?;
                 self.is_of_later = true;
             }
@@ -237,6 +245,7 @@ impl Filter {
                 .destination
                 .as_deref()
                 .is_none_or(|name| subject.is_for_destination && subject.lane == lane(name))
+            && self.queue.is_none_or(|lane| subject.lane == lane)
             && self.lanes.is_none_or(|lanes| !subject.is_for_destination && lanes.contains(&subject.lane))
             && self.due_after.is_none_or(|at| due_at >= at)
             && self.due_before.is_none_or(|at| due_at < at)
@@ -373,6 +382,8 @@ pub struct Subject<'a> {
     pub lane: i64,
     /// Whether its target is a destination.
     pub is_for_destination: bool,
+    /// The queue that it is for.
+    pub queue: Option<&'a str>,
     /// Its labels, a JSON object.
     pub labels: Option<&'a str>,
     /// Its payload, JSON.
@@ -385,15 +396,34 @@ pub struct Subject<'a> {
     pub set: Option<&'a str>,
 }
 
+/// The place of a timer for a queue that something happened to.
+#[derive(Debug, Clone)]
+pub struct PlaceTold<'a> {
+    /// The place: who has it, or had it.
+    pub place: &'a Place,
+    /// The id of its delivery.
+    pub delivery_id: String,
+    /// What its worker did.
+    pub action: Option<&'static str>,
+    /// What its worker said: JSON.
+    pub result: Option<&'a str>,
+}
+
 impl Subject<'_> {
     fn owner(&self) -> &str {
         self.owner.unwrap_or(self.id)
     }
 
     /// The body of an event, JSON.
-    pub fn body(&self, at: UnixMs, include_data: bool) -> Vec<u8> {
+    pub fn body(&self, told: Option<&PlaceTold<'_>>, at: UnixMs, include_data: bool) -> Vec<u8> {
         let own = || delivery_id(self.uid, self.created_at.get(), self.generation);
-        let delivery = (self.attempt > 0).then(|| self.set.map_or_else(own, str::to_owned));
+        let delivery = match told {
+            Some(told) => Some(told.delivery_id.clone()),
+            // Of a timer for a queue each place has a delivery of its own.
+            None if self.queue.is_some() => None,
+            None => (self.attempt > 0).then(|| self.set.map_or_else(own, str::to_owned)),
+        };
+        let attempt = told.map_or(self.attempt, |told| told.place.attempt);
         let raw = |bytes: &[u8]| serde_json::from_slice::<Box<RawValue>>(bytes).ok();
         let body = Body {
             timer: self.id,
@@ -401,9 +431,15 @@ impl Subject<'_> {
             state: self.state.word(),
             due_at: self.due_at.rfc3339(),
             generation: self.generation.0,
-            attempt: (self.attempt > 0).then_some(self.attempt),
+            attempt: (attempt > 0).then_some(attempt),
             delivery_id: delivery,
-            result: self.result.map(AttemptResult::word),
+            worker: told.map(|told| told.place.worker.as_str()),
+            action: told.and_then(|told| told.action),
+            result: match told {
+                Some(told) => told.result.and_then(|result| serde_json::from_str(result).ok()),
+                None => self.result.map(|result| Value::from(result.word())),
+            },
+            queue: self.queue,
             labels: self.labels.and_then(|text| raw(text.as_bytes())).or_else(|| raw(b"{}")),
             data: include_data.then(|| self.data.and_then(raw)),
             at: at.rfc3339(),
@@ -424,7 +460,13 @@ struct Body<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     delivery_id: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    result: Option<&'static str>,
+    worker: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    action: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    result: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    queue: Option<&'a str>,
     labels: Option<Box<RawValue>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     data: Option<Option<Box<RawValue>>>,

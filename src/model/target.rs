@@ -1,4 +1,4 @@
-//! Targets: where a firing is delivered: an inline webhook, or a destination by its name.
+//! Targets: where a firing is delivered: an inline webhook, a destination by its name, or a queue, where workers fetch it.
 //!
 //! A new kind of target needs a variant of [`Kind`] and of [`Target`]; the compiler then names every place that
 //! must handle it (docs/architecture.md, "A new kind of target").
@@ -64,11 +64,20 @@ macro_rules! kinds {
     };
 }
 
+impl Kind {
+    /// Whether the service sends to targets of this kind; from a queue workers fetch.
+    pub const fn is_sent(self) -> bool {
+        !matches!(self, Self::Queue)
+    }
+}
+
 kinds! {
     /// [`Target::Webhook`].
     Webhook = 0 "webhook",
     /// [`Target::Destination`].
     Destination = 1 "destination",
+    /// [`Target::Queue`].
+    Queue = 2 "queue",
 }
 
 /// A target, as the cold store has it.
@@ -79,6 +88,8 @@ pub enum Target {
     Webhook(Webhook),
     /// A destination, by its name ([`super::destination`]).
     Destination(String),
+    /// A queue, by its name ([`super::queue`]).
+    Queue(String),
     /// A kind that this build does not know, registered by a newer node. This node can show, cancel and
     /// reschedule the timer; only a node that knows the kind claims it.
     #[serde(skip)]
@@ -94,6 +105,7 @@ impl Target {
         match self {
             Self::Webhook(_) => Kind::Webhook.code(),
             Self::Destination(_) => Kind::Destination.code(),
+            Self::Queue(_) => Kind::Queue.code(),
             Self::Unknown { kind } => *kind,
         }
     }
@@ -103,6 +115,7 @@ impl Target {
         match self {
             Self::Webhook(_) => Kind::Webhook.word(),
             Self::Destination(_) => Kind::Destination.word(),
+            Self::Queue(_) => Kind::Queue.word(),
             Self::Unknown { .. } => "unknown",
         }
     }
@@ -111,7 +124,7 @@ impl Target {
     pub fn receiver(&self) -> Option<String> {
         match self {
             Self::Webhook(hook) => Some(hook.url.origin().ascii_serialization()),
-            Self::Destination(_) | Self::Unknown { .. } => None,
+            Self::Destination(_) | Self::Queue(_) | Self::Unknown { .. } => None,
         }
     }
 
@@ -119,13 +132,21 @@ impl Target {
     pub fn destination(&self) -> Option<&str> {
         match self {
             Self::Destination(name) => Some(name),
-            Self::Webhook(_) | Self::Unknown { .. } => None,
+            Self::Webhook(_) | Self::Queue(_) | Self::Unknown { .. } => None,
         }
     }
 
-    /// What people call it: the receiver of a webhook, or the name of a destination.
+    /// The name of a queue.
+    pub fn queue(&self) -> Option<&str> {
+        match self {
+            Self::Queue(name) => Some(name),
+            Self::Webhook(_) | Self::Destination(_) | Self::Unknown { .. } => None,
+        }
+    }
+
+    /// What people call it: the receiver of a webhook, or the name of a destination or queue.
     pub fn shown(&self) -> Option<String> {
-        self.receiver().or_else(|| self.destination().map(str::to_owned))
+        self.receiver().or_else(|| self.destination().or(self.queue()).map(str::to_owned))
     }
 
     /// The lane of this target. Targets of one lane share limits and wait for each other.
@@ -133,6 +154,7 @@ impl Target {
         match self {
             Self::Webhook(hook) => hook.lane(),
             Self::Destination(name) => super::destination::lane(name),
+            Self::Queue(name) => super::queue::lane(name),
             Self::Unknown { .. } => 0,
         }
     }

@@ -272,6 +272,7 @@ mod tests {
             detail: Some("answered 500".into()),
             node: "n".into(),
             delivery_id: None,
+            worker: None,
         };
         assert_eq!(
             attempt_line(&record),

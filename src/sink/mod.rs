@@ -266,6 +266,7 @@ impl Sink for Sinks {
                 None => refused(format!("there is no destination `{name}`")),
             },
             // Timers of these kinds are not claimed.
+            Target::Queue(name) => refused(format!("what is for the queue `{name}` is fetched by workers")),
             Target::Unknown { kind } => refused(format!("this node does not know targets of kind {kind}")),
         }
     }

@@ -337,6 +337,9 @@ impl Sweep {
     /// Offers, ends or postpones these rows; returns how many of them are not in hand and not queued already.
     async fn handle(&self, rows: Vec<DueRow>) -> Result<usize, Error> {
         let (rows, unknown): (Vec<DueRow>, Vec<DueRow>) = rows.into_iter().partition(|due| due.is_known_kind);
+        let (queued, rows): (Vec<DueRow>, Vec<DueRow>) =
+            rows.into_iter().partition(|due| due.pointer.is_for_queue && !due.is_discarded);
+        let parked = self.park(queued).await?;
         let mut postponed: Vec<(Pointer, i64)> = self.postpone_unknown(&unknown);
         let is_sent = |due: &DueRow| due.state != State::Delivering && !due.too_late && !due.is_discarded;
         let (sending, ending): (Vec<DueRow>, Vec<DueRow>) = rows.into_iter().partition(is_sent);
@@ -359,7 +362,24 @@ impl Sweep {
             self.store.postpone(chunk).await?;
             self.metrics.postponed.inc_by(chunk.len() as u64);
         }
-        Ok(queued + ended + postponed.len())
+        Ok(queued + ended + postponed.len() + parked)
+    }
+
+    /// What is for queues needs no further look once it is ready: it waits for a worker. Those that somebody has had, or
+    /// that may be too late, are looked at one by one. Returns how many there were.
+    async fn park(&self, rows: Vec<DueRow>) -> Result<usize, Error> {
+        let count = rows.len();
+        let is_plain = |due: &DueRow| due.state == State::Scheduled && due.pointer.attempt == 0 && !due.too_late;
+        let (plain, others): (Vec<DueRow>, Vec<DueRow>) = rows.into_iter().partition(is_plain);
+        let plain: Vec<Pointer> = plain.into_iter().map(|due| due.pointer).collect();
+        // Without a wheel, or after a loss, nobody has told the workers that wait.
+        plain.iter().for_each(|pointer| self.store.note_ready(pointer.lane, pointer.wake_at));
+        for chunk in plain.chunks(1000) {
+            self.store.park(chunk).await?;
+        }
+        let look = |due: DueRow| Change { uid: due.pointer.uid, event: ChangeEvent::Look };
+        self.end(others.into_iter().map(look).collect()).await?;
+        Ok(count)
     }
 
     /// Timers whose target is of a kind that only newer nodes know are logged and postponed, so that they do not stand

@@ -229,7 +229,7 @@ fn receiver(target: &Target) -> Vec<KeyValue> {
             KeyValue::new("server.port", i64::from(hook.url.port_or_known_default().unwrap_or_default())),
         ],
         Target::Destination(name) => vec![KeyValue::new("mainspring.destination", name.clone())],
-        Target::Unknown { .. } => Vec::new(),
+        Target::Queue(_) | Target::Unknown { .. } => Vec::new(),
     }
 }
 

@@ -19,7 +19,7 @@ pub use batcher::{Batcher, NotTaken};
 use crate::clock::Monotonic;
 use crate::cold::{
     Applied, AttemptRecord, Change, ChangeEvent, ColdStore, Error, MAX_APPLY_BATCH, MAX_REGISTER_BATCH,
-    NewTimer, Operated, OperationRow, Registered, Stepped, TimerRow, Worker,
+    Asking, LeaseAnswer, NewTimer, Operated, OperationRow, Registered, Settlement, Stepped, TimerRow, Turn, Unfit, Worker,
 };
 use crate::metrics::Metrics;
 use crate::model::id::{Uid, Version};
@@ -161,6 +161,33 @@ impl Writer {
         Ok(stepped)
     }
 
+    /// Gives out what is ready in a queue ([`ColdStore::lease`]). Leases of these workers that have ended, and at which
+    /// nobody has looked since, end first: a worker that wants what it had gets that, under a new token.
+    pub async fn lease(
+        &self,
+        queue: &str,
+        asking: &[Asking],
+        node: &str,
+        turn: &mut Turn,
+    ) -> Result<LeaseAnswer, Error> {
+        let own: Vec<&str> =
+            asking.iter().filter(|one| one.redo).map(|one| one.worker.as_str()).collect();
+        if !own.is_empty() {
+            let ended = self.store.ended_leases(queue, &own).await?;
+            let looks: Vec<Change> =
+                ended.into_iter().map(|uid| Change { uid, event: ChangeEvent::Look }).collect();
+            self.apply(&looks).await.into_iter().collect::<Result<Vec<_>, _>>()?;
+        }
+        let answer = self.store.lease(queue, asking, node, turn).await?;
+        let given = answer.given.iter().flatten();
+        let waited = |leased: &crate::cold::Leased| leased.waited_ms as f64 / 1000.0;
+        given.for_each(|leased| {
+            self.metrics.queue_leased.inc();
+            self.metrics.queue_wait_seconds.observe(waited(leased));
+        });
+        Ok(answer)
+    }
+
     fn count_registered(&self, answers: &[Result<Registered, Error>]) {
         let mut counts = [("new", 0), ("same", 0), ("taken", 0), ("failed", 0)];
         for answer in answers {
@@ -182,7 +209,7 @@ impl Writer {
 
     /// Counts how a caller's change was answered; the node's own events have other series.
     fn count_change(&self, event: &ChangeEvent, answer: Counted) {
-        let Metrics { cancels, changes, .. } = &self.metrics;
+        let Metrics { cancels, changes, queue_settlements: settlements, .. } = &self.metrics;
         match event {
             ChangeEvent::Cancel => cancels.with_label_values(&[answer.word()]).inc(),
             ChangeEvent::Edit(_) => changes.with_label_values(&["change", answer.word()]).inc(),
@@ -190,6 +217,10 @@ impl Writer {
             ChangeEvent::Shift(_) => changes.with_label_values(&["shift", answer.word()]).inc(),
             ChangeEvent::Pause(_) => changes.with_label_values(&["pause", answer.word()]).inc(),
             ChangeEvent::Resume(_) => changes.with_label_values(&["resume", answer.word()]).inc(),
+            ChangeEvent::Settle(settlement) => {
+                let answer = if matches!(answer, Counted::Answer(Answer::Done)) { "done" } else { "lease_lost" };
+                settlements.with_label_values(&[settlement.action.word(), answer]).inc();
+            }
             _ => {}
         }
     }
@@ -213,6 +244,8 @@ pub enum Changed {
     NoTimer,
     /// There is no destination of this name, which the change gives; nothing was changed.
     NoDestination(String),
+    /// The change does not fit the timer as it is; nothing was changed.
+    Unfit(Unfit),
 }
 
 /// Why a caller's change has no answer.
@@ -249,7 +282,7 @@ impl Counted {
             Ok(Applied::Same(_)) => Some(Self::Answer(Answer::Done)),
             Ok(Applied::OtherVersion(_)) => Some(Self::OtherVersion),
             Ok(Applied::Unreadable) | Err(_) => Some(Self::Failed),
-            Ok(Applied::NotLive | Applied::NoDestination(_)) => None,
+            Ok(Applied::NotLive | Applied::NoDestination(_) | Applied::Unfit(_)) => None,
         }
     }
 
@@ -316,9 +349,10 @@ impl Intake {
                 Applied::OtherVersion(version) => return Ok(Changed::OtherVersion(version)),
                 Applied::Unreadable => return Ok(Changed::Unreadable),
                 Applied::NoDestination(name) => return Ok(Changed::NoDestination(name)),
+                Applied::Unfit(why) => return Ok(Changed::Unfit(why)),
                 Applied::NotLive => match self.writer.store.find(uid).await? {
                     Some(row) if row.life.state.is_end() => {
-                        let answer = row.life.step(probe, UnixMs::default()).answer;
+                        let answer = row.answer(row.life.step(probe, UnixMs::default()).answer);
                         self.writer.count_change(&event, Counted::Answer(answer));
                         return Ok(Changed::Answered(Box::new(row), answer));
                     }
@@ -332,6 +366,35 @@ impl Intake {
             }
         }
         Err(Error::Busy.into())
+    }
+
+    /// Settles what workers have; for each whether its token was current. One settlement goes with other requests that
+    /// wait; more are committed by themselves, those that were committed before a failure count.
+    pub async fn settle(&self, settlements: Vec<Settlement>) -> Vec<Result<bool, ChangeError>> {
+        let is_done = |applied: &Applied| matches!(applied, Applied::Live(_, Answer::Done));
+        let change = |one: Settlement| Change { uid: one.token.uid, event: ChangeEvent::Settle(one) };
+        let mut changes: Vec<Change> = settlements.into_iter().map(change).collect();
+        if changes.len() == 1 {
+            let Some(only) = changes.pop() else { return Vec::new() };
+            let answer = self.changes.submit(only).await;
+            let answer = answer.map_err(ChangeError::from).and_then(|applied| Ok(is_done(&applied?)));
+            return vec![answer];
+        }
+        let (writer, count) = (self.writer.clone(), changes.len());
+        // A caller that hangs up stops neither the transaction nor what follows it. The semaphore is never closed.
+        let permit = Arc::clone(&self.groups).acquire_owned().await;
+        let applied = tokio::spawn(async move {
+            let _permit = permit;
+            let mut answers = Vec::with_capacity(count);
+            for changes in changes.chunks(MAX_APPLY_BATCH) {
+                answers.extend(writer.apply(changes).await);
+            }
+            answers
+        })
+        .await;
+        // Fails only after a panic, or at the end of the process.
+        let applied = applied.unwrap_or_else(|_| (0..count).map(|_| Err(Error::Busy)).collect());
+        applied.into_iter().map(|applied| Ok(is_done(&applied?))).collect()
     }
 
     /// Registers up to [`MAX_REGISTER_BATCH`] timers of one request in a transaction of their own; answers in the order

@@ -10,7 +10,7 @@ const FLOORS: [&[&str]; 16] = [
     &["service"],
     &["observe"],
     &["hot", "sweep", "housekeeping", "outbox"],
-    &["dispatch", "operations"],
+    &["dispatch", "operations", "queue"],
     &["writer", "sink"],
     &["promotion"],
     &["ownership", "positions"],
@@ -27,7 +27,8 @@ const NEVER: [(&str, &str); 4] =
     [("sink", "cold"), ("tools", "cold"), ("tools", "dispatch"), ("tools", "hot")];
 
 /// What writes timers, and the room that alone may call it on the store: what follows a commit stands there.
-const WRITES: [&str; 4] = ["store.register(", "store.apply(", "store.finish_delivered(", "store.redrive("];
+const WRITES: [&str; 5] =
+    ["store.register(", "store.apply(", "store.finish_delivered(", "store.redrive(", "store.lease("];
 const WRITER: &str = "writer";
 
 /// Rooms within `tools` that are strangers to each other: no file of the first names the second.

@@ -97,7 +97,7 @@ fn remark(row: &TimerRow, now: UnixMs) -> String {
         Target::Webhook(hook) if hook.secret.is_some() => {
             remarks.push("Its secret is never shown; put it in yourself.");
         }
-        Target::Webhook(_) | Target::Destination(_) => {}
+        Target::Webhook(_) | Target::Destination(_) | Target::Queue(_) => {}
         Target::Unknown { .. } => remarks.push("Its target is of a kind that this node does not know."),
     }
     if !row.life.state.is_end() {

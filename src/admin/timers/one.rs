@@ -149,6 +149,9 @@ fn facts(row: &TimerRow, tier: Option<&'static str>, zone: Zone, now: UnixMs) ->
         Target::Destination(name) => {
             facts.push(Fact::new("Destination", name.clone()).linked(list_of(&[("destination", name)])));
         }
+        Target::Queue(name) => {
+            facts.push(Fact::new("Queue", name.clone()).linked(list_of(&[("queue", name)])));
+        }
         Target::Unknown { kind } => {
             facts.push(Fact::new("Target", format!("of kind {kind}, which this node does not know")));
         }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::de::value::MapAccessDeserializer;
-use serde::de::{IgnoredAny, MapAccess, Visitor};
+use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 
@@ -62,9 +62,9 @@ pub struct RawTimer {
     /// With which timers it may go out as one delivery.
     #[serde(default, deserialize_with = "optional_object")]
     pub merge: Option<MergeIn>,
-    #[schema(ignore)]
-    #[serde(default)]
-    pub(super) dispatch: Option<IgnoredAny>,
+    /// How it is given out, if its target is a queue. Default: once, to any worker.
+    #[serde(default, deserialize_with = "optional_object")]
+    pub dispatch: Option<DispatchIn>,
 }
 
 /// `precision`: `second` fires at the due time, `minute` rounds the due time up to the whole minute.
@@ -115,6 +115,21 @@ pub struct RetryIn {
     /// The longest wait. Default: `PT1H`, or `first` if that is longer.
     #[schema(value_type = Option<schema::Duration>)]
     pub cap: Option<String>,
+}
+
+/// How a timer for a queue is given out: `times` times in all to the workers of `to`, to each once unless `repeat`.
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = Dispatch)]
+pub struct DispatchIn {
+    /// `any`, `worker:NAME` or `group:NAME`. Default: `any`.
+    #[schema(value_type = Option<schema::DispatchTo>)]
+    pub to: Option<String>,
+    /// From 1 to 1,000. Default: 1.
+    #[schema(value_type = Option<schema::DispatchTimes>)]
+    pub times: Option<u32>,
+    /// A worker that has settled it may get it again. Default: `false`.
+    pub repeat: Option<bool>,
 }
 
 /// Timers of one owner, one target and one window that are due within the window of the first of them go out as one

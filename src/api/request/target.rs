@@ -3,11 +3,10 @@
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
-use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
 use super::raw::optional_object;
-use super::{Refused, not_supported, read};
+use super::{Refused, read};
 use crate::api::problem::FieldError;
 use crate::api::schema;
 use crate::model::destination::is_name;
@@ -27,8 +26,10 @@ pub struct TargetIn {
     #[schema(value_type = schema::DestinationName)]
     #[serde(default)]
     pub destination: Option<String>,
-    #[schema(ignore)]
-    queue: Option<IgnoredAny>,
+    /// A queue, by its name: workers fetch the timer there. It comes into being with its first timer.
+    #[schema(value_type = schema::QueueName)]
+    #[serde(default)]
+    pub queue: Option<String>,
 }
 
 /// An HTTP receiver.
@@ -58,7 +59,7 @@ pub fn target(raw: Option<&RawValue>, guard: &Guard, errors: &mut Vec<FieldError
         ));
         return None;
     };
-    let TargetIn { mut webhook, mut destination, queue } = match read(raw.get().as_bytes(), "/target") {
+    let TargetIn { mut webhook, mut destination, mut queue } = match read(raw.get().as_bytes(), "/target") {
         Ok(target) => target,
         Err(Refused::Fields(found)) => {
             errors.extend(found);
@@ -69,13 +70,10 @@ pub fn target(raw: Option<&RawValue>, guard: &Guard, errors: &mut Vec<FieldError
             return None;
         }
     };
-    if queue.is_some() {
-        errors.push(not_supported("/target/queue"));
-        return None;
-    }
     let mut found = Kind::ALL.iter().filter_map(|kind| match kind {
         Kind::Webhook => webhook.take().map(|hook| check_webhook(hook, guard)),
         Kind::Destination => destination.take().map(check_destination),
+        Kind::Queue => queue.take().map(check_queue),
     });
     match (found.next(), found.next()) {
         (Some(Ok(target)), None) => return Some(target),
@@ -83,7 +81,7 @@ pub fn target(raw: Option<&RawValue>, guard: &Guard, errors: &mut Vec<FieldError
         _ => errors.push(FieldError::new(
             "/target",
             "missing",
-            "give exactly one kind of target: webhook or destination",
+            "give exactly one kind of target: webhook, destination or queue",
         )),
     }
     None
@@ -97,6 +95,14 @@ fn check_webhook(hook: WebhookIn, guard: &Guard) -> Result<Target, FieldError> {
 fn check_destination(name: String) -> Result<Target, FieldError> {
     if is_name(&name) { Ok(Target::Destination(name)) } else { Err(no_destination(&name)) }
 }
+
+fn check_queue(name: String) -> Result<Target, FieldError> {
+    let bad = || FieldError::new("/target/queue", "bad_name", BAD_QUEUE);
+    if is_name(&name) { Ok(Target::Queue(name)) } else { Err(bad()) }
+}
+
+/// What a queue may be called.
+pub const BAD_QUEUE: &str = "a queue's name is 1 to 64 of A-Z a-z 0-9 . _ -, not a dot first";
 
 /// What is wrong with a target whose destination there is not.
 pub fn no_destination(name: &str) -> FieldError {

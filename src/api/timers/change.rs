@@ -13,11 +13,11 @@ use super::{ApiResult, MAX_BODY, TimerPath, parse_id, timer_answer};
 use crate::api::ApiState;
 use crate::api::etag::if_match;
 use crate::api::problem::{FieldError, Problem};
-use crate::api::request::{self, TargetIn};
+use crate::api::request::{self, DispatchIn, Refused, TargetIn};
 use crate::api::schema;
 use crate::api::state::caller;
 use crate::api::view::TimerView;
-use crate::cold::{ChangeEvent, Edit, TimerRow};
+use crate::cold::{ChangeEvent, Edit, TimerRow, Unfit};
 use crate::model::id::TimerId;
 use crate::model::priority::Priority;
 use crate::model::timer::Answer;
@@ -50,6 +50,10 @@ pub struct Patch {
     labels: Option<std::collections::BTreeMap<String, String>>,
     /// The new priority.
     priority: Option<Priority>,
+    /// How it is given out from now on, as a whole, if its target is a queue. Places that are settled stay so.
+    #[serde(default)]
+    #[schema(value_type = Option<DispatchIn>)]
+    dispatch: Option<Box<RawValue>>,
     /// The new target, in place of the former one as a whole: its secret and headers too.
     #[schema(value_type = Option<TargetIn>)]
     target: Option<Box<RawValue>>,
@@ -70,11 +74,11 @@ fn present<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<B
     Box::<RawValue>::deserialize(deserializer).map(Some)
 }
 
-/// Change due time, payload, labels, target or priority.
+/// Change due time, payload, labels, target, how it is given out, or priority.
 #[utoipa::path(patch, path = "/v1/timers/{id}", tag = "timers",
     params(TimerPath, PatchHeaders),
     request_body = Patch,
-    responses((status = 200, body = TimerView, description = "A new generation if due time, payload or target changed"),
+    responses((status = 200, body = TimerView, description = "A new generation if due time, payload, target or how it is given out changed"),
         (status = 404, body = Problem), (status = 409, body = Problem, description = "in_flight, already_fired, already_cancelled"),
         (status = 412, body = Problem, description = "version_changed")))]
 pub async fn patch(
@@ -99,18 +103,32 @@ pub async fn patch(
     request::check_data(raw.data.as_deref(), &mut errors);
     let labels = raw.labels.as_ref().map(|labels| request::labels(Some(labels), &mut errors));
     let is_empty =
-        raw.data.is_none() && raw.target.is_none() && raw.labels.is_none() && raw.priority.is_none();
+        raw.data.is_none() && raw.target.is_none() && raw.labels.is_none() && raw.priority.is_none()
+        && raw.dispatch.is_none();
+    let dispatch = match raw.dispatch.as_deref().map(|raw| request::read(raw.get().as_bytes(), "/dispatch")) {
+        Some(Ok(dispatch)) => request::dispatch(Some(&dispatch), &mut errors),
+        Some(Err(Refused::Fields(found))) => {
+            errors.extend(found);
+            None
+        }
+        Some(Err(Refused::NotJson(why))) => {
+            errors.push(FieldError::new("/dispatch", "wrong_type", why));
+            None
+        }
+        None => None,
+    };
     let target =
         raw.target.as_deref().and_then(|target| request::target(Some(target), &state.guard, &mut errors));
     if !times && is_empty {
-        let detail = "give at least one of fire_at, delay, local with zone, data, labels, target, priority";
+        let detail = "give at least one of fire_at, delay, local with zone, data, labels, target, dispatch, priority";
         errors.push(FieldError::new("", "empty", detail));
     }
     if !errors.is_empty() {
         return Err(Problem::invalid(errors));
     }
     let data = raw.data.map(|data| (data.get() != "null").then(|| data.get().as_bytes().to_vec()));
-    let edit = Edit { due_at, data, labels, priority: raw.priority, target, if_version, ..Edit::default() };
+    let priority = raw.priority;
+    let edit = Edit { due_at, data, labels, priority, target, dispatch, if_version, ..Edit::default() };
     match change(service, &timer_id, ChangeEvent::Edit(edit)).await? {
         (row, Answer::Done) => Ok(timer_answer(StatusCode::OK, &row, state.tiers(service))),
         (row, answer) => Err(refused(&row, answer)),
@@ -122,6 +140,10 @@ pub async fn patch(
 pub struct Cancelled {
     #[schema(value_type = schema::CancelOutcome)]
     outcome: &'static str,
+    /// There if it was for a queue and places of it were acked: how many.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = u32, required = false)]
+    acked: Option<u32>,
 }
 
 /// Cancel a timer.
@@ -132,9 +154,10 @@ pub struct Cancelled {
 pub async fn cancel(State(state): State<Arc<ApiState>>, Path(id): Path<String>) -> ApiResult {
     let service = state.service()?;
     let (row, answer) = change(service, &parse_id(&id)?, ChangeEvent::Cancel).await?;
+    let acked = row.seats.as_ref().map(|seats| seats.acked).filter(|acked| *acked > 0);
     match answer {
-        Answer::Cancelled => Ok(Json(Cancelled { outcome: "cancelled" }).into_response()),
-        Answer::Stopped => Ok(Json(Cancelled { outcome: "stopped" }).into_response()),
+        Answer::Cancelled => Ok(Json(Cancelled { outcome: "cancelled", acked }).into_response()),
+        Answer::Stopped => Ok(Json(Cancelled { outcome: "stopped", acked }).into_response()),
         other => Err(refused(&row, other)),
     }
 }
@@ -185,6 +208,8 @@ async fn change(service: &Service, id: &TimerId, event: ChangeEvent) -> Result<(
         }
         Changed::NoTimer => Err(Problem::no_timer(id.as_str())),
         Changed::NoDestination(name) => Err(Problem::invalid(vec![request::no_destination(&name)])),
+        Changed::Unfit(Unfit::NoQueue) => Err(Problem::invalid(vec![request::no_queue()])),
+        Changed::Unfit(Unfit::Merges) => Err(Problem::invalid(vec![request::merges("/target/queue")])),
     }
 }
 

@@ -19,6 +19,7 @@ use crate::api::view::{AttemptView, TimerView};
 use crate::cold::{Filter, ListCursor, TimerRow};
 use crate::model::destination::is_name;
 use crate::model::id::TimerId;
+use crate::model::queue::To;
 use crate::model::target::Webhook;
 use crate::model::time::UnixMs;
 use crate::model::timer::State as TimerState;
@@ -92,6 +93,15 @@ pub struct ListQuery {
     /// The name of a destination.
     #[param(required = false, inline, value_type = schema::DestinationName)]
     destination: String,
+    /// The name of a queue.
+    #[param(required = false, inline, value_type = schema::QueueName)]
+    queue: String,
+    /// Whom a timer for a queue is for: `any`, `worker:NAME` or `group:NAME`.
+    #[param(required = false, inline, value_type = schema::DispatchTo)]
+    to: String,
+    /// A worker that has a place of it now.
+    #[param(required = false, inline, value_type = schema::WorkerName)]
+    worker: String,
     /// The owner as registered, or a timer's id.
     #[param(required = false)]
     owner: String,
@@ -217,7 +227,17 @@ pub fn filter_of(
             },
             "destination" if is_name(&value) => filter.destination = Some(value),
             "destination" => bad("bad_name", "1 to 64 of A-Z a-z 0-9 . _ -".into()),
-            "queue" | "schedule" => bad("not_supported", "not supported by this version".into()),
+            "queue" if is_name(&value) => filter.queue = Some(value),
+            "queue" => bad("bad_name", "1 to 64 of A-Z a-z 0-9 . _ -".into()),
+            "to" => match To::try_from(value) {
+                Ok(to) => filter.to = Some(to),
+                Err(why) => bad("bad_to", why.to_string()),
+            },
+            "worker" => match TimerId::parse(&value) {
+                Ok(_) => filter.worker = Some(value),
+                Err(_) => bad("bad_name", "1 to 128 of A-Z a-z 0-9 . _ : -".into()),
+            },
+            "schedule" => bad("not_supported", "not supported by this version".into()),
             label if label.starts_with("label.") => {
                 filter
                     .labels

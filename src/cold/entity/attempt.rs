@@ -21,6 +21,7 @@ pub struct Model {
     pub node: String,
     pub created_at: i64,
     pub delivery_id: Option<String>,
+    pub worker: Option<String>,
 }
 
 /// None: an attempt may outlive its timer's row.

@@ -192,7 +192,7 @@ impl ColdStore {
         let now = s.now(self.bound_now());
         let seen = s.int(self.seen());
         let lock = self.dialect().lock("FOR KEY SHARE");
-        let (pointer, known) = (columns::list(POINTER), columns::is_known_kind());
+        let (pointer, known) = (columns::list(POINTER), columns::is_sent_kind());
         s.push(&format!(
             "WITH {batch}, own AS (SELECT shard AS own_shard, epoch AS own_epoch FROM shards \
                WHERE shard IN (SELECT b_shard FROM b) ORDER BY shard {lock}) \
@@ -240,7 +240,7 @@ impl ColdStore {
             let mut s = Statement::new(self.dialect(), "merge_fresh");
             let (keys, until): (Vec<_>, Vec<_>) = fresh.into_iter().unzip();
             let batch = s.batch("b", vec![("b_key", Column::Bytes(keys)), ("b_until", Column::Int(until))]);
-            let (most, known) = (s.int(MAX_MEMBERS as i64), columns::is_known_kind());
+            let (most, known) = (s.int(MAX_MEMBERS as i64), columns::is_sent_kind());
             let fresh = format!(
                 "FROM timers t WHERE t.merge_key = b_key AND t.merge_key IS NOT NULL AND t.due_at <= b_until \
                  AND t.state = 0 AND t.attempt = 0 AND {known} AND {MAY_FIRE} ORDER BY t.due_at, t.uid LIMIT {most}"

@@ -175,6 +175,8 @@ impl ColdStore {
             watermark: LAST,
             planted: self.planted,
             namespace: &self.namespace,
+            // No change of an operation asks what its queue says.
+            queue: None,
         };
         let mut writes = Writes::default();
         rows.iter().map(|row| decide(&mut row.clone(), event, context, &mut writes)).collect()

@@ -19,6 +19,7 @@ use super::super::{ColdStore, Error};
 use super::{Begun, OperationRow, Selection, Worker};
 use crate::model::id::{TimerId, Uid};
 use crate::model::operation::{OperationState, Refusal};
+use crate::model::queue::Dispatch;
 use crate::model::target::Target;
 use crate::model::time::UnixMs;
 use crate::model::timer::State;
@@ -329,6 +330,11 @@ fn anew(row: &TimerRow, now: UnixMs) -> NewTimer {
         data: row.data,
         labels: row.labels,
         policies: row.policies,
+        // What was acked stays so: the places that died are given out again.
+        dispatch: row.seats.map(|seats| {
+            let times = seats.dispatch.times.saturating_sub(seats.acked).max(1);
+            Dispatch { times, ..seats.dispatch }
+        }),
         request_hash: row.request_hash,
         created_at: now,
         trace: row.trace,

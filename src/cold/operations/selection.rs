@@ -7,6 +7,7 @@ use super::super::list::Filter;
 use super::super::sql::Statement;
 use super::super::{ColdStore, Error};
 use crate::model::id::Uid;
+use crate::model::queue::To;
 use crate::model::time::UnixMs;
 use crate::model::timer::State;
 
@@ -36,6 +37,12 @@ struct Stored {
     labels: Vec<(String, String)>,
     due_after: Option<i64>,
     due_before: Option<i64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    queue: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    to: Option<To>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    worker: Option<String>,
     ended_from: Option<i64>,
     ended_before: i64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -44,8 +51,19 @@ struct Stored {
 
 impl Selection {
     pub(super) fn stored(&self) -> String {
-        let Filter { uids, state, lanes, destination, owner, labels, due_after, due_before } =
-            self.filter.clone();
+        let Filter {
+            uids,
+            state,
+            lanes,
+            destination,
+            owner,
+            labels,
+            due_after,
+            due_before,
+            queue,
+            to,
+            worker,
+        } = self.filter.clone();
         let stored = Stored {
             uids: uids.iter().map(|uid| uid.0.simple().to_string()).collect(),
             state,
@@ -55,6 +73,9 @@ impl Selection {
             labels,
             due_after: due_after.map(UnixMs::get),
             due_before: due_before.map(UnixMs::get),
+            queue,
+            to,
+            worker,
             ended_from: self.ended_from.map(UnixMs::get),
             ended_before: self.ended_before.get(),
             by_ms: self.by_ms,
@@ -75,6 +96,9 @@ impl Selection {
             labels: stored.labels,
             due_after: stored.due_after.map(UnixMs::new),
             due_before: stored.due_before.map(UnixMs::new),
+            queue: stored.queue,
+            to: stored.to,
+            worker: stored.worker,
         };
         let ended_before = UnixMs::new(stored.ended_before);
         let (ended_from, by_ms) = (stored.ended_from.map(UnixMs::new), stored.by_ms);
@@ -105,6 +129,9 @@ mod tests {
             labels: vec![("a".into(), "b".into())],
             due_after: Some(UnixMs::new(1)),
             due_before: Some(UnixMs::new(2)),
+            queue: Some("q".into()),
+            to: Some(To::Group("g7".into())),
+            worker: Some("w1".into()),
         };
         let (from, before) = (UnixMs::new(3), UnixMs::new(4));
         let all = Selection { filter, ended_from: Some(from), ended_before: before, by_ms: Some(-5) };
@@ -112,7 +139,7 @@ mod tests {
             let read = Selection::read(&selection.stored()).unwrap();
             assert_eq!(format!("{read:?}"), format!("{selection:?}"));
         }
-        let newer = all.stored().replacen('{', "{\"worker\":\"w1\",", 1);
+        let newer = all.stored().replacen('{', "{\"planet\":\"mars\",", 1);
         assert!(matches!(Selection::read(&newer), Err(Error::Corrupt(_))));
     }
 }

@@ -1,0 +1,272 @@
+//! Queues, as the store has them: their settings, whether they are paused, what waits in them.
+//!
+//! A queue comes into being with its first timer or lease. Whoever registers timers for it locks its row (`FOR KEY SHARE`)
+//! until the commit, and a removal locks it before it counts the timers that use it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::destinations::{MOST_COUNTED, NAMESPACE, is_for};
+use super::places::QueueTerms;
+use super::sql::{Column, Row, Statement, Tx};
+use super::{ColdStore, Error};
+use crate::model::queue::{Settings, lane};
+use crate::model::target::{Kind, Target};
+use crate::model::time::UnixMs;
+
+/// A queue as the store has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct QueueRow {
+    /// Its name.
+    pub name: String,
+    /// Its settings.
+    pub settings: Settings,
+    /// Nothing is given out.
+    pub paused: bool,
+    /// Rises with every change.
+    pub version: i32,
+    /// When it came into being.
+    pub created_at: UnixMs,
+}
+
+/// The columns of [`QueueRow`], in order.
+const COLUMNS: &str = "name, settings, paused, version, created_at";
+
+impl QueueRow {
+    fn read(row: &Row) -> Result<Self, Error> {
+        let settings: String = row.get(1)?;
+        Ok(Self {
+            name: row.get(0)?,
+            // What a later version has written and this one does not know is left out.
+            settings: serde_json::from_str(&settings)
+                .map_err(|_| Error::Corrupt("a queue's settings cannot be read back".into()))?,
+            paused: row.get(2)?,
+            version: row.get(3)?,
+            created_at: UnixMs::new(row.get(4)?),
+        })
+    }
+}
+
+/// What waits in a queue, each counted up to [`MOST_COUNTED`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct QueueDepth {
+    /// Timers of which a place may be given out now.
+    pub ready: i64,
+    /// Timers of which a place is out.
+    pub leased: i64,
+    /// Timers that are not due yet.
+    pub scheduled: i64,
+    /// Since when the one is ready that has been longest.
+    pub oldest_ready_at: Option<UnixMs>,
+}
+
+/// The outcome of removing a queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QueueRemoved {
+    /// It is gone.
+    Done,
+    /// So many live timers, counted up to [`MOST_COUNTED`], are for it.
+    InUse(i64),
+    /// There is none of this name.
+    NoSuch,
+}
+
+impl ColdStore {
+    /// All queues, by name, from the one after `after` on, at most `limit`.
+    pub async fn queues(&self, after: &str, limit: usize) -> Result<Vec<QueueRow>, Error> {
+        let mut s = Statement::new(self.dialect(), "queues");
+        let (after, limit) = (s.text(after), s.int(limit as i64));
+        s.push(&format!(
+            "SELECT {COLUMNS} FROM queues WHERE namespace = {NAMESPACE} AND name > {after} ORDER BY name LIMIT {limit}"
+        ));
+        self.pool.read(s).await?.iter().map(QueueRow::read).collect()
+    }
+
+    /// The queue of this name.
+    pub async fn queue(&self, name: &str) -> Result<Option<QueueRow>, Error> {
+        let mut s = Statement::new(self.dialect(), "queue");
+        let name = s.text(name);
+        s.push(&format!("SELECT {COLUMNS} FROM queues WHERE namespace = {NAMESPACE} AND name = {name}"));
+        self.pool.read(s).await?.first().map(QueueRow::read).transpose()
+    }
+
+    /// Writes a queue; `paused` is kept where it is not given. Returns it, and whether it is new.
+    pub async fn put_queue(
+        &self,
+        name: &str,
+        settings: &Settings,
+        paused: Option<bool>,
+    ) -> Result<(QueueRow, bool), Error> {
+        let mut s = Statement::new(self.dialect(), "put_queue");
+        let now = s.now(self.bound_now());
+        let (name, settings) = (s.text(name), s.text(&stored(settings)));
+        let (initial, kept) = match paused {
+            Some(paused) => (paused, paused.to_string()),
+            None => (false, "queues.paused".to_owned()),
+        };
+        s.push(&format!(
+            "INSERT INTO queues (namespace, name, settings, paused, version, created_at, changed_at) \
+             VALUES ({NAMESPACE}, {name}, {settings}, {initial}, 1, {now}, {now}) \
+             ON CONFLICT (namespace, name) DO UPDATE SET settings = excluded.settings, paused = {kept}, \
+             version = queues.version + 1, changed_at = excluded.changed_at RETURNING {COLUMNS}"
+        ));
+        let rows = self.pool.write(s).await?;
+        let row = rows.first().map(QueueRow::read).transpose()?;
+        let row = row.ok_or_else(|| Error::Corrupt("a queue that was written has no row".into()))?;
+        let is_new = row.version == 1;
+        Ok((row, is_new))
+    }
+
+    /// Pauses a queue, or resumes it; `None` if there is none of this name.
+    pub async fn pause_queue(&self, name: &str, paused: bool) -> Result<Option<QueueRow>, Error> {
+        let mut s = Statement::new(self.dialect(), "pause_queue");
+        let now = s.now(self.bound_now());
+        let name = s.text(name);
+        s.push(&format!(
+            "UPDATE queues SET changed_at = CASE WHEN paused = {paused} THEN changed_at ELSE {now} END, \
+             version = CASE WHEN paused = {paused} THEN version ELSE version + 1 END, paused = {paused} \
+             WHERE namespace = {NAMESPACE} AND name = {name} RETURNING {COLUMNS}"
+        ));
+        self.pool.write(s).await?.first().map(QueueRow::read).transpose()
+    }
+
+    /// Removes a queue that no live timer is for.
+    pub async fn remove_queue(&self, name: &str) -> Result<QueueRemoved, Error> {
+        let counted = |rows: Vec<Row>| rows.first().map_or(Ok(0), |row| row.get::<i64>(0));
+        // Counted without the lock, for which registrations would wait.
+        let timers = counted(self.pool.read(self.queue_uses(name, MOST_COUNTED)).await?)?;
+        if timers > 0 {
+            return Ok(QueueRemoved::InUse(timers));
+        }
+        let mut tx = self.pool.begin().await?;
+        let mut s = Statement::new(self.dialect(), "lock_queue");
+        let (bound, lock) = (s.text(name), self.dialect().lock("FOR UPDATE"));
+        s.push(&format!("SELECT 1 FROM queues WHERE namespace = {NAMESPACE} AND name = {bound} {lock}"));
+        if tx.fetch(s).await?.is_empty() {
+            return Ok(QueueRemoved::NoSuch);
+        }
+        // A statement of its own, after the lock: it sees what was registered meanwhile.
+        let timers = counted(tx.fetch(self.queue_uses(name, 1)).await?)?;
+        if timers > 0 {
+            return Ok(QueueRemoved::InUse(timers));
+        }
+        let mut s = Statement::new(self.dialect(), "remove_queue");
+        let bound = s.text(name);
+        s.push(&format!("DELETE FROM queues WHERE namespace = {NAMESPACE} AND name = {bound}"));
+        tx.execute(s).await?;
+        tx.commit().await.map_err(Error::at_commit)?;
+        Ok(QueueRemoved::Done)
+    }
+
+    fn queue_uses(&self, name: &str, most: i64) -> Statement {
+        let mut s = Statement::new(self.dialect(), "queue_uses");
+        let of = s.int(lane(name));
+        s.push(&format!(
+            "SELECT CAST(count(*) AS BIGINT) FROM \
+             (SELECT 1 FROM timers WHERE {} AND lane = {of} LIMIT {most}) x",
+            is_for(Kind::Queue, self.dialect())
+        ));
+        s
+    }
+
+    /// What waits in these queues, in the order given.
+    pub async fn queue_depths(&self, names: &[&str]) -> Result<Vec<QueueDepth>, Error> {
+        if names.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut s = Statement::new(self.dialect(), "queue_depths");
+        let batch = s.batch(
+            "b",
+            vec![
+                ("b_at", Column::Int((0..names.len() as i64).collect())),
+                ("b_lane", Column::Int(names.iter().map(|name| lane(name)).collect())),
+            ],
+        );
+        let now = s.now(self.bound_now());
+        let is_for_queue = is_for(Kind::Queue, self.dialect());
+        let count = |which: &str| {
+            format!(
+                "(SELECT CAST(count(*) AS BIGINT) FROM (SELECT 1 FROM timers WHERE {is_for_queue} \
+                 AND lane = b_lane AND {which} LIMIT {MOST_COUNTED}) x)"
+            )
+        };
+        s.push(&format!(
+            "WITH {batch} SELECT b_at, {}, {}, {}, (SELECT min(ready_at) FROM timers WHERE {is_for_queue} \
+             AND lane = b_lane AND ready_at <= {now}) FROM b ORDER BY b_at",
+            count(&format!("ready_at <= {now}")),
+            count("state = 1"),
+            count(&format!("due_at > {now} AND state = 0")),
+        ));
+        let depth = |row: &Row| {
+            Ok(QueueDepth {
+                ready: row.get(1)?,
+                leased: row.get(2)?,
+                scheduled: row.get(3)?,
+                oldest_ready_at: row.get::<Option<i64>>(4)?.map(UnixMs::new),
+            })
+        };
+        self.pool.read(s).await?.iter().map(depth).collect()
+    }
+
+    /// Keeps the queues that these targets name until the end of the transaction; makes those that there are not.
+    pub(super) async fn keep_queues<'a>(
+        &self,
+        tx: &mut Tx,
+        targets: impl Iterator<Item = &'a Target>,
+    ) -> Result<(), Error> {
+        let mut names: BTreeSet<String> = targets.filter_map(Target::queue).map(str::to_owned).collect();
+        if names.is_empty() {
+            return Ok(());
+        }
+        let mut s = Statement::new(self.dialect(), "apply_queues");
+        let batch = s.batch("b", vec![("b_name", Column::Text(names.iter().cloned().collect()))]);
+        let lock = self.dialect().lock("FOR KEY SHARE");
+        s.push(&format!(
+            "WITH {batch} SELECT name FROM queues WHERE namespace = {NAMESPACE} \
+             AND name IN (SELECT b_name FROM b) ORDER BY name {lock}"
+        ));
+        for row in tx.fetch(s).await? {
+            names.remove(&row.get::<String>(0)?);
+        }
+        self.make_queues(tx, names).await
+    }
+
+    /// Makes queues of these names, with nothing set. One that is being made by another is left to it.
+    pub(super) async fn make_queues(&self, tx: &mut Tx, names: BTreeSet<String>) -> Result<(), Error> {
+        if names.is_empty() {
+            return Ok(());
+        }
+        let mut s = Statement::new(self.dialect(), "make_queues");
+        let batch = s.batch("b", vec![("b_name", Column::Text(names.into_iter().collect()))]);
+        let now = s.now(self.bound_now());
+        s.push(&format!(
+            "WITH {batch} INSERT INTO queues (namespace, name, settings, paused, version, created_at, changed_at) \
+             SELECT {NAMESPACE}, b_name, '{{}}', false, 1, {now}, {now} FROM b WHERE true \
+             ON CONFLICT (namespace, name) DO NOTHING"
+        ));
+        tx.execute(s).await.map(drop)
+    }
+
+    /// What these queues say of the timers in them, by name.
+    pub(super) async fn queue_terms(
+        &self,
+        tx: &mut Tx,
+        names: Vec<String>,
+    ) -> Result<BTreeMap<String, QueueTerms>, Error> {
+        let mut s = Statement::new(self.dialect(), "apply_queue_terms");
+        let batch = s.batch("b", vec![("b_name", Column::Text(names))]);
+        s.push(&format!(
+            "WITH {batch} SELECT {COLUMNS} FROM queues WHERE namespace = {NAMESPACE} \
+             AND name IN (SELECT b_name FROM b)"
+        ));
+        let mut terms = BTreeMap::new();
+        for row in tx.fetch(s).await? {
+            let QueueRow { name, settings, paused, .. } = QueueRow::read(&row)?;
+            terms.insert(name, QueueTerms { paused, lease: settings.lease, retry: settings.retry });
+        }
+        Ok(terms)
+    }
+}
+
+fn stored(settings: &Settings) -> String {
+    serde_json::to_string(settings).unwrap_or_else(|_| "{}".to_owned())
+}

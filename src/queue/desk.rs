@@ -1,0 +1,195 @@
+//! One desk: the calls that wait for a queue on this node, and the task that serves them.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{Notify, oneshot};
+
+use super::{Given, Queues};
+use crate::clock::Monotonic;
+use crate::cold::{Asking, Error, Leased, MAX_ASKING, Turn};
+
+/// How often a desk asks the store by itself: a note that something is ready may be lost.
+const BY_ITSELF: Duration = Duration::from_secs(5);
+
+/// After it was woken a desk asks once more, where other nodes ask too: what one of them had locked for a moment, and has
+/// not given out, was passed over.
+const ONCE_MORE: Duration = Duration::from_millis(20);
+
+/// A call that waits.
+pub(super) struct Call {
+    asking: Asking,
+    audiences: BTreeSet<i64>,
+    /// When it is answered at the latest.
+    until: Monotonic,
+    answer: oneshot::Sender<Result<Vec<Leased>, Error>>,
+    /// It was not served yet.
+    is_new: bool,
+}
+
+impl Call {
+    /// A call that just came, and waits until then.
+    pub fn new(
+        queue: &str,
+        asking: Asking,
+        until: Monotonic,
+        answer: oneshot::Sender<Result<Vec<Leased>, Error>>,
+    ) -> Self {
+        let audiences = asking.audiences(queue);
+        Self { asking, audiences, until, answer, is_new: true }
+    }
+}
+
+/// Calls that wait for one queue, the first first.
+#[derive(Default)]
+pub(super) struct Desk {
+    calls: VecDeque<Call>,
+    woken: Arc<Notify>,
+}
+
+impl Desk {
+    /// A call comes.
+    pub fn arrive(&mut self, call: Call) {
+        self.calls.push_back(call);
+        self.wake();
+    }
+
+    /// Something may be ready.
+    pub fn wake(&self) {
+        self.woken.notify_one();
+    }
+}
+
+impl Queues {
+    /// Serves the calls of a queue until none waits.
+    pub(super) async fn serve(self: Arc<Self>, lane: i64, queue: &str) {
+        let mut turn = Turn::default();
+        // Those that were served and got nothing, in the order in which they came.
+        let mut waiting: VecDeque<Call> = VecDeque::new();
+        let mut is_woken = true;
+        loop {
+            let woken = {
+                let mut desks = self.desks();
+                let Some(desk) = desks.get_mut(&lane) else { return };
+                waiting.append(&mut desk.calls);
+                if waiting.is_empty() {
+                    desks.remove(&lane);
+                    return;
+                }
+                Arc::clone(&desk.woken)
+            };
+            waiting = self.round(queue, waiting, &mut turn).await;
+            let next = waiting.iter().map(|call| call.until).min();
+            let now = Monotonic::now();
+            let most = if is_woken && self.ownership.has_peers() { ONCE_MORE } else { BY_ITSELF };
+            let pause = next.map_or(Duration::ZERO, |until| until.since(now)).min(most);
+            is_woken = false;
+            tokio::select! {
+                () = self.stop.cancelled() => {
+                    self.metrics.queue_workers.sub(waiting.len() as i64);
+                    waiting.clear();
+                    self.leave_all(lane);
+                    return;
+                }
+                () = woken.notified() => is_woken = true,
+                () = self.store.clock().sleep(pause) => {}
+            }
+        }
+    }
+
+    /// The node stops: whoever waits at this desk is answered.
+    fn leave_all(&self, lane: i64) {
+        if let Some(desk) = self.desks().remove(&lane) {
+            self.metrics.queue_workers.sub(desk.calls.len() as i64);
+        }
+    }
+
+    /// Serves these calls once; returns those that go on waiting.
+    async fn round(
+        self: &Arc<Self>,
+        queue: &str,
+        calls: VecDeque<Call>,
+        turn: &mut Turn,
+    ) -> VecDeque<Call> {
+        let mut waiting: VecDeque<Call> = calls;
+        self.let_go(&mut waiting);
+        let is_many = waiting.len() > MAX_ASKING;
+        // By their position; one is served once a round.
+        let mut left: VecDeque<usize> = (0..waiting.len()).collect();
+        let mut slots: Vec<Option<Call>> = waiting.into_iter().map(Some).collect();
+        while !left.is_empty() {
+            let served = match is_many {
+                true => match self.ready_for(&slots, &left).await {
+                    Ok(served) => served,
+                    Err(why) => {
+                        self.fail(&mut slots, left.drain(..), &why);
+                        break;
+                    }
+                },
+                false => left.iter().copied().collect(),
+            };
+            if served.is_empty() {
+                break;
+            }
+            left.retain(|at| !served.contains(at));
+            let asking: Vec<Asking> =
+                served.iter().filter_map(|&at| slots[at].as_ref()).map(|call| call.asking.clone()).collect();
+            match self.writer.lease(queue, &asking, &self.ownership.me().name, turn).await {
+                Ok(answer) => {
+                    let got_some = answer.given.iter().any(|items| !items.is_empty());
+                    for (at, items) in served.into_iter().zip(answer.given) {
+                        self.answer(&mut slots[at], items);
+                    }
+                    if !got_some && answer.is_paused {
+                        break;
+                    }
+                }
+                Err(why) => self.fail(&mut slots, served.into_iter(), &why),
+            }
+        }
+        slots.into_iter().flatten().collect()
+    }
+
+    /// Calls whose time is over, or whose callers have gone, do not go on waiting.
+    fn let_go(&self, waiting: &mut VecDeque<Call>) {
+        let before = waiting.len();
+        waiting.retain(|call| !call.answer.is_closed());
+        self.metrics.queue_workers.sub((before - waiting.len()) as i64);
+    }
+
+    /// Which of these calls may get something: at most as many as one transaction serves.
+    async fn ready_for(&self, slots: &[Option<Call>], left: &VecDeque<usize>) -> Result<Vec<usize>, Error> {
+        let calls = || left.iter().filter_map(|&at| slots[at].as_ref().map(|call| (at, call)));
+        let audiences = calls().flat_map(|(_, call)| call.audiences.iter().copied()).collect();
+        let ready = self.store.ready_audiences(&audiences).await?;
+        let may_get = |call: &Call| {
+            (call.is_new && call.asking.redo) || call.audiences.iter().any(|one| ready.contains(one))
+        };
+        Ok(calls().filter(|(_, call)| may_get(call)).map(|(at, _)| at).take(MAX_ASKING).collect())
+    }
+
+    /// Answers a call that was served, unless it goes on waiting.
+    fn answer(self: &Arc<Self>, slot: &mut Option<Call>, items: Vec<Leased>) {
+        let Some(mut call) = slot.take() else { return };
+        if items.is_empty() && Monotonic::now() < call.until && !self.stop.is_cancelled() {
+            call.is_new = false;
+            *slot = Some(call);
+            return;
+        }
+        self.metrics.queue_workers.dec();
+        if let Err(Ok(items)) = call.answer.send(Ok(items)) {
+            // Its caller has gone meanwhile.
+            drop(Given { items, queues: Some(Arc::clone(self)) });
+        }
+    }
+
+    fn fail(&self, slots: &mut [Option<Call>], which: impl Iterator<Item = usize>, why: &Error) {
+        for at in which {
+            if let Some(call) = slots[at].take() {
+                self.metrics.queue_workers.dec();
+                let _ = call.answer.send(Err(why.clone()));
+            }
+        }
+    }
+}

@@ -1,0 +1,248 @@
+//! Queues: workers ask for what is due, wait for it, and settle it.
+//!
+//! Calls that wait for one queue on this node stand at one *desk*, in the order in which they came. A desk has a task while
+//! calls wait at it. When something of its queue is ready, one transaction gives out to as many of them as possible
+//! ([`crate::cold::ColdStore::lease`]); so a thousand workers that wait cost no more than one. The store decides who gets
+//! what: this room only knows when to ask it.
+//!
+//! A desk asks when a call comes, when a pointer of its queue comes up on this node, when another node says that one has
+//! come up there, and every few seconds, because such a note may be lost.
+//!
+//! An answer that cannot be written gives back what it held ([`Given`]); that does not count as an attempt.
+
+mod desk;
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::clock::Monotonic;
+use crate::cold::{Asking, Change, ChangeEvent, ColdStore, Error, Leased};
+use crate::metrics::Metrics;
+use crate::model::queue::{Settings, lane};
+use crate::ownership::Ownership;
+use crate::writer::Writer;
+use desk::{Call, Desk};
+
+/// The most calls that wait on one node.
+const MAX_WAITING: usize = 50_000;
+
+/// How long this node remembers what queues say, for what answers show.
+const REMEMBERED: Duration = Duration::from_secs(5);
+
+/// The most queues of which that is remembered.
+const MAX_REMEMBERED: usize = 10_000;
+
+/// The pause after a notification of other nodes: what becomes ready meanwhile goes with the next.
+const BETWEEN_NOTIFICATIONS: Duration = Duration::from_millis(5);
+
+/// Why a lease call has no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum Refused {
+    /// Too many calls wait on this node.
+    #[error("{MAX_WAITING} calls wait on this node already")]
+    Full,
+    /// In the cold store.
+    #[error(transparent)]
+    Cold(#[from] Error),
+}
+
+/// The queues, as a node serves them.
+pub struct Queues {
+    store: ColdStore,
+    writer: Writer,
+    ownership: Arc<Ownership>,
+    metrics: Metrics,
+    desks: Mutex<HashMap<i64, Desk>>,
+    /// What queues say that say anything, by name.
+    known: Mutex<HashMap<String, Settings>>,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+}
+
+/// What a worker was given. Unless [`Given::keep`] is called, it is taken back when this is dropped.
+pub struct Given {
+    /// What it got; may be empty.
+    pub items: Vec<Leased>,
+    queues: Option<Arc<Queues>>,
+}
+
+impl Given {
+    /// The answer was written.
+    pub fn keep(mut self) {
+        self.queues = None;
+    }
+}
+
+impl Drop for Given {
+    fn drop(&mut self) {
+        if let Some(queues) = self.queues.take().filter(|_| !self.items.is_empty()) {
+            queues.take_back(std::mem::take(&mut self.items));
+        }
+    }
+}
+
+impl Queues {
+    /// The queues of this store. `stop` is cancelled when the node stops: calls that wait are answered then.
+    pub fn new(
+        store: ColdStore,
+        writer: Writer,
+        ownership: Arc<Ownership>,
+        metrics: Metrics,
+        stop: CancellationToken,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            store,
+            writer,
+            ownership,
+            metrics,
+            desks: Mutex::default(),
+            known: Mutex::default(),
+            tasks: TaskTracker::new(),
+            stop,
+        })
+    }
+
+    /// Wakes desks when something is ready, and tells other nodes, until stopped.
+    pub async fn run(self: Arc<Self>) {
+        let mut read_at: Option<Monotonic> = None;
+        loop {
+            if read_at.is_none_or(|at| at.elapsed() >= REMEMBERED) {
+                // What is not known is not shown, for a while.
+                if let Err(why) = self.read_settings().await {
+                    tracing::debug!(%why, "queues cannot be read");
+                }
+                read_at = Some(Monotonic::now());
+            }
+            let ready = tokio::select! {
+                ready = self.store.next_ready() => ready,
+                () = self.store.clock().sleep(REMEMBERED) => continue,
+            };
+            for (lane, desk) in self.desks().iter() {
+                if ready.any || ready.here.contains(lane) || ready.elsewhere.contains(lane) {
+                    desk.wake();
+                }
+            }
+            if !ready.here.is_empty() {
+                self.tell_others(ready.here).await;
+            }
+        }
+    }
+
+    /// Tells other nodes that these queues have something ready.
+    async fn tell_others(&self, lanes: BTreeSet<i64>) {
+        if !self.store.is_shared() || !self.ownership.has_peers() {
+            return;
+        }
+        let lanes: Vec<i64> = lanes.into_iter().collect();
+        if let Err(why) = self.store.tell_ready(&lanes, &self.ownership.me().incarnation).await {
+            // Workers that wait elsewhere look by themselves every few seconds.
+            tracing::debug!(%why, "other nodes were not told what is ready");
+        }
+        self.store.clock().sleep(BETWEEN_NOTIFICATIONS).await;
+    }
+
+    async fn read_settings(&self) -> Result<(), Error> {
+        let rows = self.store.queues("", MAX_REMEMBERED).await?;
+        let said = rows.into_iter().filter(|row| row.settings != Settings::default());
+        let said = said.map(|row| (row.name, row.settings)).collect();
+        *self.known() = said;
+        Ok(())
+    }
+
+    /// What a queue says, as this node has read it some seconds ago.
+    pub fn settings(&self, name: &str) -> Settings {
+        self.known().get(name).cloned().unwrap_or_default()
+    }
+
+    /// Notes what a queue says from now on.
+    pub fn note_settings(&self, name: &str, settings: &Settings) {
+        self.known().insert(name.to_owned(), settings.clone());
+    }
+
+    /// A queue was changed here: workers that wait look at once, elsewhere too.
+    pub async fn changed(&self, name: &str) {
+        let lane = lane(name);
+        if let Some(desk) = self.desks().get(&lane) {
+            desk.wake();
+        }
+        self.tell_others(BTreeSet::from([lane])).await;
+    }
+
+    /// Gives a worker what is ready, or waits up to `wait` for something.
+    pub async fn lease(
+        self: &Arc<Self>,
+        queue: &str,
+        asking: Asking,
+        wait: Duration,
+    ) -> Result<Given, Refused> {
+        let (answer, answered) = oneshot::channel();
+        let call = Call::new(queue, asking, Monotonic::now().plus(wait), answer);
+        self.arrive(queue, call)?;
+        match answered.await {
+            Ok(Ok(items)) => Ok(Given { items, queues: Some(Arc::clone(self)) }),
+            Ok(Err(why)) => Err(why.into()),
+            // The node stops.
+            Err(_) => Ok(Given { items: Vec::new(), queues: None }),
+        }
+    }
+
+    /// A call comes to its desk.
+    fn arrive(self: &Arc<Self>, queue: &str, call: Call) -> Result<(), Refused> {
+        let lane = lane(queue);
+        let mut desks = self.desks();
+        let waiting = self.metrics.queue_workers.get();
+        if usize::try_from(waiting).unwrap_or(0) >= MAX_WAITING {
+            return Err(Refused::Full);
+        }
+        self.metrics.queue_workers.inc();
+        match desks.get_mut(&lane) {
+            Some(desk) => desk.arrive(call),
+            None => {
+                let mut desk = Desk::default();
+                desk.arrive(call);
+                desks.insert(lane, desk);
+                let (this, queue) = (Arc::clone(self), queue.to_owned());
+                self.tasks.spawn(async move { this.serve(lane, &queue).await });
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes back what nobody got.
+    fn take_back(self: Arc<Self>, items: Vec<Leased>) {
+        self.metrics.queue_taken_back.inc_by(items.len() as u64);
+        let this = Arc::clone(&self);
+        self.tasks.spawn(async move {
+            let changes: Vec<Change> = items
+                .iter()
+                .map(|item| Change { uid: item.token.uid, event: ChangeEvent::TakeBack(item.token) })
+                .collect();
+            for changes in changes.chunks(crate::cold::MAX_APPLY_BATCH) {
+                if let Some(why) = this.writer.apply(changes).await.into_iter().find_map(Result::err) {
+                    // Their leases end by themselves.
+                    tracing::debug!(%why, "places that nobody got were not taken back");
+                }
+            }
+        });
+    }
+
+    /// Waits until every task of a desk has ended. To be called after the stop.
+    pub async fn drain(&self) {
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+
+    fn desks(&self) -> MutexGuard<'_, HashMap<i64, Desk>> {
+        // A panic while the lock is held leaves calls that end with their time.
+        self.desks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn known(&self) -> MutexGuard<'_, HashMap<String, Settings>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
