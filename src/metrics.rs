@@ -26,6 +26,7 @@ const COLD: &[&str] = &[
     "sweep",
     "scan",
     "lease",
+    "lease_items",
     "query",
     "outbox",
     "housekeeping",

@@ -93,9 +93,8 @@ impl MigrationTrait for Migration {
     }
 
     async fn down(&self, manager: &SchemaManager) -> Result<(), DbErr> {
-        let mut down: Vec<String> = ["DROP INDEX timers_ready", "DROP TABLE places", "DROP TABLE queues"]
-            .map(str::to_owned)
-            .to_vec();
+        let mut down: Vec<String> =
+            ["DROP INDEX timers_ready", "DROP TABLE places", "DROP TABLE queues"].map(str::to_owned).to_vec();
         for table in ["timers", "history"] {
             down.extend(
                 ["dispatch", "audience", "ready_at", "fresh", "acked"]

@@ -331,9 +331,11 @@ fn told(action: Action, changed: Result<Changed, crate::writer::ChangeError>) ->
         Ok(Changed::Answered(_, Answer::Cancelled)) => {
             answered(0, "cancelled", "Nothing was or ever will be sent.")
         }
-        Ok(Changed::Answered(_, Answer::Stopped)) => {
-            answered(0, "stopped", "Earlier attempts surely failed, or their places are settled; nothing more will be sent.")
-        }
+        Ok(Changed::Answered(_, Answer::Stopped)) => answered(
+            0,
+            "stopped",
+            "Earlier attempts surely failed, or their places are settled; nothing more will be sent.",
+        ),
         Ok(Changed::Answered(row, Answer::Done)) => match (action, row.life.state) {
             (Action::Fire, _) => answered(0, "fired", "Due now, as a new generation."),
             (Action::Pause, _) => answered(0, "paused", "It does not fire until it is resumed."),

@@ -236,6 +236,7 @@ mod tests {
                 detail: Some("no route".into()),
                 node: "n".into(),
                 delivery_id: None,
+                worker: None,
             }),
         };
         let all = [

@@ -90,7 +90,7 @@ fn requests(schemas: &mut Value) {
     let set = |field: &str| json!({"required": [field], "properties": {field: {"not": {"type": "null"}}}});
     let patch = &mut schemas["Patch"];
     // Of `data` alone, `null` is a value.
-    patch["anyOf"] = json!([set("fire_at"), set("delay"), set("local"), {"required": ["data"]}, set("labels"), set("priority"), set("target")]);
+    patch["anyOf"] = json!([set("fire_at"), set("delay"), set("local"), {"required": ["data"]}, set("labels"), set("priority"), set("target"), set("dispatch")]);
     patch["oneOf"] = json!([
         time_form(&[]),
         time_form(&["fire_at"]),

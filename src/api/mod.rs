@@ -186,7 +186,8 @@ async fn admit(
     request.extensions_mut().insert(caller);
     let arrival = request.extensions().get::<Arrival>().cloned().unwrap_or_default();
     // A lease waits as long as it was asked to, and then for the store like any other call.
-    let is_lease = request.uri().path().starts_with("/v1/queues/") && request.uri().path().ends_with("/lease");
+    let is_lease =
+        request.uri().path().starts_with("/v1/queues/") && request.uri().path().ends_with("/lease");
     let wait = if is_lease { CALL_WAIT + MAX_WAIT.get() } else { CALL_WAIT };
     match arrival.answered_within(wait, next.run(request)).await {
         Some(response) => Ok(response),

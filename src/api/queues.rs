@@ -131,8 +131,8 @@ pub async fn list(
     query: Result<Query<QueuesQuery>, axum::extract::rejection::QueryRejection>,
 ) -> ApiResult {
     let service = state.service()?;
-    let Query(QueuesQuery { after, limit }) = query
-        .map_err(|why| Problem::invalid(vec![FieldError::new("?", "bad_query", why.body_text())]))?;
+    let Query(QueuesQuery { after, limit }) =
+        query.map_err(|why| Problem::invalid(vec![FieldError::new("?", "bad_query", why.body_text())]))?;
     let limit = limit.unwrap_or(MAX_LIST);
     if !(1..=MAX_LIST).contains(&limit) {
         let detail = format!("from 1 to {MAX_LIST}");

@@ -353,7 +353,8 @@ pub fn dispatch(asked: Option<&DispatchIn>, errors: &mut Vec<FieldError>) -> Opt
 
 /// What is wrong with `dispatch` where nothing is given out.
 pub fn no_queue() -> FieldError {
-    let detail = "only a timer whose target is a queue is given out; leave it out, or give {\"queue\":\"NAME\"}";
+    let detail =
+        "only a timer whose target is a queue is given out; leave it out, or give {\"queue\":\"NAME\"}";
     FieldError::new("/dispatch", "no_queue", detail)
 }
 

@@ -19,6 +19,7 @@ mod man;
 mod operation;
 mod out;
 mod put;
+mod queue;
 mod receive;
 mod report;
 mod restore;
@@ -70,6 +71,8 @@ enum Verb {
     Timer(Remote<timer::Verb>),
     /// Name places for deliveries, with their credentials and limits; try, pause and remove them
     Destination(Remote<destination::Verb>),
+    /// Fetch what is due as a worker does, and settle it; see and pause queues
+    Queue(Remote<queue::Verb>),
     /// Do one thing to every timer that a filter matches
     Operation(Remote<operation::Verb>),
     /// Subscribe to lifecycle events of timers, and see what waits to be sent
@@ -163,6 +166,7 @@ async fn dispatch(cli: &Cli) -> anyhow::Result<Exit> {
         }
         Verb::Timer(at) => timer::run(at.client()?, &at.verb, cli.json).await,
         Verb::Destination(at) => destination::run(at.client()?, &at.verb, cli.json).await,
+        Verb::Queue(at) => queue::run(at.client()?, &at.verb, cli.json).await,
         Verb::Operation(at) => operation::run(at.client()?, &at.verb, cli.json).await,
         Verb::Subscription(at) => subscription::run(at.client()?, &at.verb, cli.json).await,
         Verb::Wheel(at) => watch::run(at.client()?, &at.verb, cli.json).await,

@@ -7,7 +7,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use super::columns::{self, AFTER, ALL, EDITED, LIFE, MERGED, PRIORITY, SEATS, SPREAD_FROM, TARGET, TimerColumn};
+use super::columns::{
+    self, AFTER, ALL, EDITED, LIFE, MERGED, PRIORITY, SEATS, SPREAD_FROM, TARGET, TimerColumn,
+};
 use super::decide::{Context, Writes, decide};
 use super::end::Rows;
 use super::outbox::{Batch, Happened};
@@ -352,7 +354,12 @@ impl ColdStore {
         let counts = self.write(tx, writes).await?;
         // In boxes: a transaction with all of these in line outgrows the stack of a thread in builds that are not optimised.
         let set = Box::pin(self.listeners(tx)).await?;
-        let late = Box::pin(self.tell(tx, &set, Happened::of_places(&told).chain(Happened::applied(changes, &answers, store_now)))).await?;
+        let late = Box::pin(self.tell(
+            tx,
+            &set,
+            Happened::of_places(&told).chain(Happened::applied(changes, &answers, store_now)),
+        ))
+        .await?;
         self.count(tx, &counts).await?;
         Ok(Within { answers, skipped, late })
     }
@@ -475,7 +482,12 @@ impl ColdStore {
     }
 
     /// The statement that writes these columns of these live rows.
-    pub(super) fn update_statement(&self, name: &'static str, written: &[TimerColumn], rows: &[&TimerRow]) -> Statement {
+    pub(super) fn update_statement(
+        &self,
+        name: &'static str,
+        written: &[TimerColumn],
+        rows: &[&TimerRow],
+    ) -> Statement {
         let mut s = Statement::new(self.dialect(), name);
         let keyed = [&[TimerColumn::Uid], written].concat();
         let batch = s.batch("b", columns::batch(&keyed, rows));

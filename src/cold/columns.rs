@@ -124,8 +124,13 @@ pub(super) const TARGET: &[TimerColumn] =
     &[TimerColumn::Target, TimerColumn::Kind, TimerColumn::Lane, TimerColumn::MergeKey];
 
 /// The columns of a timer for a queue that its places change, beside [`LIFE`].
-pub(super) const SEATS: &[TimerColumn] =
-    &[TimerColumn::ReadyAt, TimerColumn::Fresh, TimerColumn::Acked, TimerColumn::Dispatch, TimerColumn::Audience];
+pub(super) const SEATS: &[TimerColumn] = &[
+    TimerColumn::ReadyAt,
+    TimerColumn::Fresh,
+    TimerColumn::Acked,
+    TimerColumn::Dispatch,
+    TimerColumn::Audience,
+];
 
 /// The column of the set that a claim has made of timers.
 pub(super) const MERGED: &[TimerColumn] = &[TimerColumn::Merged];

@@ -196,7 +196,8 @@ impl ColdStore {
             "WITH {batch} SELECT DISTINCT uid FROM places WHERE holder IN (SELECT b_holder FROM b) AND held IN (0, 2) \
              ORDER BY uid LIMIT {limit}"
         ));
-        let own: Vec<Uid> = tx.fetch(s).await?.iter().map(|row| row.get(0).map(Uid)).collect::<Result<_, _>>()?;
+        let own: Vec<Uid> =
+            tx.fetch(s).await?.iter().map(|row| row.get(0).map(Uid)).collect::<Result<_, _>>()?;
         if own.is_empty() {
             return Ok(has_own);
         }
@@ -211,7 +212,9 @@ impl ColdStore {
                         && (place.held == Held::Out
                             || (place.held == Held::Lost && row.is_free_for(worker, desk.now)))
                 };
-                own.extend(row.places.iter().filter(|place| is_own(place)).map(|place| (place.given_at, *uid)));
+                own.extend(
+                    row.places.iter().filter(|place| is_own(place)).map(|place| (place.given_at, *uid)),
+                );
             }
             if own.is_empty() {
                 continue;
@@ -239,7 +242,12 @@ impl ColdStore {
     }
 
     /// Takes locked rows in hand, with their places.
-    async fn take_in(&self, tx: &mut Tx, desk: &mut Desk<'_>, rows: Vec<super::sql::Row>) -> Result<(), Error> {
+    async fn take_in(
+        &self,
+        tx: &mut Tx,
+        desk: &mut Desk<'_>,
+        rows: Vec<super::sql::Row>,
+    ) -> Result<(), Error> {
         let mut new: BTreeMap<Uid, TimerRow> = BTreeMap::new();
         for row in &rows {
             match TimerRow::read(row, false) {
@@ -250,9 +258,7 @@ impl ColdStore {
                 }
             }
         }
-        new.retain(|uid, timer| {
-            !desk.rows.contains_key(uid) && timer.target.queue() == Some(desk.queue)
-        });
+        new.retain(|uid, timer| !desk.rows.contains_key(uid) && timer.target.queue() == Some(desk.queue));
         let had = new.values().filter(|row| row.life.tries > 0).map(|row| row.uid).collect();
         for (uid, places) in self.places_of(tx, had).await? {
             if let Some(row) = new.get_mut(&uid) {
@@ -293,7 +299,8 @@ impl ColdStore {
             .collect();
         for i in hidden {
             let most = asking[i].most - desk.given[i].len();
-            let wanted = asking[i].audiences(desk.queue).into_iter().map(|audience| (audience, most)).collect();
+            let wanted =
+                asking[i].audiences(desk.queue).into_iter().map(|audience| (audience, most)).collect();
             let more = self.lock_ready(tx, desk, &wanted, Some(&asking[i])).await?;
             let mut more = Ready::of(desk, more);
             desk.give_ready(i, &asking[i], &mut more, turn);
@@ -339,11 +346,16 @@ impl ColdStore {
                 let excluded: Vec<String> = asking.exclude.iter().map(|uid| s.uuid(uid.0)).collect();
                 which.push_str(&format!(" AND t.uid NOT IN ({})", excluded.join(", ")));
             }
-            let late = format!(" AND (t.expire_at IS NULL OR t.expire_at >= {now} OR COALESCE(t.fresh, 0) = 0)");
+            let late =
+                format!(" AND (t.expire_at IS NULL OR t.expire_at >= {now} OR COALESCE(t.fresh, 0) = 0)");
             which.push_str(&late);
         }
         let columns = |alias: &str| {
-            TimerColumn::EACH.iter().map(|one| format!("{alias}.{}", one.name())).collect::<Vec<_>>().join(", ")
+            TimerColumn::EACH
+                .iter()
+                .map(|one| format!("{alias}.{}", one.name()))
+                .collect::<Vec<_>>()
+                .join(", ")
         };
         match self.dialect() {
             Dialect::Postgres => s.push(&format!(
@@ -361,7 +373,8 @@ impl ColdStore {
         let mut found: Vec<(Uid, (i64, i16))> = Vec::with_capacity(rows.len());
         let mut counts: BTreeMap<(i64, i16), usize> = BTreeMap::new();
         for row in &rows {
-            let group = (row.of(TimerColumn::Audience)?, row.of::<Option<i16>>(TimerColumn::Priority)?.unwrap_or(0));
+            let group =
+                (row.of(TimerColumn::Audience)?, row.of::<Option<i16>>(TimerColumn::Priority)?.unwrap_or(0));
             *counts.entry(group).or_default() += 1;
             found.push((Uid(row.get(0)?), group));
         }

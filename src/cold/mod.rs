@@ -61,8 +61,8 @@ pub use forecast::{SCALES, Summary};
 pub use history::Step as RetentionStep;
 #[cfg(feature = "planted")]
 pub use hook::{Call, FailPoint};
-pub use lease::{Asking, LeaseAnswer, Leased, MAX_ASKING, Turn};
 pub use late::{DeadTimer, LateOf, LateTimers};
+pub use lease::{Asking, LeaseAnswer, Leased, MAX_ASKING, Turn};
 pub use list::{Filter, ListCursor, Page};
 pub use merge::{ClaimedSet, Doubtful};
 pub use operations::{

@@ -356,8 +356,7 @@ impl ColdStore {
 }
 
 /// The columns of a place, in order, its timer first.
-pub(super) const PLACE: &str =
-    "uid, number, generation, attempt, giving, worker, held, until_at, given_at";
+pub(super) const PLACE: &str = "uid, number, generation, attempt, giving, worker, held, until_at, given_at";
 
 /// Reads a place from a row that begins with [`PLACE`].
 pub(super) fn place_of(row: &super::sql::Row) -> Result<(Uid, Place), Error> {

@@ -357,9 +357,10 @@ impl ColdStore {
             pointed_at: None,
             merge_key,
             merged: None,
-            seats: timer.target.queue().map(|_| {
-                Seats::new(timer.dispatch.clone().unwrap_or_default(), timer.due_at)
-            }),
+            seats: timer
+                .target
+                .queue()
+                .map(|_| Seats::new(timer.dispatch.clone().unwrap_or_default(), timer.due_at)),
             places: Vec::new(),
             left: None,
             ended_at: None,

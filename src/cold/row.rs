@@ -213,7 +213,9 @@ impl TimerRow {
     pub fn pointer(&self, via: Via) -> Option<Pointer> {
         let wake_at = match &self.seats {
             Some(seats) => seats.ready_at,
-            None => matches!(self.life.state, State::Scheduled | State::Retrying).then_some(self.life.wake_at),
+            None => {
+                matches!(self.life.state, State::Scheduled | State::Retrying).then_some(self.life.wake_at)
+            }
         };
         Some(Pointer {
             uid: self.uid,

@@ -306,14 +306,13 @@ pub fn free_for(
     if !may_fire || life.cancel_requested {
         return None;
     }
-    let bars = |place: &Place| {
-        place.held == Held::Out || (place.held.is_settled() && !seats.dispatch.repeat)
-    };
+    let bars = |place: &Place| place.held == Held::Out || (place.held.is_settled() && !seats.dispatch.repeat);
     if places.iter().any(|place| place.worker == worker && bars(place)) {
         return None;
     }
-    let came_back =
-        |(_, place): &(usize, &Place)| matches!(place.held, Held::Returned | Held::Lost) && place.until <= now;
+    let came_back = |(_, place): &(usize, &Place)| {
+        matches!(place.held, Held::Returned | Held::Lost) && place.until <= now
+    };
     // One that it had itself comes first: it may have begun.
     let again = places.iter().enumerate().filter(came_back);
     match again.min_by_key(|(_, place)| (place.worker != worker, place.until)) {
@@ -371,13 +370,7 @@ impl Places<'_> {
 
     /// A worker settles a place. Returns the place as it was; `None`, and nothing changes, if the token is not current:
     /// its lease has ended, or it was settled before.
-    pub fn settle(
-        &mut self,
-        token: &LeaseToken,
-        action: Action,
-        again: Again,
-        now: UnixMs,
-    ) -> Option<Place> {
+    pub fn settle(&mut self, token: &LeaseToken, action: Action, again: Again, now: UnixMs) -> Option<Place> {
         let index = self.current(token)?;
         let place = &mut self.places[index];
         let before = place.clone();

@@ -498,6 +498,7 @@ mod tests {
             attempt: 1,
             lane: lane("shop"),
             is_for_destination: true,
+            queue: None,
             labels: Some(r#"{"app":"shop","n":""}"#),
             data: Some(br#"{"order": 1}"#),
             created_at: UnixMs::new(1),
@@ -604,8 +605,9 @@ mod tests {
 
     #[test]
     fn the_body_is_that_of_the_contract() {
-        let read =
-            |include| serde_json::from_slice::<Value>(&subject().body(UnixMs::new(5), include)).unwrap();
+        let read = |include| {
+            serde_json::from_slice::<Value>(&subject().body(None, UnixMs::new(5), include)).unwrap()
+        };
         let id = delivery_id(subject().uid, 1, Generation(2));
         let mut expected = json!({"timer": "tea", "owner": "tea", "state": "delivered", "generation": 2, "attempt": 1,
             "due_at": "1970-01-01T00:00:01.000Z", "delivery_id": id, "result": "ok",
@@ -614,7 +616,7 @@ mod tests {
         expected["data"] = json!({"order": 1});
         assert_eq!(read(true), expected);
         let new = Subject { attempt: 0, labels: None, data: None, result: None, ..subject() };
-        let body: Value = serde_json::from_slice(&new.body(UnixMs::new(5), true)).unwrap();
+        let body: Value = serde_json::from_slice(&new.body(None, UnixMs::new(5), true)).unwrap();
         assert_eq!((&body["labels"], &body["data"]), (&json!({}), &Value::Null));
         assert!(body.get("attempt").is_none() && body.get("delivery_id").is_none(), "{body}");
     }

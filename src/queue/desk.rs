@@ -106,12 +106,7 @@ impl Queues {
     }
 
     /// Serves these calls once; returns those that go on waiting.
-    async fn round(
-        self: &Arc<Self>,
-        queue: &str,
-        calls: VecDeque<Call>,
-        turn: &mut Turn,
-    ) -> VecDeque<Call> {
+    async fn round(self: &Arc<Self>, queue: &str, calls: VecDeque<Call>, turn: &mut Turn) -> VecDeque<Call> {
         let mut waiting: VecDeque<Call> = calls;
         self.let_go(&mut waiting);
         let is_many = waiting.len() > MAX_ASKING;
@@ -146,6 +141,13 @@ impl Queues {
                     }
                 }
                 Err(why) => self.fail(&mut slots, served.into_iter(), &why),
+            }
+        }
+        // Of very many only those were served for whom there may be something.
+        let now = Monotonic::now();
+        for slot in &mut slots {
+            if slot.as_ref().is_some_and(|call| call.until <= now) {
+                self.answer(slot, Vec::new());
             }
         }
         slots.into_iter().flatten().collect()

@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use super::Service;
 use super::tier::{Tier, Tiers};
-use crate::cold::{AttemptRecord, Error, ReplayNote, TimerRow};
+use crate::cold::{AttemptRecord, Error, QueueRow, ReplayNote, TimerRow};
 use crate::config::Config;
 use crate::model::destination::Destination;
 use crate::model::pointer::Via;
+use crate::model::queue::{Held, Place, Seats, To};
 use crate::model::spread::Spread;
 use crate::model::time::{Span, UnixMs};
 use crate::model::timer::State;
@@ -62,7 +63,11 @@ pub async fn explain(service: &Service, config: &Config, row: &TimerRow) -> Resu
         Some(name) => service.destinations.find(name).await?,
         None => None,
     };
-    let facts = Facts { row, config, tier, now, reach, is_held, destination };
+    let (queue, places) = match row.target.queue() {
+        Some(name) => (service.store.queue(name).await?, service.store.places(row.uid).await?),
+        None => (None, Vec::new()),
+    };
+    let facts = Facts { row, config, tier, now, reach, is_held, destination, queue, places };
     let events = facts.events(&attempts, replays);
     let waiting_for =
         facts.waiting_for(!service.positions.unreachable().contains(&row.shard), attempts.last());
@@ -81,6 +86,9 @@ struct Facts<'a> {
     is_held: bool,
     /// Where it goes, if that is a destination.
     destination: Option<Arc<Destination>>,
+    /// The queue that it is for, and its places that were given out.
+    queue: Option<QueueRow>,
+    places: Vec<Place>,
 }
 
 impl Facts<'_> {
@@ -99,7 +107,10 @@ impl Facts<'_> {
         if life.due_at <= over {
             events.push(LifeEvent { at: life.due_at, event: "due", node: None, detail: None });
         }
-        if let (Some(at), Some(node)) = (row.claimed_at, &row.node) {
+        for place in &self.places {
+            events.push(LifeEvent::new(place.given_at, "leased", lease_line(place)));
+        }
+        if let (Some(at), Some(node), None) = (row.claimed_at, &row.node, &row.seats) {
             events.push(LifeEvent::new(at, "claimed", self.claim(at)).by(node));
         }
         for record in attempts {
@@ -189,8 +200,40 @@ impl Facts<'_> {
         }
     }
 
+    /// What a timer for a queue waits for, once it is due.
+    fn waits_for_worker(&self, seats: &Seats) -> Option<String> {
+        let life = &self.row.life;
+        if !matches!(life.state, State::Scheduled | State::Delivering | State::Retrying)
+            || life.due_at > self.now
+        {
+            return None;
+        }
+        let queue = self.row.target.queue().unwrap_or_default();
+        let out: Vec<String> = self
+            .places
+            .iter()
+            .filter(|place| place.held == Held::Out)
+            .map(|place| format!("worker {} to settle it, by {}", place.worker, place.until.rfc3339()))
+            .collect();
+        let free = match (seats.ready_at, self.queue.as_ref().is_some_and(|queue| queue.paused)) {
+            (Some(_), true) => Some(format!("the resume of queue `{queue}`: it is paused")),
+            (Some(at), false) if at > self.now => Some(format!("{}, when a place comes back", at.rfc3339())),
+            (Some(_), false) => Some(match &seats.dispatch.to {
+                To::Any => format!("a worker that fetches it from queue `{queue}`"),
+                To::Worker(name) => format!("worker {name}, to fetch it from queue `{queue}`"),
+                To::Group(name) => format!("a worker of group {name} that fetches it from queue `{queue}`"),
+            }),
+            (None, _) => None,
+        };
+        let all: Vec<String> = out.into_iter().chain(free).collect();
+        Some(all.join("; and for ")).filter(|text| !text.is_empty())
+    }
+
     fn waiting_for(&self, wheels_up: bool, last: Option<&AttemptRecord>) -> Option<String> {
         let (row, life) = (self.row, &self.row.life);
+        if let Some(why) = row.seats.as_ref().and_then(|seats| self.waits_for_worker(seats)) {
+            return Some(why);
+        }
         let at = life.wake_at.rfc3339();
         let retry = row.policies.retry.or(self.destination.as_ref().and_then(|one| one.limits.retry));
         let attempts = retry.unwrap_or_default().attempts;
@@ -242,12 +285,28 @@ impl Facts<'_> {
     }
 }
 
+fn lease_line(place: &Place) -> String {
+    let (worker, until) = (&place.worker, place.until.rfc3339());
+    let what = match place.held {
+        Held::Out => format!("until {until}"),
+        Held::Returned => format!("given back; it may be given out again from {until} on"),
+        Held::Lost => format!("its lease ended at {until}"),
+        Held::Acked => format!("done at {until}"),
+        Held::Dead => format!("given up at {until}"),
+    };
+    format!("place {} to worker {worker}, the {}. time: {what}", place.number + 1, place.attempt)
+}
+
 fn attempt_line(record: &AttemptRecord) -> String {
     let took = UnixMs::new(record.ended_at).since(UnixMs::new(record.started_at)).as_millis();
     let status = record.status.map(|status| format!(" (HTTP {status})")).unwrap_or_default();
     let detail = record.detail.as_deref().map(|detail| format!(": {detail}")).unwrap_or_default();
     let generation = record.generation;
-    let merged = record.delivery_id.as_deref().map(|id| format!(", merged as {id}")).unwrap_or_default();
+    let merged = match (&record.worker, record.delivery_id.as_deref()) {
+        (Some(worker), _) => format!(", by worker {worker}"),
+        (None, Some(id)) => format!(", merged as {id}"),
+        (None, None) => String::new(),
+    };
     format!(
         "attempt {} of generation {generation}{merged}: {}{status} after {took} ms{detail}",
         record.attempt,

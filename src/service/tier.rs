@@ -11,6 +11,7 @@ use crate::model::policy::Retry;
 use crate::model::time::UnixMs;
 use crate::model::timer::State;
 use crate::positions::Positions;
+use crate::queue::Queues;
 
 /// Where the pointer of a live timer is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, utoipa::ToSchema)]
@@ -43,6 +44,7 @@ impl Tier {
 pub struct Tiers<'a> {
     positions: &'a Positions,
     destinations: &'a Destinations,
+    queues: &'a Queues,
     /// A promoted timer whose minute begins by then is in the second wheel.
     near: UnixMs,
 }
@@ -50,14 +52,15 @@ pub struct Tiers<'a> {
 impl<'a> Tiers<'a> {
     /// Tiers as of now; `near` is the reach of the second wheel.
     pub fn now(service: &'a Service, near: Duration) -> Self {
-        let Service { positions, destinations, .. } = service;
-        Self { positions, destinations, near: service.store.clock().now().plus(near) }
+        let Service { positions, destinations, queues, .. } = service;
+        Self { positions, destinations, queues, near: service.store.clock().now().plus(near) }
     }
 
-    /// The `retry` in force: the timer's own goes before its destination's, this before the default.
+    /// The `retry` in force: the timer's own goes before its destination's or queue's, this before the default.
     pub fn retry(&self, row: &TimerRow) -> Retry {
         let of_destination = || self.destinations.get(row.target.destination()?)?.limits.retry;
-        row.policies.retry.or_else(of_destination).unwrap_or_default()
+        let of_queue = || self.queues.settings(row.target.queue()?).retry;
+        row.policies.retry.or_else(of_destination).or_else(of_queue).unwrap_or_default()
     }
 
     /// The tier of a timer; `None` if it has ended.

@@ -369,7 +369,8 @@ impl Sweep {
     /// that may be too late, are looked at one by one. Returns how many there were.
     async fn park(&self, rows: Vec<DueRow>) -> Result<usize, Error> {
         let count = rows.len();
-        let is_plain = |due: &DueRow| due.state == State::Scheduled && due.pointer.attempt == 0 && !due.too_late;
+        let is_plain =
+            |due: &DueRow| due.state == State::Scheduled && due.pointer.attempt == 0 && !due.too_late;
         let (plain, others): (Vec<DueRow>, Vec<DueRow>) = rows.into_iter().partition(is_plain);
         let plain: Vec<Pointer> = plain.into_iter().map(|due| due.pointer).collect();
         // Without a wheel, or after a loss, nobody has told the workers that wait.

@@ -147,6 +147,7 @@ mod tests {
             wake_at: UnixMs::new(wake_ms),
             lane: 0,
             minute,
+            is_for_queue: false,
             priority: Priority::Normal,
             change: 0,
             overdue: false,

@@ -18,8 +18,9 @@ pub use batcher::{Batcher, NotTaken};
 
 use crate::clock::Monotonic;
 use crate::cold::{
-    Applied, AttemptRecord, Change, ChangeEvent, ColdStore, Error, MAX_APPLY_BATCH, MAX_REGISTER_BATCH,
-    Asking, LeaseAnswer, NewTimer, Operated, OperationRow, Registered, Settlement, Stepped, TimerRow, Turn, Unfit, Worker,
+    Applied, Asking, AttemptRecord, Change, ChangeEvent, ColdStore, Error, LeaseAnswer, MAX_APPLY_BATCH,
+    MAX_REGISTER_BATCH, NewTimer, Operated, OperationRow, Registered, Settlement, Stepped, TimerRow, Turn,
+    Unfit, Worker,
 };
 use crate::metrics::Metrics;
 use crate::model::id::{Uid, Version};
@@ -170,8 +171,7 @@ impl Writer {
         node: &str,
         turn: &mut Turn,
     ) -> Result<LeaseAnswer, Error> {
-        let own: Vec<&str> =
-            asking.iter().filter(|one| one.redo).map(|one| one.worker.as_str()).collect();
+        let own: Vec<&str> = asking.iter().filter(|one| one.redo).map(|one| one.worker.as_str()).collect();
         if !own.is_empty() {
             let ended = self.store.ended_leases(queue, &own).await?;
             let looks: Vec<Change> =
@@ -218,7 +218,8 @@ impl Writer {
             ChangeEvent::Pause(_) => changes.with_label_values(&["pause", answer.word()]).inc(),
             ChangeEvent::Resume(_) => changes.with_label_values(&["resume", answer.word()]).inc(),
             ChangeEvent::Settle(settlement) => {
-                let answer = if matches!(answer, Counted::Answer(Answer::Done)) { "done" } else { "lease_lost" };
+                let answer =
+                    if matches!(answer, Counted::Answer(Answer::Done)) { "done" } else { "lease_lost" };
                 settlements.with_label_values(&[settlement.action.word(), answer]).inc();
             }
             _ => {}

@@ -23,6 +23,7 @@ mod operations;
 mod page;
 mod paths;
 mod places;
+mod queue;
 mod races;
 mod reload;
 mod rest;

@@ -150,6 +150,8 @@ mod tests {
             pointed_at: None,
             merge_key: None,
             merged: None,
+            seats: None,
+            places: Vec::new(),
             left: None,
             ended_at: None,
             last: None,

@@ -80,7 +80,8 @@ pub struct LeaseIn {
 pub fn lease(text: &[u8], namespace: &str) -> Result<(Asking, Duration), Refused> {
     let raw: LeaseIn = read(text, "")?;
     let mut errors = Vec::new();
-    let mut wrong = |pointer: String, code, detail: String| errors.push(FieldError::new(pointer, code, detail));
+    let mut wrong =
+        |pointer: String, code, detail: String| errors.push(FieldError::new(pointer, code, detail));
     let bad_name = || "1 to 128 of A-Z a-z 0-9 . _ : -".to_owned();
     match raw.worker.as_deref().map(TimerId::parse) {
         None => wrong("/worker".into(), "missing", "say who asks: the name of the worker".into()),
@@ -204,7 +205,8 @@ fn settlement(
 ) -> Option<Settled> {
     let before = errors.len();
     let at = |field: &str| format!("{place}/{field}");
-    let delay = span(raw.delay.as_deref(), &at("delay"), (Span::from_duration(Duration::ZERO), MAX_DELAY), errors);
+    let delay =
+        span(raw.delay.as_deref(), &at("delay"), (Span::from_duration(Duration::ZERO), MAX_DELAY), errors);
     let lease = span(raw.lease.as_deref(), &at("lease"), (MIN_LEASE, MAX_LEASE), errors);
     let mut only_for = |given: bool, field: &str, action: &str, wanted: &str| {
         if given && action != wanted {
@@ -237,7 +239,11 @@ fn settlement(
     }
     let size = raw.result.as_ref().map_or(0, |result| result.get().len());
     if size > MAX_RESULT {
-        errors.push(FieldError::new(at("result"), "too_large", format!("{size} bytes; at most {MAX_RESULT}")));
+        errors.push(FieldError::new(
+            at("result"),
+            "too_large",
+            format!("{size} bytes; at most {MAX_RESULT}"),
+        ));
     }
     if raw.result.is_some() && word == "extend" {
         errors.push(FieldError::new(at("result"), "not_here", "an `extend` has no result; leave it out"));

@@ -102,8 +102,10 @@ pub async fn patch(
     };
     request::check_data(raw.data.as_deref(), &mut errors);
     let labels = raw.labels.as_ref().map(|labels| request::labels(Some(labels), &mut errors));
-    let is_empty =
-        raw.data.is_none() && raw.target.is_none() && raw.labels.is_none() && raw.priority.is_none()
+    let is_empty = raw.data.is_none()
+        && raw.target.is_none()
+        && raw.labels.is_none()
+        && raw.priority.is_none()
         && raw.dispatch.is_none();
     let dispatch = match raw.dispatch.as_deref().map(|raw| request::read(raw.get().as_bytes(), "/dispatch")) {
         Some(Ok(dispatch)) => request::dispatch(Some(&dispatch), &mut errors),
@@ -120,7 +122,8 @@ pub async fn patch(
     let target =
         raw.target.as_deref().and_then(|target| request::target(Some(target), &state.guard, &mut errors));
     if !times && is_empty {
-        let detail = "give at least one of fire_at, delay, local with zone, data, labels, target, dispatch, priority";
+        let detail =
+            "give at least one of fire_at, delay, local with zone, data, labels, target, dispatch, priority";
         errors.push(FieldError::new("", "empty", detail));
     }
     if !errors.is_empty() {

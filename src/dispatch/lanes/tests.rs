@@ -23,6 +23,7 @@ fn pointer(n: u128, lane: i64, attempt: i32) -> Pointer {
         wake_at: UnixMs::new(0),
         lane,
         minute: false,
+        is_for_queue: false,
         priority: Priority::Normal,
         change: 0,
         overdue: false,

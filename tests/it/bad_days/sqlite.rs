@@ -103,6 +103,7 @@ impl Fixture {
             data: None,
             labels: None,
             policies: Policies::default(),
+            dispatch: None,
             request_hash: [7; 16],
             created_at: self.clock.now(),
             trace: None,

@@ -175,6 +175,11 @@ fn body_for(method: &Method, path: &str) -> (&'static str, Option<String>) {
         ("POST", Some("fire" | "test" | "pause" | "resume" | "stop")) => None,
         ("POST", Some("redrive")) => Some(json!({"since": "2026-01-01T00:00:00Z"})),
         ("POST", Some("operations")) => Some(redrive()),
+        ("POST", Some("lease")) => Some(json!({"worker": "w"})),
+        ("POST", Some("settle")) => {
+            Some(json!({"settlements": [{"lease_token": "lse_none", "action": "ack"}]}))
+        }
+        ("PUT", Some("{name}")) if path.starts_with("/v1/queues") => Some(json!({"lease": "PT1M"})),
         ("PUT", Some("{name}")) if path.starts_with("/v1/subscriptions") => {
             Some(json!({"destination": "full", "events": ["*"]}))
         }
@@ -202,7 +207,7 @@ async fn every_answer_is_in_the_document_and_every_status_of_the_document_is_giv
     let on_one: Vec<_> = calls.iter().filter(|(_, path)| path.contains('{')).cloned().collect();
     let with_json: Vec<_> = calls.iter().filter(|(m, path)| document.takes_json(m, path)).cloned().collect();
     let writes: Vec<_> = under_v1.iter().filter(|(method, _)| method != Method::GET).cloned().collect();
-    assert_eq!((health.len(), on_one.len(), with_json.len()), (4, 22, 9));
+    assert_eq!((health.len(), on_one.len(), with_json.len()), (4, 29, 12));
     assert!(under_v1.len() >= 24);
 
     let mut checked = Checked { document: &mut document, api: node.api() };
@@ -212,6 +217,7 @@ async fn every_answer_is_in_the_document_and_every_status_of_the_document_is_giv
     destinations(&mut checked).await;
     operations(&mut checked, &node).await;
     subscriptions(&mut checked).await;
+    queues(&mut checked).await;
     for path in ["/v1/ledger", "/v1/nodes", "/v1/wheels", "/v1/receivers", "/v1/forecast"] {
         assert_eq!(checked.call(Method::GET, path, "", None).await.status, 200);
     }
@@ -235,7 +241,9 @@ async fn every_answer_is_in_the_document_and_every_status_of_the_document_is_giv
     checked.all_give(403, &under_v1, "t", &[("origin", "https://evil.example")]).await;
     checked.all_give(400, &on_one, "%FF", &[]).await;
     checked.all_give(422, &on_one, "a%20b", &[]).await;
-    let not_put = on_one.iter().filter(|(method, _)| method != Method::PUT).cloned();
+    // A queue comes into being when somebody asks for it.
+    let makes = |path: &str| path.ends_with("/lease") || path.ends_with("/settle");
+    let not_put = on_one.iter().filter(|(method, path)| method != Method::PUT && !makes(path)).cloned();
     let (of_operations, others): (Vec<_>, Vec<_>) =
         not_put.partition(|(_, path)| path.starts_with("/v1/operations/"));
     checked.all_give(404, &others, "none", &[]).await;
@@ -282,6 +290,54 @@ async fn every_answer_is_in_the_document_and_every_status_of_the_document_is_giv
     // A body that takes 30 s.
     let slow = with_json.iter().map(|(method, path)| format!("{method} {path} 408"));
     assert_eq!(never, slow.collect(), "in the document, and never given");
+}
+
+async fn queues(checked: &mut Checked<'_>) {
+    let one = "/v1/queues/{name}";
+    let settings = json!({"lease": "PT1M", "retry": {"attempts": 2}});
+    assert_eq!(checked.call(Method::PUT, one, "reports", Some(&settings)).await.status, 201);
+    assert_eq!(checked.call(Method::PUT, one, "reports", Some(&json!({}))).await.status, 200);
+    let timer = json!({"delay": "PT0S", "target": {"queue": "reports"}, "data": {"n": 1},
+        "dispatch": {"to": "group:g7", "times": 2, "repeat": true}});
+    assert!(
+        checked.document.allows_put(&timer)
+            && checked.document.allows_patch(&json!({"dispatch": {"times": 3}}))
+    );
+    assert_eq!(checked.call(Method::PUT, TIMER, "for-workers", Some(&timer)).await.status, 201);
+    assert_eq!(checked.call(Method::DELETE, one, "reports", None).await.status, 409);
+    let lease = json!({"worker": "w1", "groups": ["g7"], "wait": "PT10S", "max": 2, "lease": "PT30S",
+        "exclude": ["other"], "redo": true});
+    let leased = checked.call(Method::POST, "/v1/queues/{name}/lease", "reports", Some(&lease)).await;
+    assert_eq!(
+        (leased.status, &leased.body["items"][0]["timer"]),
+        (200, &json!("for-workers")),
+        "{}",
+        leased.body
+    );
+    let token = &leased.body["items"][0]["lease_token"];
+    let settle = json!({"settlements": [{"lease_token": token, "action": "extend", "lease": "PT1M"},
+        {"lease_token": token, "action": "ack", "result": {"seen": true}}, {"lease_token": token, "action": "dead"}]});
+    let settled = checked.call(Method::POST, "/v1/queues/{name}/settle", "reports", Some(&settle)).await;
+    let statuses: Vec<_> =
+        settled.body["results"].as_array().expect("results").iter().map(|one| &one["status"]).collect();
+    assert_eq!(statuses, [&json!(200), &json!(200), &json!(409)]);
+    for what in ["pause", "resume"] {
+        assert_eq!(checked.call(Method::POST, &format!("{one}/{what}"), "reports", None).await.status, 200);
+    }
+    for (path, status) in
+        [(one, 200), ("/v1/queues", 200), ("/v1/queues?limit=0", 422), ("/v1/queues?limit=1", 200)]
+    {
+        assert_eq!(checked.call(Method::GET, path, "reports", None).await.status, status, "{path}");
+    }
+    for path in [TIMER, "/v1/timers/{id}/attempts", "/v1/timers/{id}/explain"] {
+        assert_eq!(checked.call(Method::GET, path, "for-workers", None).await.status, 200);
+    }
+    for query in ["queue=reports", "to=group:g7", "worker=w1"] {
+        assert_eq!(checked.call(Method::GET, &format!("/v1/timers?{query}"), "", None).await.status, 200);
+    }
+    let cancelled = checked.call(Method::DELETE, TIMER, "for-workers", None).await;
+    assert_eq!((cancelled.status, cancelled.body), (200, json!({"outcome": "stopped", "acked": 1})));
+    assert_eq!(checked.call(Method::DELETE, one, "reports", None).await.status, 200);
 }
 
 /// Timers of every state, with all fields and with none.

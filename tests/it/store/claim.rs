@@ -28,6 +28,7 @@ async fn a_timer_is_claimed_at_its_due_time_and_never_before(f: Fixture) {
         wake_at: f.now(),
         lane: 0,
         minute: false,
+        is_for_queue: false,
         priority: Priority::Normal,
         change: 0,
         overdue: false,

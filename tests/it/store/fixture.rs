@@ -155,6 +155,7 @@ pub fn record(row: &TimerRow, result: AttemptResult) -> AttemptRecord {
         detail: None,
         node: "a".into(),
         delivery_id: None,
+        worker: None,
     }
 }
 

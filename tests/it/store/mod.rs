@@ -12,6 +12,7 @@ mod operations;
 mod outbox;
 mod owners;
 mod paused;
+mod queues;
 mod register;
 mod retention;
 mod schema;

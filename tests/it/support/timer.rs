@@ -27,6 +27,7 @@ pub fn new_timer(id: &str, due_at: UnixMs, created_at: UnixMs) -> NewTimer {
         data: None,
         labels: None,
         policies: Policies::default(),
+        dispatch: None,
         request_hash: [7; 16],
         created_at,
         trace: None,

@@ -109,6 +109,7 @@ fn pointer(shard: i32) -> Pointer {
         wake_at: UnixMs::new(START_MS),
         lane: 7,
         minute: false,
+        is_for_queue: false,
         priority: Priority::Normal,
         change: 0,
         overdue: false,

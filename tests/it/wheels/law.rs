@@ -210,6 +210,7 @@ impl Case {
             detail: None,
             node: "a".into(),
             delivery_id: None,
+            worker: None,
         };
         if !again {
             let ended = self.rig.store.finish_delivered(&[(uid, record)]).await.expect("ends");

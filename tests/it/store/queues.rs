@@ -1,0 +1,660 @@
+//! Queues: a place is given out to one worker at a time, at most `times` in all, and settled once. Every answer is true,
+//! also when leases end.
+
+use std::collections::{BTreeSet, HashSet};
+use std::time::Duration;
+
+use mainspring::cold::{
+    Applied, Asking, Backlogged, Change, ChangeEvent, DueRow, Edit, Leased, NewTimer, QueueRemoved,
+    Registered, Settlement, TimerRow, Turn,
+};
+use mainspring::model::id::Uid;
+use mainspring::model::policy::{Late, Policies, Retry, Then};
+use mainspring::model::priority::Priority;
+use mainspring::model::queue::{Action, Dispatch, Held, LeaseToken, Settings, To, lane};
+use mainspring::model::target::Target;
+use mainspring::model::time::{LAST, Span, UnixMs};
+use mainspring::model::timer::{Answer, State};
+
+use super::fixture::{Fixture, on_both_stores};
+
+const Q: &str = "q";
+
+pub fn asking(worker: &str) -> Asking {
+    Asking {
+        worker: worker.into(),
+        groups: Vec::new(),
+        most: 1,
+        lease: Some(Span::from_duration(Duration::from_secs(10))),
+        exclude: HashSet::new(),
+        redo: false,
+    }
+}
+
+pub fn for_queue(timer: NewTimer, dispatch: Dispatch) -> NewTimer {
+    NewTimer { target: Target::Queue(Q.into()), dispatch: Some(dispatch), ..timer }
+}
+
+fn times(times: u32, repeat: bool) -> Dispatch {
+    Dispatch { times, repeat, ..Dispatch::default() }
+}
+
+fn only(to: To) -> Dispatch {
+    Dispatch { to, ..Dispatch::default() }
+}
+
+impl Fixture {
+    async fn put_for(&self, id: &str, due_in_ms: i64, dispatch: Dispatch) -> Uid {
+        self.put_timer(for_queue(self.timer(id, due_in_ms), dispatch)).await
+    }
+
+    async fn put_timer(&self, timer: NewTimer) -> Uid {
+        assert!(matches!(self.register(std::slice::from_ref(&timer)).await[..], [Registered::New(_)]));
+        timer.uid
+    }
+
+    async fn lease_all(&self, asking: &[Asking]) -> Vec<Vec<Leased>> {
+        self.store.lease(Q, asking, "a", &mut Turn::default()).await.expect("leases").given
+    }
+
+    async fn lease(&self, asking: Asking) -> Vec<Leased> {
+        self.lease_all(&[asking]).await.remove(0)
+    }
+
+    /// The only item that this worker gets.
+    async fn item(&self, worker: &str) -> Leased {
+        let mut items = self.lease(asking(worker)).await;
+        assert_eq!(items.len(), 1, "{worker}");
+        items.remove(0)
+    }
+
+    async fn nothing_for(&self, worker: &str) {
+        let items = self.lease(asking(worker)).await;
+        assert!(items.is_empty(), "{worker}: {items:?}");
+    }
+
+    async fn settle_in(&self, queue: &str, token: LeaseToken, action: Action) -> Option<TimerRow> {
+        let settlement = Settlement { token, lane: lane(queue), action, result: Some("{\"n\":1}".into()) };
+        let change = Change { uid: token.uid, event: ChangeEvent::Settle(settlement) };
+        match self.apply(&[change]).await.remove(0) {
+            Applied::Live(row, Answer::Done) => Some(*row),
+            Applied::Live(_, Answer::Stale) | Applied::NotLive => None,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    async fn settle(&self, item: &Leased, action: Action) -> Option<TimerRow> {
+        self.settle_in(Q, item.token, action).await
+    }
+
+    /// What the sweep does for queues, once.
+    async fn swept(&self) -> usize {
+        let owned: Vec<_> = (0..8).map(|shard| (shard, mainspring::model::id::Epoch(1))).collect();
+        let found = self.look(&owned, &Backlogged::default()).await;
+        let (plain, others): (Vec<&DueRow>, Vec<&DueRow>) = found
+            .iter()
+            .partition(|due| due.state == State::Scheduled && due.pointer.attempt == 0 && !due.too_late);
+        assert!(found.iter().all(|due| due.pointer.is_for_queue));
+        let plain: Vec<_> = plain.into_iter().map(|due| due.pointer).collect();
+        self.store.park(&plain).await.expect("parks");
+        let looks: Vec<Change> =
+            others.into_iter().map(|due| Change { uid: due.pointer.uid, event: ChangeEvent::Look }).collect();
+        self.apply(&looks).await;
+        found.len()
+    }
+
+    fn after(&self, seconds: u64) {
+        self.clock.advance(Duration::from_secs(seconds));
+    }
+}
+
+async fn a_place_is_given_out_when_it_is_due_and_settled_once(f: Fixture) {
+    let uid = f.put_for("t", 1000, Dispatch::default()).await;
+    f.nothing_for("w1").await;
+    f.clock.advance(Duration::from_millis(999));
+    f.nothing_for("w1").await;
+    f.clock.advance(Duration::from_millis(1));
+    let item = f.item("w1").await;
+    let row = f.find(uid).await;
+    assert_eq!((item.timer.as_str(), item.attempt, item.due_at), ("t", 1, row.life.due_at));
+    assert_eq!((item.delivery_id.clone(), item.data.clone()), (row.delivery_id(), row.body()));
+    assert_eq!((row.life.state, row.life.wake_at), (State::Delivering, item.lease_until));
+    assert_eq!(item.lease_until, f.now().plus(Duration::from_secs(10)));
+    f.nothing_for("w2").await;
+    f.nothing_for("w1").await;
+    assert!(f.settle_in("other", item.token, Action::Ack).await.is_none(), "a token of another queue");
+    let forged = LeaseToken { giving: 2, ..item.token };
+    assert!(f.settle_in(Q, forged, Action::Ack).await.is_none());
+    assert_eq!(LeaseToken::read(&item.token.text()), Some(item.token));
+
+    let done = f.settle(&item, Action::Ack).await.expect("counts");
+    assert_eq!(done.life.state, State::Delivered);
+    let ended = f.find(uid).await;
+    let last = ended.last.clone().expect("the attempt that ended it");
+    assert_eq!(
+        (last.worker.as_deref(), last.reply.as_deref(), last.attempt),
+        (Some("w1"), Some("{\"n\":1}"), 1)
+    );
+    assert_eq!((ended.seats.as_ref().map(|seats| (seats.acked, seats.ready_at))), Some((1, None)));
+    assert!(f.settle(&item, Action::Ack).await.is_none(), "settled twice");
+    assert!(f.store.places(uid).await.expect("reads").is_empty());
+    f.nothing_for("w2").await;
+    f.balanced().await;
+}
+
+async fn what_nobody_settles_comes_back_and_counts(f: Fixture) {
+    f.own_all().await;
+    let retry = Retry { attempts: 2, ..Retry::default() };
+    let policies = Policies { retry: Some(retry), ..Policies::default() };
+    let uid = f.put_timer(NewTimer { policies, ..for_queue(f.timer("t", 0), Dispatch::default()) }).await;
+    let first = f.item("w1").await;
+    f.after(10);
+    assert!(f.settle(&first, Action::Ack).await.is_none(), "its lease has ended, though nobody has looked");
+    f.nothing_for("w2").await;
+    assert_eq!(f.swept().await, 1);
+    let row = f.find(uid).await;
+    assert_eq!((row.life.state, row.life.uncertain, row.life.wake_at), (State::Retrying, false, LAST));
+    assert!(f.settle(&first, Action::Ack).await.is_none());
+    let second = f.item("w2").await;
+    assert_eq!((second.delivery_id.as_str(), second.attempt), (first.delivery_id.as_str(), 2));
+    assert_ne!(second.token, first.token);
+    assert!(f.settle(&first, Action::Ack).await.is_none(), "only the latest token is current");
+    f.after(11);
+    assert_eq!(f.swept().await, 1);
+    let dead = f.find(uid).await;
+    assert_eq!(dead.life.state, State::Dead);
+    let attempts = f.store.attempts(&dead).await.expect("reads");
+    let workers: Vec<_> =
+        attempts.iter().map(|one| (one.attempt, one.worker.clone(), one.result.word())).collect();
+    assert_eq!(workers, [(1, Some("w1".into()), "unknown"), (2, Some("w2".into()), "unknown")]);
+    f.balanced().await;
+}
+
+async fn times_is_never_exceeded(f: Fixture) {
+    f.own_all().await;
+    let uid = f.put_for("t", 0, times(3, false)).await;
+    let first = f.item("w1").await;
+    f.nothing_for("w1").await;
+    let second = f.item("w2").await;
+    let third = f.item("w3").await;
+    f.nothing_for("w4").await;
+    let ids: BTreeSet<&str> = [&first, &second, &third].map(|item| item.delivery_id.as_str()).into();
+    assert_eq!(ids.len(), 3, "each place has a delivery id of its own");
+    f.settle(&first, Action::Ack).await.expect("counts");
+    f.nothing_for("w1").await;
+    // One comes back; whoever has settled one does not get it.
+    let row = f.settle(&second, Action::Retry(Some(0))).await.expect("counts");
+    assert_eq!(row.life.state, State::Delivering, "the third is out");
+    f.nothing_for("w1").await;
+    let again = f.item("w4").await;
+    assert_eq!((again.delivery_id.as_str(), again.attempt), (second.delivery_id.as_str(), 2));
+    f.settle(&again, Action::Ack).await.expect("counts");
+    let row = f.settle(&third, Action::Dead).await.expect("counts");
+    assert_eq!(row.life.state, State::Dead, "dead when one is dead and none is left");
+    let ended = f.find(uid).await;
+    assert_eq!(ended.seats.as_ref().map(|seats| seats.acked), Some(2));
+    assert_eq!(f.store.attempts(&ended).await.expect("reads").len(), 4);
+    f.balanced().await;
+}
+
+async fn with_repeat_a_worker_holds_one_at_a_time(f: Fixture) {
+    let uid = f.put_for("t", 0, times(3, true)).await;
+    let many = f.lease(Asking { most: 10, ..asking("w1") }).await;
+    assert_eq!(many.len(), 1);
+    f.settle(&many[0], Action::Ack).await.expect("counts");
+    for _ in 0..2 {
+        let item = f.item("w1").await;
+        f.settle(&item, Action::Ack).await.expect("counts");
+    }
+    assert_eq!(f.find(uid).await.life.state, State::Delivered);
+    f.nothing_for("w1").await;
+    f.balanced().await;
+}
+
+async fn a_worker_gives_back_gives_up_or_keeps(f: Fixture) {
+    f.own_all().await;
+    let uid = f.put_for("t", 0, Dispatch::default()).await;
+    let item = f.item("w1").await;
+    let row = f.settle(&item, Action::Extend(60_000)).await.expect("counts");
+    assert_eq!(row.life.wake_at, f.now().plus(Duration::from_secs(60)));
+    f.after(59);
+    let row = f.settle(&item, Action::Extend(2000)).await.expect("the token does not depend on the deadline");
+    assert_eq!(row.life.wake_at, f.now().plus(Duration::from_secs(2)));
+    let row = f.settle(&item, Action::Retry(Some(5000))).await.expect("counts");
+    assert_eq!(
+        (row.life.state, row.seats.and_then(|seats| seats.ready_at)),
+        (State::Retrying, Some(row.life.wake_at))
+    );
+    assert!(f.settle(&item, Action::Extend(2000)).await.is_none(), "it is not out any more");
+    f.after(4);
+    f.nothing_for("w1").await;
+    f.after(1);
+    let again = f.item("w1").await;
+    assert_eq!(again.attempt, 2);
+    let row = f.settle(&again, Action::Retry(None)).await.expect("counts");
+    let wait = row.life.wake_at.since(f.now());
+    assert!((1500..=2500).contains(&wait.as_millis()), "the second wait of its `retry`: {wait:?}");
+    f.after(3);
+    let third = f.item("w2").await;
+    f.settle(&third, Action::Dead).await.expect("counts");
+    assert_eq!(f.find(uid).await.life.state, State::Dead);
+    f.balanced().await;
+}
+
+async fn a_cancel_tells_the_truth_about_places(f: Fixture) {
+    f.own_all().await;
+    let cancel = async |uid| f.change(uid, ChangeEvent::Cancel).await;
+    // Nobody has it: also after a lease that ended.
+    let uid = f.put_for("lost", 0, Dispatch::default()).await;
+    let item = f.item("w1").await;
+    let (row, answer) = cancel(uid).await;
+    assert_eq!((answer, row.life.cancel_requested), (Answer::InFlight, true));
+    f.nothing_for("w2").await;
+    f.after(10);
+    f.swept().await;
+    let ended = f.find(uid).await;
+    assert_eq!((ended.life.state, ended.life.uncertain), (State::Cancelled, true));
+    assert!(f.settle(&item, Action::Ack).await.is_none());
+
+    let uid = f.put_for("back", 0, Dispatch::default()).await;
+    let item = f.item("w1").await;
+    f.settle(&item, Action::Retry(Some(0))).await.expect("counts");
+    assert_eq!(cancel(uid).await.1, Answer::Cancelled, "no place is out");
+    // One has it and finishes it.
+    let uid = f.put_for("done", 0, Dispatch::default()).await;
+    let item = f.item("w1").await;
+    assert_eq!(cancel(uid).await.1, Answer::InFlight);
+    f.settle(&item, Action::Ack).await.expect("counts");
+    assert_eq!(f.find(uid).await.life.state, State::Delivered);
+    // Some have done it.
+    let uid = f.put_for("some", 0, times(3, false)).await;
+    let item = f.item("w1").await;
+    f.settle(&item, Action::Ack).await.expect("counts");
+    let (row, answer) = cancel(uid).await;
+    assert_eq!((answer, row.seats.map(|seats| seats.acked)), (Answer::Stopped, Some(1)));
+    let ended = f.find(uid).await;
+    assert_eq!(ended.seats.map(|seats| seats.acked), Some(1));
+    f.nothing_for("w2").await;
+    // Some have done it, and one has it still.
+    let uid = f.put_for("both", 0, times(3, false)).await;
+    let item = f.item("w1").await;
+    f.settle(&item, Action::Ack).await.expect("counts");
+    let item = f.item("w2").await;
+    assert_eq!(cancel(uid).await.1, Answer::InFlight);
+    f.settle(&item, Action::Ack).await.expect("counts");
+    let ended = f.find(uid).await;
+    assert_eq!((ended.life.state, ended.life.uncertain), (State::Cancelled, true));
+    assert_eq!(ended.seats.map(|seats| seats.acked), Some(2));
+    let ledger = f.store.ledger().await.expect("reads");
+    assert_eq!((ledger.registered, ledger.delivered, ledger.cancelled), (5, 1, 4));
+    f.balanced().await;
+}
+
+async fn each_gets_what_is_for_it_and_no_group_hides_another(f: Fixture) {
+    for n in 0..40 {
+        f.put_for(&format!("other-{n}"), 0, only(To::Group("g1".into()))).await;
+    }
+    f.put_for("mine", 0, only(To::Group("g2".into()))).await;
+    f.put_for("own", 0, only(To::Worker("w1".into()))).await;
+    f.put_for("anybody", 0, Dispatch::default()).await;
+    let ids = |items: Vec<Leased>| items.into_iter().map(|item| item.timer).collect::<BTreeSet<_>>();
+    let exclude =
+        HashSet::from([mainspring::model::id::TimerId::parse("anybody").expect("an id").uid("default")]);
+    let most = Asking { most: 10, ..asking("w1") };
+    let without = Asking { exclude, ..most.clone() };
+    assert_eq!(ids(f.lease(without).await), ["own".to_owned()].into());
+    let member = Asking { groups: vec!["g2".into()], ..most.clone() };
+    assert_eq!(ids(f.lease(member).await), ["anybody".to_owned(), "mine".to_owned()].into());
+    assert!(f.lease(most).await.is_empty());
+    let all = f.lease(Asking { groups: vec!["g1".into()], most: 100, ..asking("w2") }).await;
+    assert_eq!(all.len(), 40);
+}
+
+/// What a worker has had does not hide what it has not.
+async fn what_a_worker_may_not_have_hides_nothing(f: Fixture) {
+    for n in 0..30 {
+        f.put_for(&format!("had-{n}"), 0, times(2, false)).await;
+    }
+    for item in f.lease(Asking { most: 30, ..asking("w1") }).await {
+        f.settle(&item, Action::Ack).await.expect("counts");
+    }
+    f.clock.advance(Duration::from_millis(5));
+    f.put_for("new", 0, times(2, false)).await;
+    let item = f.item("w1").await;
+    assert_eq!(item.timer, "new");
+    f.nothing_for("w1").await;
+    let exclude: HashSet<Uid> =
+        f.lease(Asking { most: 10, ..asking("w2") }).await.iter().map(|item| item.token.uid).collect();
+    assert_eq!(exclude.len(), 10);
+    let others = f.lease(Asking { most: 1000, exclude, ..asking("w3") }).await;
+    assert_eq!(others.len(), 21, "those that w2 has are out, and the new one has a second place");
+}
+
+async fn high_ones_go_first_and_low_ones_still_move(f: Fixture) {
+    for (priority, word) in [(Priority::Low, "low"), (Priority::Normal, "normal"), (Priority::High, "high")] {
+        for n in 0..21 {
+            let timer = f.timer(&format!("{word}-{n:02}"), 0);
+            f.put_timer(NewTimer { priority, ..for_queue(timer, Dispatch::default()) }).await;
+            f.clock.advance(Duration::from_millis(1));
+        }
+    }
+    let mut turn = Turn::default();
+    let mut got: Vec<String> = Vec::new();
+    for n in 0..21 {
+        let one = asking(&format!("w{n}"));
+        let given = f.store.lease(Q, &[one], "a", &mut turn).await.expect("leases").given;
+        got.extend(given.into_iter().flatten().map(|item| item.timer));
+    }
+    let count = |word: &str| got.iter().filter(|id| id.starts_with(word)).count();
+    assert_eq!((count("high"), count("normal"), count("low")), (16, 4, 1));
+    assert!(got[0].starts_with("high"), "{got:?}");
+    let of = |word: &str| got.iter().filter(|id| id.starts_with(word)).cloned().collect::<Vec<_>>();
+    assert!(of("high").is_sorted() && of("normal").is_sorted(), "then by due time");
+}
+
+async fn with_redo_a_worker_gets_what_it_has(f: Fixture) {
+    f.own_all().await;
+    f.put_for("a", 0, Dispatch::default()).await;
+    f.clock.advance(Duration::from_millis(1));
+    f.put_for("b", 0, Dispatch::default()).await;
+    let redo = |worker: &str| Asking { redo: true, most: 10, ..asking(worker) };
+    let one = f.lease(Asking { most: 1, ..redo("w1") }).await;
+    let again = f.lease(redo("w1")).await;
+    assert_eq!(again.len(), 1, "only what it has, though more is ready");
+    assert_eq!((again[0].token, again[0].attempt), (one[0].token, 1), "the same token while the lease runs");
+    f.settle(&one[0], Action::Extend(5000)).await.expect("counts");
+    assert_eq!(f.lease(redo("w1")).await[0].token, one[0].token);
+    f.after(5);
+    f.swept().await;
+    let third = f.lease(redo("w1")).await;
+    assert_eq!((third.len(), third[0].timer.as_str(), third[0].attempt), (1, "a", 2));
+    assert_ne!(third[0].token, one[0].token, "a new one after it ended");
+    // Another worker takes it once it is lost again: the first has nothing left, and gets the next task.
+    f.after(10);
+    f.swept().await;
+    let stolen = f.lease(Asking { most: 1, ..redo("w2") }).await;
+    let next = f.lease(Asking { most: 1, ..redo("w1") }).await;
+    let both: BTreeSet<_> = [&stolen[0], &next[0]].map(|item| item.timer.as_str()).into();
+    assert_eq!(both, ["a", "b"].into());
+    // Whoever settles by `retry` has settled.
+    f.settle(&next[0], Action::Retry(Some(60_000))).await.expect("counts");
+    assert!(f.lease(redo("w1")).await.is_empty());
+}
+
+/// Leases that ended, and at which nobody has looked yet, are found for whoever wants them again.
+async fn a_redo_finds_leases_that_ended(f: Fixture) {
+    f.put_for("a", 0, Dispatch::default()).await;
+    let item = f.item("w1").await;
+    assert!(f.store.ended_leases(Q, &["w1", "w2"]).await.expect("reads").is_empty());
+    f.after(10);
+    assert_eq!(f.store.ended_leases(Q, &["w1", "w2"]).await.expect("reads"), [item.token.uid]);
+    assert!(f.store.ended_leases(Q, &["w2"]).await.expect("reads").is_empty());
+}
+
+async fn what_nobody_took_in_time_follows_its_late(f: Fixture) {
+    f.own_all().await;
+    let late = |then| Some(Late { grace: Span::from_duration(Duration::from_secs(5)), then });
+    let expiring = |id: &str, dispatch| {
+        let policies = Policies { late: late(Then::Expire), ..Policies::default() };
+        NewTimer { policies, ..for_queue(f.timer(id, 0), dispatch) }
+    };
+    let none = f.put_timer(expiring("none", only(To::Group("g".into())))).await;
+    let some = f.put_timer(expiring("some", times(3, false))).await;
+    let delivers = {
+        let policies = Policies { late: late(Then::Deliver), ..Policies::default() };
+        NewTimer { policies, ..for_queue(f.timer("delivers", 0), only(To::Worker("w9".into()))) }
+    };
+    f.put_timer(delivers).await;
+    let item = f.item("w1").await;
+    assert_eq!(f.swept().await, 2, "what is ready is looked at once");
+    assert_eq!(f.swept().await, 0, "and waits then, out of the way of others");
+    f.clock.advance(Duration::from_millis(5001));
+    f.nothing_for("w2").await;
+    assert!(f.lease(Asking { groups: vec!["g".into()], ..asking("w2") }).await.is_empty());
+    f.swept().await;
+    assert_eq!(f.find(none).await.life.state, State::Expired);
+    let row = f.find(some).await;
+    assert_eq!((row.life.state, row.seats.map(|seats| seats.fresh)), (State::Delivering, Some(0)));
+    f.nothing_for("w2").await;
+    f.settle(&item, Action::Ack).await.expect("counts");
+    assert_eq!(f.find(some).await.life.state, State::Delivered, "those that were taken are all done");
+    assert_eq!(f.item("w9").await.timer, "delivers");
+    f.balanced().await;
+}
+
+async fn a_paused_queue_gives_nothing_out_and_judges_at_its_resume(f: Fixture) {
+    f.own_all().await;
+    let late = Some(Late { grace: Span::from_duration(Duration::from_secs(5)), then: Then::Expire });
+    let policies = Policies { late, ..Policies::default() };
+    let uid = f.put_timer(NewTimer { policies, ..for_queue(f.timer("t", 0), Dispatch::default()) }).await;
+    let held = f.put_for("held", 0, Dispatch::default()).await;
+    let item = f.lease(Asking { exclude: HashSet::from([uid]), ..asking("w1") }).await.remove(0);
+    assert_eq!(item.token.uid, held);
+    assert!(f.store.pause_queue(Q, true).await.expect("writes").expect("is there").paused);
+    f.nothing_for("w2").await;
+    let own = f.lease(Asking { redo: true, ..asking("w1") }).await;
+    assert_eq!(own[0].token, item.token, "what a worker has it may be told");
+    f.settle(&item, Action::Retry(Some(0))).await.expect("what is out is settled");
+    assert!(f.lease(Asking { redo: true, ..asking("w1") }).await.is_empty());
+    f.after(6);
+    f.swept().await;
+    assert_eq!(f.find(uid).await.life.state, State::Scheduled, "not judged while it is paused");
+    f.store.pause_queue(Q, false).await.expect("writes");
+    assert_eq!(f.item("w2").await.timer, "held");
+    f.nothing_for("w2").await;
+    f.after(30);
+    f.swept().await;
+    assert_eq!(f.find(uid).await.life.state, State::Expired);
+    f.balanced().await;
+}
+
+async fn a_change_gives_out_anew_what_is_not_settled(f: Fixture) {
+    f.own_all().await;
+    let uid = f.put_for("t", 0, times(2, false)).await;
+    let first = f.item("w1").await;
+    f.settle(&first, Action::Ack).await.expect("counts");
+    let second = f.item("w2").await;
+    let edit = |dispatch| ChangeEvent::Edit(Edit { dispatch: Some(dispatch), ..Edit::default() });
+    assert_eq!(f.change(uid, edit(only(To::Any))).await.1, Answer::InFlight, "a place is out");
+    f.settle(&second, Action::Retry(Some(0))).await.expect("counts");
+    let to = Dispatch { times: 2, ..only(To::Worker("w3".into())) };
+    let (row, answer) = f.change(uid, edit(to.clone())).await;
+    assert_eq!((answer, row.life.generation.0), (Answer::Done, 2));
+    assert_eq!(
+        row.seats.as_ref().map(|seats| (seats.fresh, seats.acked)),
+        Some((1, 1)),
+        "what is acked stays so"
+    );
+    assert_eq!(f.change(uid, edit(to)).await.0.life, row.life, "a repeat changes nothing");
+    f.nothing_for("w2").await;
+    let third = f.item("w3").await;
+    assert_ne!(third.delivery_id, second.delivery_id, "a new generation");
+    assert_ne!(third.delivery_id, first.delivery_id);
+    f.settle(&third, Action::Ack).await.expect("counts");
+    assert_eq!(f.find(uid).await.life.state, State::Delivered);
+
+    // To a later moment, paused and resumed, and to another queue.
+    let uid = f.put_for("moved", 0, Dispatch::default()).await;
+    let due_at = Some(UnixMs::new(f.now().get() + 5000));
+    f.change(uid, ChangeEvent::Edit(Edit { due_at, ..Edit::default() })).await;
+    f.nothing_for("w1").await;
+    f.change(uid, ChangeEvent::Pause(None)).await;
+    f.after(5);
+    f.nothing_for("w1").await;
+    assert_eq!(f.swept().await, 0, "nobody looks at what is paused");
+    f.change(uid, ChangeEvent::Resume(None)).await;
+    let target = Some(Target::Queue("elsewhere".into()));
+    let (row, _) = f.change(uid, ChangeEvent::Edit(Edit { target, ..Edit::default() })).await;
+    assert_eq!(row.lane, lane("elsewhere"));
+    f.nothing_for("w1").await;
+    let given = f.store.lease("elsewhere", &[asking("w1")], "a", &mut Turn::default()).await.expect("leases");
+    assert_eq!(given.given[0].len(), 1);
+    assert!(f.store.queue("elsewhere").await.expect("reads").is_some(), "it came into being");
+    f.balanced().await;
+}
+
+async fn what_nobody_got_is_taken_back_and_does_not_count(f: Fixture) {
+    let uid = f.put_for("t", 0, times(2, false)).await;
+    let item = f.item("w1").await;
+    let back = |token| Change { uid, event: ChangeEvent::TakeBack(token) };
+    f.apply(&[back(item.token)]).await;
+    let row = f.find(uid).await;
+    assert_eq!((row.life.state, row.life.tries), (State::Scheduled, 0));
+    assert_eq!(row.seats.as_ref().map(|seats| seats.fresh), Some(2));
+    assert!(f.settle(&item, Action::Ack).await.is_none(), "its token means nothing any more");
+    let again = f.item("w1").await;
+    assert_eq!((again.attempt, again.delivery_id.as_str()), (1, item.delivery_id.as_str()));
+    assert!(matches!(f.apply(&[back(item.token)]).await[..], [Applied::Live(_, Answer::Stale)]));
+    f.settle(&again, Action::Retry(Some(0))).await.expect("counts");
+    let second = f.item("w1").await;
+    assert_eq!(second.attempt, 2);
+    f.apply(&[back(second.token)]).await;
+    let places = f.store.places(uid).await.expect("reads");
+    assert_eq!((places.len(), places[0].held, places[0].attempt), (1, Held::Returned, 1));
+    f.balanced().await;
+}
+
+async fn no_dispatcher_claims_it_and_no_take_over_takes_it_back(f: Fixture) {
+    let owned = f.own_all().await;
+    let uid = f.put_for("t", 0, Dispatch::default()).await;
+    let due = f.due(&owned).await;
+    assert_eq!(due.len(), 1);
+    assert!(f.claim(&due).await.is_empty());
+    let item = f.item("w1").await;
+    let other = super::fixture::identity("b");
+    f.store.enter(&other).await.expect("enters");
+    f.clock.advance(Duration::from_secs(4));
+    let taken = f.store.take_over(&other, 100, true, 3000).await.expect("takes");
+    assert_eq!(taken.len(), 8);
+    assert!(f.store.recall(&taken, 3000).await.expect("recalls").is_empty(), "leases outlive the node");
+    f.settle(&item, Action::Ack).await.expect("counts");
+    assert_eq!(f.find(uid).await.life.state, State::Delivered);
+}
+
+async fn a_queue_says_what_waits_in_it_and_goes_when_nothing_does(f: Fixture) {
+    let lease = Span::from_duration(Duration::from_secs(60));
+    let settings = Settings { lease: Some(lease), retry: Some(Retry { attempts: 1, ..Retry::default() }) };
+    assert!(f.store.put_queue(Q, &settings, None).await.expect("writes").1, "new");
+    let ready = f.put_for("ready", 0, Dispatch::default()).await;
+    f.clock.advance(Duration::from_millis(7));
+    f.put_for("out", 0, only(To::Worker("w1".into()))).await;
+    f.put_for("later", 60_000, Dispatch::default()).await;
+    let exclude = HashSet::from([ready]);
+    let item = f.lease(Asking { lease: None, exclude, ..asking("w1") }).await.remove(0);
+    assert_eq!(item.lease_until, f.now().plus(lease.get()), "what the queue says");
+    let depth = f.store.queue_depths(&[Q, "none"]).await.expect("counts");
+    let oldest = Some(UnixMs::new(f.now().get() - 7));
+    assert_eq!(
+        (depth[0].ready, depth[0].leased, depth[0].scheduled, depth[0].oldest_ready_at),
+        (1, 1, 1, oldest)
+    );
+    assert_eq!((depth[1].ready, depth[1].oldest_ready_at), (0, None));
+    assert_eq!(f.store.remove_queue(Q).await.expect("writes"), QueueRemoved::InUse(3));
+    assert_eq!(f.store.remove_queue("none").await.expect("writes"), QueueRemoved::NoSuch);
+    // What the queue says of retries holds where the timer says nothing.
+    let row = f.settle(&item, Action::Retry(Some(0))).await.expect("counts");
+    assert_eq!(row.life.state, State::Dead);
+    for id in ["ready", "later"] {
+        let uid = mainspring::model::id::TimerId::parse(id).expect("an id").uid("default");
+        assert_eq!(f.change(uid, ChangeEvent::Cancel).await.1, Answer::Cancelled);
+    }
+    assert_eq!(f.store.remove_queue(Q).await.expect("writes"), QueueRemoved::Done);
+    assert!(f.store.queues("", 10).await.expect("reads").is_empty());
+}
+
+async fn lists_know_queues_and_who_has_what(f: Fixture) {
+    use mainspring::cold::Filter;
+    f.put_for("any", 0, Dispatch::default()).await;
+    f.put_for("group", 0, only(To::Group("g_1".into()))).await;
+    f.put_for("other", 0, only(To::Group("gx1".into()))).await;
+    f.put("webhook", 0).await;
+    let ids = async |filter: Filter| {
+        let page = f.store.list(&filter, None, 10).await.expect("lists");
+        page.rows.into_iter().map(|row| row.id).collect::<BTreeSet<_>>()
+    };
+    let set = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect::<BTreeSet<_>>();
+    let queue = Some(Q.to_owned());
+    assert_eq!(
+        ids(Filter { queue: queue.clone(), ..Filter::default() }).await,
+        set(&["any", "group", "other"])
+    );
+    assert_eq!(ids(Filter { to: Some(To::Any), ..Filter::default() }).await, set(&["any"]));
+    let to = Some(To::Group("g_1".into()));
+    assert_eq!(ids(Filter { to: to.clone(), ..Filter::default() }).await, set(&["group"]));
+    let worker = Some("w1".to_owned());
+    assert!(ids(Filter { worker: worker.clone(), ..Filter::default() }).await.is_empty());
+    let item = f.item("w1").await;
+    assert_eq!(ids(Filter { worker: worker.clone(), ..Filter::default() }).await, set(&["any"]));
+    let state = Some(State::Delivering);
+    assert_eq!(ids(Filter { worker: worker.clone(), state, ..Filter::default() }).await, set(&["any"]));
+    assert!(ids(Filter { worker: worker.clone(), to, queue, ..Filter::default() }).await.is_empty());
+    f.settle(&item, Action::Ack).await.expect("counts");
+    assert!(ids(Filter { worker, ..Filter::default() }).await.is_empty());
+}
+
+/// Two nodes and many workers at once: every place goes to one worker.
+async fn of_many_workers_each_place_goes_to_one(f: Fixture) {
+    let mut timers = Vec::new();
+    for n in 0..60 {
+        timers.push(for_queue(f.timer(&format!("t{n}"), 0), times(1 + n % 3, n % 2 == 0)));
+    }
+    f.register(&timers).await;
+    let workers = (0..16usize).map(|w| {
+        let (store, node) = (f.store.clone(), if w % 2 == 0 { "a" } else { "b" });
+        tokio::spawn(async move {
+            let mut got = Vec::new();
+            for _ in 0..12 {
+                let one = Asking { most: 3, ..asking(&format!("w{w}")) };
+                let given = store.lease(Q, &[one], node, &mut Turn::default()).await.expect("leases").given;
+                got.extend(given.into_iter().flatten());
+            }
+            got
+        })
+    });
+    let mut places: BTreeSet<String> = BTreeSet::new();
+    let mut held: BTreeSet<(String, usize)> = BTreeSet::new();
+    let all = futures::future::join_all(workers).await;
+    // What another had locked for a moment was passed over.
+    let mut rest = Vec::new();
+    for worker in 16..20usize {
+        rest.push((worker, f.lease(Asking { most: 1000, ..asking(&format!("w{worker}")) }).await));
+    }
+    for (worker, got) in all.into_iter().enumerate() {
+        for item in got.expect("ends") {
+            assert!(places.insert(item.delivery_id.clone()), "{item:?} went to two");
+            assert!(held.insert((item.timer.clone(), worker)), "{item:?}: one place of a timer at a time");
+        }
+    }
+    for (worker, got) in rest {
+        for item in got {
+            assert!(
+                places.insert(item.delivery_id.clone()) && held.insert((item.timer.clone(), worker)),
+                "{item:?}"
+            );
+        }
+    }
+    assert_eq!(places.len(), 120, "60 timers with one to three places");
+    f.nothing_for("w-last").await;
+}
+
+on_both_stores!(
+    a_place_is_given_out_when_it_is_due_and_settled_once,
+    what_nobody_settles_comes_back_and_counts,
+    times_is_never_exceeded,
+    with_repeat_a_worker_holds_one_at_a_time,
+    a_worker_gives_back_gives_up_or_keeps,
+    a_cancel_tells_the_truth_about_places,
+    each_gets_what_is_for_it_and_no_group_hides_another,
+    what_a_worker_may_not_have_hides_nothing,
+    high_ones_go_first_and_low_ones_still_move,
+    with_redo_a_worker_gets_what_it_has,
+    a_redo_finds_leases_that_ended,
+    what_nobody_took_in_time_follows_its_late,
+    a_paused_queue_gives_nothing_out_and_judges_at_its_resume,
+    a_change_gives_out_anew_what_is_not_settled,
+    what_nobody_got_is_taken_back_and_does_not_count,
+    no_dispatcher_claims_it_and_no_take_over_takes_it_back,
+    a_queue_says_what_waits_in_it_and_goes_when_nothing_does,
+    lists_know_queues_and_who_has_what,
+    of_many_workers_each_place_goes_to_one,
+);
