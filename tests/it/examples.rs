@@ -92,6 +92,35 @@ async fn an_alarm_clock_for_three_services_loses_nothing_in_a_restart() {
     succeeds("alarm-clock", &[("EACH", "100")], &told).await;
 }
 
+#[tokio::test]
+async fn an_order_is_rated_after_its_delay_once_unless_the_customer_rates_in_time() {
+    let told = [
+        "20 calls repeated: 200, and the due time stays; another content under such an id: 409 id_taken",
+        "25 rated in time: 200 cancelled, and the same on a repeat",
+        "the server was killed, and started again before the first one was due",
+        "25 rated too late: 409 already_fired",
+        "20 first calls repeated once more: 200, and how it ended",
+        "each once and signed",
+        "100 registered = ",
+    ];
+    // To the second on a machine of its own.
+    succeeds("rate-after-48-hours", &[("ORDERS", "100"), ("AFTER", "12"), ("WITHIN", "60")], &told).await;
+}
+
+#[tokio::test]
+async fn greetings_of_a_day_are_shared_by_three_nodes_and_cancelled_by_sender_and_day() {
+    let told = [
+        "3000 greetings of the next twenty years",
+        "all of the sender shop:7: 240 found by a dry run, 240 cancelled",
+        ": 120 found by a dry run, 120 cancelled",
+        "630 of 630, each once",
+        "360 of the sender and the day that were cancelled: none arrived",
+        "at the same time",
+        "3000 registered = 630 delivered + 360 cancelled + 2010 parked for years",
+    ];
+    succeeds("greetings", &[("GREETINGS", "3000"), ("BEGIN_IN", "12")], &told).await;
+}
+
 /// Its verdict is worth something: the same recipe with no second to spare.
 #[tokio::test]
 async fn a_recipe_whose_promise_does_not_hold_fails() {
