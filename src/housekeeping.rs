@@ -14,7 +14,7 @@ use tokio_cron_scheduler::{Job, JobScheduler};
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Monotonic;
-use crate::cold::{ColdStore, DAYS_AHEAD, Error, RetentionStep, SCALES, Summary};
+use crate::cold::{ColdStore, DAYS_AHEAD, Error, QueueDepth, RetentionStep, SCALES, Summary};
 use crate::metrics::Metrics;
 use crate::model::time::UnixMs;
 use crate::model::timer::State;
@@ -62,6 +62,9 @@ const FORECAST_RETRY: Duration = Duration::from_secs(60);
 
 /// The most destinations whose waiting timers are shown.
 const MOST_DESTINATIONS: usize = 100;
+
+/// The most queues that are counted, of which as many as destinations are shown.
+const MOST_QUEUES: usize = 1000;
 
 /// The most waiting timers of one destination that are counted, where there are few destinations and where there are many.
 const MOST_WAITING: [i64; 2] = [10_000, 1000];
@@ -179,6 +182,7 @@ impl Housekeeping {
                 Duty::Statistics => {
                     self.show_live(0, &HashMap::new());
                     self.metrics.destination_waiting.reset();
+                    self.show_queues(&[]);
                 }
                 Duty::Forecast => {
                     // What it counted gets old: should shard 0 come back, the stored summary counts.
@@ -200,6 +204,7 @@ impl Housekeeping {
             Duty::Statistics => {
                 self.show_live(self.store.ledger().await?.pending, &self.store.held_back().await?);
                 self.show_waiting().await?;
+                self.count_queues().await?;
             }
             Duty::Forecast => self.forecast(now).await?,
             Duty::Partitions => self.store.make_partitions(now, DAYS_AHEAD).await?,
@@ -223,6 +228,33 @@ impl Housekeeping {
             self.metrics.destination_waiting.with_label_values(&[name]).set(*count);
         }
         Ok(())
+    }
+
+    /// Shows the queues with the most that is ready or with workers.
+    async fn count_queues(&self) -> Result<(), Error> {
+        let rows = self.store.queues("", MOST_QUEUES).await?;
+        let names: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
+        let depths = self.store.queue_depths(&names).await?;
+        let mut counted: Vec<(&str, QueueDepth)> = names.into_iter().zip(depths).collect();
+        counted.retain(|(_, depth)| depth.ready + depth.leased > 0);
+        counted.sort_unstable_by_key(|(_, depth)| std::cmp::Reverse((depth.ready, depth.leased)));
+        counted.truncate(MOST_DESTINATIONS);
+        self.show_queues(&counted);
+        Ok(())
+    }
+
+    fn show_queues(&self, counted: &[(&str, QueueDepth)]) {
+        let Metrics { queue_ready, queue_out, queue_oldest, .. } = &self.metrics;
+        queue_ready.reset();
+        queue_out.reset();
+        queue_oldest.reset();
+        let now = self.store.clock().now();
+        for (name, depth) in counted {
+            queue_ready.with_label_values(&[name]).set(depth.ready);
+            queue_out.with_label_values(&[name]).set(depth.leased);
+            let age = depth.oldest_ready_at.map(|at| now.since(at)).unwrap_or_default();
+            queue_oldest.with_label_values(&[name]).set(age.as_secs_f64());
+        }
     }
 
     /// Counts the scales of the forecast whose time has come.

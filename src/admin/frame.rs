@@ -14,12 +14,13 @@ use super::{Admin, assets, html};
 use crate::cold::Error as ColdError;
 
 /// The pages of the navigation.
-const PAGES: [(&str, &str); 7] = [
+const PAGES: [(&str, &str); 8] = [
     ("/", "Overview"),
     ("/timers", "Timers"),
     ("/ahead", "Ahead"),
     ("/late", "Late and dead"),
     ("/receivers", "Receivers"),
+    ("/queues", "Queues"),
     ("/operations", "Operations"),
     ("/nodes", "Nodes"),
 ];
@@ -117,7 +118,7 @@ impl Frame {
     }
 
     /// The pages of the navigation, by address.
-    pub fn pages(&self) -> [(&'static str, &'static str); 7] {
+    pub fn pages(&self) -> [(&'static str, &'static str); 8] {
         PAGES
     }
 

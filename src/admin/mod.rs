@@ -21,6 +21,7 @@ mod nodes;
 mod operations;
 mod overview;
 mod picture;
+mod queues;
 mod receivers;
 pub mod session;
 mod timers;
@@ -110,6 +111,9 @@ pub fn routes(
         .route("/ahead", get(ahead::page))
         .route("/late", get(late::page))
         .route("/receivers", get(receivers::page))
+        .route("/queues", get(queues::page))
+        .route("/queues/{name}/pause", post(queues::pause))
+        .route("/queues/{name}/resume", post(queues::resume))
         .route("/nodes", get(nodes::page))
         .route("/login", get(login::form).post(login::login))
         .route("/logout", post(login::logout))

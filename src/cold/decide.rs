@@ -77,6 +77,7 @@ pub(super) fn decide(
     context: Context<'_>,
     writes: &mut Writes,
 ) -> Applied {
+    row.lost = 0;
     let Context { now, watermark, planted, .. } = context;
     let before = life_before(row.life, change, planted);
     if before.state.is_end() {

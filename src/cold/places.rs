@@ -127,6 +127,7 @@ pub(super) fn decide(
         ChangeEvent::Look | ChangeEvent::ClaimExpired(_) | ChangeEvent::TooLate(_) => {
             let again = again_of(row, context.queue);
             let lost = row.places()?.expire(again, now);
+            row.lost = lost.len() as u64;
             for place in lost {
                 let mut record = record_of(row, &place, AttemptResult::Unknown, now);
                 record.detail = Some("its lease ended; the worker may have done it".into());

@@ -362,6 +362,7 @@ impl ColdStore {
                 .queue()
                 .map(|_| Seats::new(timer.dispatch.clone().unwrap_or_default(), timer.due_at)),
             places: Vec::new(),
+            lost: 0,
             left: None,
             ended_at: None,
             last: None,

@@ -78,6 +78,8 @@ pub struct TimerRow {
     pub seats: Option<Seats>,
     /// Of a timer for a queue, where its places are read beside it; empty elsewhere. Stored in a table of their own.
     pub places: Vec<Place>,
+    /// Of a timer for a queue that was looked at just now: how many leases had ended. Not stored.
+    pub lost: u64,
     /// Of a timer that was changed just now: what it merged by before, because others may wait for it. Not stored.
     pub left: Option<MergeKey>,
     /// When it ended; `None` for a live timer.
@@ -284,6 +286,7 @@ impl TimerRow {
                 None => None,
             },
             places: Vec::new(),
+            lost: 0,
             target,
             data: row.of(C::Data)?,
             labels: row.of(C::Labels)?,

@@ -115,8 +115,12 @@ impl Writer {
             if row.life.state.is_end() {
                 self.count_ended(row.life.state, 1);
             }
+            self.metrics.queue_lost.inc_by(row.lost);
             match change.event {
-                ChangeEvent::ClaimExpired(_) if *answer == Answer::Done => self.metrics.claims_expired.inc(),
+                ChangeEvent::ClaimExpired(_) if *answer == Answer::Done && row.seats.is_none() => {
+                    self.metrics.claims_expired.inc();
+                }
+
                 ChangeEvent::Released(..) if *answer == Answer::Done => self.metrics.released.inc(),
                 ChangeEvent::TooLate(_) if row.life.state == State::Expired => {
                     let late = row.ended_at.unwrap_or_default().since(row.life.due_at);

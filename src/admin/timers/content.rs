@@ -152,6 +152,7 @@ mod tests {
             merged: None,
             seats: None,
             places: Vec::new(),
+            lost: 0,
             left: None,
             ended_at: None,
             last: None,

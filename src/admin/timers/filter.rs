@@ -10,6 +10,7 @@ use crate::admin::words::Zone;
 use crate::cold::{Filter, ListCursor};
 use crate::model::destination::is_name;
 use crate::model::id::TimerId;
+use crate::model::queue::To;
 use crate::model::target::Webhook;
 use crate::model::timer::State;
 
@@ -24,6 +25,9 @@ pub struct Asked {
     pub label: String,
     pub state: String,
     pub receiver: String,
+    pub queue: String,
+    pub to: String,
+    pub worker: String,
     pub due_after: String,
     pub due_before: String,
     /// Something is asked for.
@@ -32,9 +36,9 @@ pub struct Asked {
 
 impl Asked {
     /// Whether something is asked for that the form folds away.
-    pub const fn more(&self) -> bool {
-        let Self { owner, label, due_after, due_before, .. } = self;
-        !(owner.is_empty() && label.is_empty() && due_after.is_empty() && due_before.is_empty())
+    pub fn more(&self) -> bool {
+        let Self { owner, label, queue, to, worker, due_after, due_before, .. } = self;
+        ![owner, label, queue, to, worker, due_after, due_before].iter().all(|field| field.is_empty())
     }
 }
 
@@ -108,6 +112,30 @@ impl Search {
                     )),
                 }
                 self.keep("receiver", value);
+            }
+            "queue" => {
+                self.asked.queue = value.to_owned();
+                match is_name(value) {
+                    true => self.filter.queue = Some(value.to_owned()),
+                    false => self.wrongs.push(format!("{value} is no name of a queue.")),
+                }
+                self.keep("queue", value);
+            }
+            "to" => {
+                self.asked.to = value.to_owned();
+                match To::try_from(value.to_owned()) {
+                    Ok(to) => self.filter.to = Some(to),
+                    Err(why) => self.wrongs.push(format!("{value} does not say for whom: give {why}.")),
+                }
+                self.keep("to", value);
+            }
+            "worker" => {
+                self.asked.worker = value.to_owned();
+                match TimerId::parse(value) {
+                    Ok(_) => self.filter.worker = Some(value.to_owned()),
+                    Err(_) => self.wrongs.push(format!("{value} is no name of a worker.")),
+                }
+                self.keep("worker", value);
             }
             "due_after" | "due_before" => self.due(name, value, zone),
             "cursor" => match value.parse() {
@@ -216,7 +244,8 @@ impl Search {
 
     /// What is searched for, in words.
     pub fn title(&self) -> String {
-        let Asked { id, owner, label, state, receiver, due_after, due_before, any } = &self.asked;
+        let Asked { id, owner, label, state, receiver, queue, to, worker, due_after, due_before, any } =
+            &self.asked;
         if !any {
             return "Timers".to_owned();
         }
@@ -226,6 +255,9 @@ impl Search {
             (owner.as_str(), "of "),
             (label.as_str(), "with "),
             (receiver.as_str(), "for "),
+            (queue.as_str(), "in queue "),
+            (to.as_str(), "for "),
+            (worker.as_str(), "with worker "),
             (due_after.as_str(), "due from "),
             (due_before.as_str(), if due_after.is_empty() { "due before " } else { "until " }),
         ];

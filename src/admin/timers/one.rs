@@ -16,6 +16,7 @@ use crate::admin::{Admin, html};
 use crate::cold::TimerRow;
 use crate::model::id::TimerId;
 use crate::model::policy::Then;
+use crate::model::queue::{Seats, To};
 use crate::model::target::Target;
 use crate::model::time::UnixMs;
 use crate::model::timer::State as TimerState;
@@ -122,6 +123,26 @@ fn ending(row: &TimerRow) -> &'static str {
     }
 }
 
+/// How it is given out, in words.
+fn given_out(queue: &str, seats: &Seats) -> Fact {
+    let to = seats.dispatch.to.to_string();
+    let whom = match &seats.dispatch.to {
+        To::Any => "any worker".to_owned(),
+        To::Worker(name) => format!("worker {name}"),
+        To::Group(name) => format!("workers of group {name}"),
+    };
+    let times = match (seats.dispatch.times, seats.dispatch.repeat) {
+        (1, _) => "once".to_owned(),
+        (times, false) => format!("{times} times in all, to each once"),
+        (times, true) => format!("{times} times in all, to each as often as it asks"),
+    };
+    let acked = match seats.acked {
+        0 => String::new(),
+        acked => format!("; {acked} done"),
+    };
+    Fact::new("Given to", format!("{whom}, {times}{acked}")).linked(list_of(&[("queue", queue), ("to", &to)]))
+}
+
 fn facts(row: &TimerRow, tier: Option<&'static str>, zone: Zone, now: UnixMs) -> Vec<Fact> {
     let life = &row.life;
     let retry = row.policies.retry.unwrap_or_default();
@@ -151,6 +172,7 @@ fn facts(row: &TimerRow, tier: Option<&'static str>, zone: Zone, now: UnixMs) ->
         }
         Target::Queue(name) => {
             facts.push(Fact::new("Queue", name.clone()).linked(list_of(&[("queue", name)])));
+            facts.extend(row.seats.as_ref().map(|seats| given_out(name, seats)));
         }
         Target::Unknown { kind } => {
             facts.push(Fact::new("Target", format!("of kind {kind}, which this node does not know")));

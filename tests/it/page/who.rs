@@ -14,7 +14,7 @@ async fn keyed() -> Node {
     Node::builder().env("MAINSPRING__SERVER__API_KEYS", KEY).start_ready().await
 }
 
-const PAGES: [&str; 10] = [
+const PAGES: [&str; 11] = [
     "/",
     "/timers",
     "/timers/t",
@@ -22,6 +22,7 @@ const PAGES: [&str; 10] = [
     "/ahead",
     "/late",
     "/receivers",
+    "/queues",
     "/nodes",
     "/operations",
     "/wheels/slot?due_after=2026-01-01T00:00:00Z",
