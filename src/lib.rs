@@ -57,15 +57,17 @@
 //!    `bad_days::cluster::a_master_that_is_lost_and_comes_back_empty_costs_its_shards_lateness_and_no_timer`
 //! 5. **A cancel tells the truth.** `races::every_answer_is_true_on_sqlite`,
 //!    `races::every_answer_is_true_on_postgres`, `store::claim::of_a_claim_and_a_cancel_exactly_one_wins`,
-//!    `operations::live::of_an_operation_and_a_caller_one_cancels`
+//!    `operations::live::of_an_operation_and_a_caller_one_cancels`,
+//!    `store::queues::a_cancel_tells_the_truth_about_places`
 //! 6. **A change tells the truth.** Once a reschedule is acknowledged, the old due time never fires.
 //!    `races::every_answer_is_true_on_postgres`, `store::claim::a_claim_of_an_older_generation_gets_nothing`,
 //!    `store::live_operations::a_shift_moves_each_timer_once`, `store::paused::nobody_claims_a_paused_timer`
-//! 7. **One identity.** All attempts of one firing carry one delivery id; no two firings share one;
-//!    duplicates happen only after a failure, a timeout or a crash in flight.
+//! 7. **One identity.** All attempts of one delivery (a firing, one place of a timer for a queue, a merged set) carry
+//!    one delivery id; no two deliveries share one; duplicates happen only after a failure, a timeout or a crash in flight.
 //!    `crash::nothing_is_lost_on_postgres_with_two_nodes`,
 //!    `store::register::an_ended_id_stays_taken_and_again_starts_the_next_generation`,
-//!    `operations::crash::of_a_redrive_and_a_registration_again_exactly_one_wins`
+//!    `operations::crash::of_a_redrive_and_a_registration_again_exactly_one_wins`,
+//!    `queue::crowd::of_two_hundred_workers_on_two_nodes_each_place_goes_to_one`
 //! 8. **Fenced.** A node that lost a shard can no longer promote or claim for it; a late result counts only
 //!    for the attempt it belongs to. `wheels::watermark::an_owner_under_an_old_epoch_moves_nothing`,
 //!    `store::claim::a_claim_under_an_older_epoch_gets_nothing`, `store::claim::a_late_result_counts_only_for_its_own_attempt`,

@@ -124,7 +124,7 @@ schemas! {
     OperationState: "`stopped`: a caller ended it early. `failed`: it could not go on; `failure` says why." =
         words(crate::model::operation::OperationState::ALL.map(crate::model::operation::OperationState::word));
     OperationFilter: "The filters of the list of timers, as texts: `id` (or an array of ids), `state`, `owner`, `receiver`, \
-                      `destination`, `label.NAME`, `due_after`, `due_before`." =
+                      `destination`, `queue`, `to`, `worker`, `label.NAME`, `due_after`, `due_before`." =
         ObjectBuilder::new().schema_type(Type::Object).min_properties(Some(1))
             .examples([serde_json::json!({"destination": "shop-orders", "label.app": "shop"})]);
     RefusedCounts: "How many, by reason. `in_flight`: an attempt is under way, or the outcome of one is not known; a cancel is \
@@ -153,7 +153,7 @@ schemas! {
     CancelOutcome: "`cancelled`: nothing was or ever will be sent. `stopped`: earlier attempts all surely failed, and \
                     nothing more will be sent." = words(["cancelled", "stopped"]);
     EventWord: "What happened; one of the four ends comes last." =
-        words(["registered", "promoted", "replayed", "due", "claimed", "attempt", "delivered", "cancelled", "expired", "dead"]);
+        words(["registered", "promoted", "replayed", "due", "claimed", "leased", "attempt", "delivered", "cancelled", "expired", "dead"]);
     HealthWord: "`degraded`: it can serve, and `checks` says what is not as it should be." =
         words(["ok", "degraded", "starting", "stopping", "unavailable"]);
     WheelWord: "The wheel's level; `whole_minute` holds timers of `precision: minute`." =

@@ -16,6 +16,7 @@ use crate::tools::bench::scenario::burst::Burst;
 use crate::tools::bench::scenario::idle::Idle;
 use crate::tools::bench::scenario::paced::Paced;
 use crate::tools::bench::scenario::parked::Parked;
+use crate::tools::bench::scenario::queue::Queue;
 use crate::tools::bench::scenario::recover::Recover;
 use crate::tools::bench::scenario::register::{Register, Step};
 use crate::tools::bench::scenario::sinks::Sinks;
@@ -112,7 +113,9 @@ enum Verb {
     Idle(IdleArgs),
     /// Deliveries to destinations of each kind, at brokers of the bench's own, beside a publisher without a server
     Sinks(SinksArgs),
-    /// All of them but sinks, as docs/benchmarks.md lists the figures
+    /// Workers that fetch and settle, beside a bare table without a server
+    Queue(QueueArgs),
+    /// All of them but sinks and queue, as docs/benchmarks.md lists the figures
     All {
         /// With small numbers: whether it works, not how fast
         #[arg(long)]
@@ -244,6 +247,28 @@ struct SinksArgs {
 }
 
 #[derive(Args)]
+struct QueueArgs {
+    /// Timers that are ready, for each number of workers
+    #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = count)]
+    count: u64,
+    /// Workers, each on a connection of its own; one measurement each
+    #[arg(long, value_name = "N,…", default_value = "1,16,200", value_delimiter = ',', value_parser = count)]
+    workers: Vec<u64>,
+    /// Items of a lease
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = count)]
+    max: u64,
+    /// Timers a second at a steady rate
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = count)]
+    rate: u64,
+    /// How many seconds that lasts; 0 leaves it out
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    seconds: u64,
+    /// Workers that wait then
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = count)]
+    waiting: u64,
+}
+
+#[derive(Args)]
 struct IdleArgs {
     /// Far-future timers
     #[arg(long, value_name = "N", default_value_t = plan::MANY)]
@@ -364,6 +389,7 @@ impl Verb {
             Self::Crash(args) => vec![plan::crash(args.count, args.ahead, args.parked)],
             Self::Idle(args) => vec![Scenario::Idle(args.scenario())],
             Self::Sinks(args) => vec![Scenario::Sinks(args.scenario())],
+            Self::Queue(args) => vec![Scenario::Queue(args.scenario())],
             Self::All { quick: true } => plan::quick(),
             Self::All { quick: false } => plan::figures(),
         }
@@ -418,6 +444,20 @@ impl ParkedArgs {
 impl IdleArgs {
     fn scenario(&self) -> Idle {
         Idle { parked: self.parked, span: Duration::from_secs_f64(self.seconds), settle: self.settle }
+    }
+}
+
+impl QueueArgs {
+    fn scenario(&self) -> Queue {
+        let many = |count: u64| usize::try_from(count).unwrap_or(usize::MAX);
+        Queue {
+            count: self.count,
+            workers: self.workers.iter().copied().map(many).collect(),
+            max: self.max,
+            rate: self.rate,
+            seconds: self.seconds,
+            waiting: many(self.waiting),
+        }
     }
 }
 

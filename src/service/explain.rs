@@ -32,7 +32,7 @@ pub struct Explanation {
 pub struct LifeEvent {
     /// When.
     pub at: UnixMs,
-    /// What, in one word: `registered`, `promoted`, `replayed`, `due`, `claimed`, `attempt`, or the state it ended in.
+    /// What, in one word: `registered`, `promoted`, `replayed`, `due`, `claimed`, `leased`, `attempt`, or the state it ended in.
     pub event: &'static str,
     /// The node that did it.
     pub node: Option<String>,

@@ -15,8 +15,11 @@ const RUNBOOK: &str = "docs/runbook.md";
 const WHOLE: &str = "Whole store. ";
 
 /// Series of the whole store, which only the owner of shard 0 reports.
-const OF_SHARD_0: [&str; 8] = [
+const OF_SHARD_0: [&str; 11] = [
     "mainspring_destination_waiting_timers",
+    "mainspring_queue_ready_timers",
+    "mainspring_queue_leased_timers",
+    "mainspring_queue_oldest_ready_seconds",
     "mainspring_outbox_events",
     "mainspring_outbox_oldest_seconds",
     "mainspring_pending_timers",

@@ -137,7 +137,7 @@ async fn exported(api: &Api) -> Exported {
     exported
 }
 
-/// Pauses a destination for which a timer is due: it has all series of destinations.
+/// Pauses a destination for which a timer is due: it has all series of destinations. So has a queue in which one waits.
 async fn a_destination_is_shown(nodes: &[Api]) {
     let api = &nodes[0];
     let hook = serde_json::json!({"webhook": {"url": "http://127.0.0.1:9/"}, "rate_per_second": 5});
@@ -145,12 +145,17 @@ async fn a_destination_is_shown(nodes: &[Api]) {
     assert_eq!(api.send(Method::POST, "/v1/destinations/kept/pause", &[], None).await.status, 200);
     let timer = serde_json::json!({"delay": "PT0S", "target": {"destination": "kept"}});
     assert_eq!(api.put("for-kept", &timer).await.0, 201);
+    let task = serde_json::json!({"delay": "PT0S", "target": {"queue": "tasks"}});
+    assert_eq!(api.put("for-workers", &task).await.0, 201);
     eventually("it is shown", LONG, async || {
-        let shown = "mainspring_destination_waiting_timers{destination=\"kept\"} 1";
+        let shown = [
+            "mainspring_destination_waiting_timers{destination=\"kept\"} 1",
+            "mainspring_queue_ready_timers{queue=\"tasks\"} 1",
+        ];
         // By the owner of shard 0.
         for node in nodes {
             let (_, text) = node.get("/metrics").await;
-            if text.as_str().is_some_and(|text| text.contains(shown)) {
+            if text.as_str().is_some_and(|text| shown.iter().all(|shown| text.contains(shown))) {
                 return Ok(());
             }
         }

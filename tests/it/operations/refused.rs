@@ -47,7 +47,8 @@ async fn what_is_not_valid_is_refused_by_field() {
         (json!({"action": "redrive", "filter": {"id": []}}), "/filter/id", "wrong_type"),
         (json!({"action": "redrive", "filter": {"id": ["a b"]}}), "/filter/id", "bad_id"),
         (json!({"action": "redrive", "filter": {"due_after": "soon"}}), "/filter/due_after", "bad_time"),
-        (json!({"action": "redrive", "filter": {"queue": "q"}}), "/filter/queue", "not_supported"),
+        (json!({"action": "redrive", "filter": {"queue": ".q"}}), "/filter/queue", "bad_name"),
+        (json!({"action": "redrive", "filter": {"to": "team"}}), "/filter/to", "bad_to"),
     ] {
         let answer = api.send(Method::POST, "/v1/operations", &[], Some(&body)).await;
         problem(&answer, 422, "invalid");

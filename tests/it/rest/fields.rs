@@ -179,17 +179,6 @@ async fn any_other_field_that_cannot_be_is_refused() {
 }
 
 #[tokio::test]
-async fn what_this_version_does_not_know_yet_is_refused_and_said_so() {
-    let field = |name: &str, value: Value| with(later(), name, value);
-    let unknown = "not_supported";
-    each_is_refused(vec![
-        (field("dispatch", json!({"to": "any"})), "/dispatch", unknown),
-        (field("target", json!({"queue": "jobs"})), "/target/queue", unknown),
-    ])
-    .await;
-}
-
-#[tokio::test]
 async fn data_nested_deeper_than_parsers_follow_is_refused() {
     let node = Node::builder().start_ready().await;
     let api = node.api();

@@ -158,7 +158,9 @@ async fn a_filter_that_cannot_be_is_422() {
         ("due_after=yesterday", "?due_after"),
         ("due_before=2030-01-01T00:00:00+08:00", "?due_before"),
         ("destination=no%20name", "?destination"),
-        ("queue=x", "?queue"),
+        ("queue=.x", "?queue"),
+        ("to=team:a", "?to"),
+        ("worker=a%20b", "?worker"),
         ("schedule=x", "?schedule"),
     ] {
         let answer = node.api().send(Method::GET, &format!("/v1/timers?{query}"), &[], None).await;

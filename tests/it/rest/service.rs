@@ -86,8 +86,14 @@ async fn metrics_hold_every_series_and_count_what_happened() {
         })
         .collect();
     assert!(named.len() >= 50, "{named:?}");
-    // Those of destinations come and go with what is the matter with one.
-    for name in named.into_iter().filter(|name| !name.starts_with("mainspring_destination_")) {
+    // Those of destinations come and go with what is the matter with one, those of queues with what is in them.
+    let comes_and_goes = |name: &&str| {
+        name.starts_with("mainspring_destination_")
+            || ["ready_timers", "leased_timers", "oldest_ready_seconds"]
+                .iter()
+                .any(|one| *name == format!("mainspring_queue_{one}"))
+    };
+    for name in named.into_iter().filter(|name| !comes_and_goes(name)) {
         assert!(text.contains(&format!("# HELP {name} ")), "{name} is missing");
         assert!(text.contains(&format!("# TYPE {name} ")), "{name} has no type");
     }
@@ -214,10 +220,6 @@ async fn the_openapi_document_knows_keys_and_errors() {
 async fn the_openapi_document_promises_nothing_unsupported() {
     let node = Node::builder().start_ready().await;
     let (_, document) = node.api().get("/openapi.json").await;
-    let text = document.to_string();
-    for name in ["dispatch", "queue"] {
-        assert!(!text.contains(&format!("\"{name}\":")), "{name} stands in the document");
-    }
     let schemas = &document["components"]["schemas"];
     let timer = &schemas["Timer"];
     assert_eq!(timer["additionalProperties"], false, "unknown fields are refused");

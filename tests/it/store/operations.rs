@@ -129,7 +129,7 @@ async fn an_operation_of_a_newer_version_is_left_alone(f: Fixture) {
     }
     behind_its_back(
         &f,
-        "UPDATE operations SET selection = replace(selection, '{', '{\"worker\":\"w1\",') \
+        "UPDATE operations SET selection = replace(selection, '{', '{\"planet\":\"mars\",') \
          WHERE id IN (SELECT id FROM operations ORDER BY id LIMIT 3)",
     )
     .await;

@@ -6,6 +6,7 @@ pub mod idle;
 pub mod paced;
 pub mod parked;
 pub mod plan;
+pub mod queue;
 pub mod recover;
 pub mod register;
 pub mod sinks;
@@ -35,6 +36,8 @@ pub enum Scenario {
     Idle(idle::Idle),
     /// Deliveries to destinations of each kind.
     Sinks(sinks::Sinks),
+    /// Workers that fetch and settle.
+    Queue(queue::Queue),
 }
 
 impl Scenario {
@@ -49,6 +52,7 @@ impl Scenario {
             Self::Crash(_) => "crash",
             Self::Idle(_) => "idle",
             Self::Sinks(_) => "sinks",
+            Self::Queue(_) => "queue",
         }
     }
 
@@ -68,6 +72,7 @@ impl Scenario {
             Self::Crash(scenario) => scenario.run(env).await,
             Self::Idle(scenario) => scenario.run(env).await,
             Self::Sinks(scenario) => scenario.run(env).await,
+            Self::Queue(scenario) => scenario.run(env).await,
         }
     }
 }
