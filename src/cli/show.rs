@@ -153,6 +153,11 @@ pub fn attempts(items: &[Fields]) -> String {
             empty if empty.is_empty() => text(item, "reply"),
             detail => detail,
         };
+        let detail = match (text(item, "worker"), detail) {
+            (worker, detail) if worker.is_empty() => detail,
+            (worker, detail) if detail.is_empty() => format!("worker {worker}"),
+            (worker, detail) => format!("worker {worker}: {detail}"),
+        };
         rows.push(vec![
             text(item, "attempt"),
             text(item, "delivery_id"),

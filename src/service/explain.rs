@@ -294,7 +294,7 @@ fn lease_line(place: &Place) -> String {
         Held::Acked => format!("done at {until}"),
         Held::Dead => format!("given up at {until}"),
     };
-    format!("place {} to worker {worker}, the {}. time: {what}", place.number + 1, place.attempt)
+    format!("place {} to worker {worker}, attempt {}: {what}", place.number + 1, place.attempt)
 }
 
 fn attempt_line(record: &AttemptRecord) -> String {
