@@ -105,6 +105,7 @@
 //! | [`cold`] | the SQL truth, on PostgreSQL and SQLite |
 //! | [`wheel`] | the slots, in Redis and in process: theory, levels, a worked example |
 //! | [`destinations`] | named places for deliveries: known here, sealed in SQL, paced for all nodes together |
+//! | [`templates`] | named JSON Schemas with defaults, ready to merge and check payloads |
 //! | [`ownership`], [`positions`] | which shards are this node's; where their wheels stand |
 //! | [`promotion`] | the queue of timers that were just written, on their way into the wheels |
 //! | [`writer`] | the only writer of timers: commits in groups, then promotes and counts |
@@ -152,6 +153,7 @@ pub mod service;
 pub mod sink;
 pub mod sweep;
 pub mod telemetry;
+pub mod templates;
 pub mod tools;
 pub mod traces;
 pub mod wheel;

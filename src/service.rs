@@ -23,6 +23,7 @@ use crate::ownership::Ownership;
 use crate::positions::Positions;
 use crate::queue::Queues;
 use crate::sink::Sink;
+use crate::templates::Templates;
 use crate::wheel::HotWheel;
 use crate::writer::Intake;
 use keys::Keys;
@@ -49,6 +50,8 @@ pub struct Service {
     pub queues: Arc<Queues>,
     /// The subscriptions to lifecycle events.
     pub subscriptions: Arc<Subscriptions>,
+    /// The templates.
+    pub templates: Arc<Templates>,
     /// Makes attempts: the test of a destination.
     pub sink: Arc<dyn Sink>,
 }

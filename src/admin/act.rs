@@ -369,7 +369,7 @@ fn told(action: Action, changed: Result<Changed, crate::writer::ChangeError>) ->
         ),
         Ok(Changed::NoTimer) => answered(3, "not_found", "There is no such timer, live or within history."),
         // The page changes no targets.
-        Ok(Changed::Unreadable | Changed::NoDestination(_) | Changed::Unfit(_)) => {
+        Ok(Changed::Unreadable | Changed::NoDestination(_) | Changed::Unfit(_) | Changed::Unfitted(_)) => {
             answered(4, "unreadable", "This version of the service cannot read it; nothing was changed.")
         }
         Err(why) => {

@@ -27,6 +27,7 @@ use crate::cold::{DestinationRow, MAX_DESTINATIONS, MOST_COUNTED, Removed, Uses,
 use crate::destinations::{Refused, Wanted};
 use crate::dispatch::ReceiverLoad;
 use crate::model::destination::{Destination, Settings};
+use crate::model::json;
 use crate::model::place::Place;
 use crate::model::policy::Retry;
 use crate::model::time::{Span, UnixMs};
@@ -309,9 +310,11 @@ fn merged(
     };
     let patch = with_lower_case_headers(patch);
     let whole = serde_json::to_value(Settings { limits, place: before.clone() });
-    let mut whole = whole.map_err(|_| crate::cold::Error::Corrupt("a destination".into()))?;
-    merge(&mut whole, &patch);
-    let mut wanted = request::destination(whole.to_string().as_bytes(), &state.guard)?;
+    let whole = whole.map_err(|_| crate::cold::Error::Corrupt("a destination".into()))?;
+    let whole = json::merged(&whole.to_string(), &patch.to_string());
+    let whole =
+        whole.map_err(|why| Problem::invalid(vec![FieldError::new("", "not_readable", why.to_string())]))?;
+    let mut wanted = request::destination(whole.as_bytes(), &state.guard)?;
     keep_secrets(&before, &mut wanted.place, &patch)?;
     check_credentials(&wanted.place)?;
     Ok(wanted)
@@ -325,24 +328,6 @@ fn with_lower_case_headers(patch: &Value) -> Value {
         *headers = std::mem::take(headers).into_iter().map(lower).collect();
     }
     patch
-}
-
-/// Merges a patch over a value (RFC 7396).
-fn merge(value: &mut Value, patch: &Value) {
-    let Value::Object(patch) = patch else {
-        *value = patch.clone();
-        return;
-    };
-    if !value.is_object() {
-        *value = Value::Object(serde_json::Map::new());
-    }
-    let Some(fields) = value.as_object_mut() else { return };
-    for (name, patch) in patch {
-        match patch {
-            Value::Null => drop(fields.remove(name)),
-            patch => merge(fields.entry(name.clone()).or_insert(Value::Null), patch),
-        }
-    }
 }
 
 /// Remove a destination that nothing uses.
@@ -466,30 +451,4 @@ pub async fn test(State(state): State<Arc<ApiState>>, Path(name): Path<String>) 
         },
     };
     Ok(Json(answer).into_response())
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::merge;
-
-    /// The examples of RFC 7396, appendix A, that concern objects.
-    #[test]
-    fn a_patch_is_merged_as_rfc_7396_says() {
-        for (value, patch, merged) in [
-            (json!({"a": "b"}), json!({"a": "c"}), json!({"a": "c"})),
-            (json!({"a": "b"}), json!({"b": "c"}), json!({"a": "b", "b": "c"})),
-            (json!({"a": "b"}), json!({"a": null}), json!({})),
-            (json!({"a": "b", "b": "c"}), json!({"a": null}), json!({"b": "c"})),
-            (json!({"a": ["b"]}), json!({"a": "c"}), json!({"a": "c"})),
-            (json!({"a": {"b": "c"}}), json!({"a": {"b": "d", "c": null}}), json!({"a": {"b": "d"}})),
-            (json!({"e": null}), json!({"a": 1}), json!({"e": null, "a": 1})),
-            (json!({}), json!({"a": {"bb": {"ccc": null}}}), json!({"a": {"bb": {}}})),
-        ] {
-            let mut value = value;
-            merge(&mut value, &patch);
-            assert_eq!(value, merged);
-        }
-    }
 }

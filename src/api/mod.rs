@@ -20,6 +20,7 @@ mod service;
 mod slices;
 mod state;
 mod subscriptions;
+mod templates;
 mod timers;
 mod view;
 mod wheels;
@@ -68,6 +69,7 @@ const CALL_WAIT: Duration = Duration::from_secs(60);
         (name = "destinations", description = "Named places that deliveries go to"),
         (name = "queues", description = "Workers fetch what is due, and settle it"),
         (name = "operations", description = "One action on every timer that a filter matches"),
+        (name = "templates", description = "Named JSON Schemas with defaults that data is checked against"),
         (name = "subscriptions", description = "Who gets lifecycle events"), (name = "service", description = "Health, ledger, nodes"))
 )]
 struct Doc;
@@ -105,6 +107,8 @@ fn documented() -> OpenApiRouter<Arc<ApiState>> {
         .routes(routes!(operations::stop))
         .routes(routes!(subscriptions::list))
         .routes(routes!(subscriptions::put, subscriptions::get, subscriptions::remove))
+        .routes(routes!(templates::list))
+        .routes(routes!(templates::put, templates::get, templates::remove))
         .routes(routes!(service::ledger))
         .routes(routes!(service::nodes))
         .routes(routes!(service::receivers))

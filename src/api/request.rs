@@ -9,6 +9,7 @@ mod queue;
 mod raw;
 mod subscription;
 mod target;
+mod template;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -23,10 +24,12 @@ use raw::Object;
 pub use raw::{DispatchIn, LateIn, LateThen, MergeIn, Precision, RawTimer, RetryIn};
 pub use subscription::{SubscriptionIn, subscription};
 pub use target::{BAD_QUEUE, TargetIn, no_destination, target};
+pub use template::{TemplateIn, WantedTemplate, named_template, template, unknown_template};
 
 use super::problem::FieldError;
 use crate::cold::NewTimer;
 use crate::model::id::{TimerId, Uid};
+pub use crate::model::json::escaped;
 use crate::model::merge::{MAX_WINDOW, Merge};
 use crate::model::policy::{Late, Policies, Retry};
 use crate::model::queue::{Dispatch, MAX_TIMES, To};
@@ -35,8 +38,7 @@ use crate::model::time::{Span, UnixMs};
 use crate::model::trace::Trace;
 use crate::sink::guard::Guard;
 
-/// The largest payload, in bytes of JSON.
-pub const MAX_DATA: usize = 64 * 1024;
+pub use crate::model::timer::MAX_DATA;
 /// The longest owner, in bytes.
 pub const MAX_OWNER: usize = 256;
 /// The most labels of one timer.
@@ -131,11 +133,6 @@ fn pointer_of(path: &serde_path_to_error::Path) -> String {
         .collect()
 }
 
-/// A field's name as a part of a JSON pointer.
-pub fn escaped(key: &str) -> String {
-    key.replace('~', "~0").replace('/', "~1")
-}
-
 /// Reads and checks one timer. `again` comes from the query.
 pub fn timer(text: &[u8], naming: Naming, again: bool, context: &Context<'_>) -> Result<NewTimer, Refused> {
     let raw: RawTimer = read(text, "")?;
@@ -152,6 +149,7 @@ pub fn timer(text: &[u8], naming: Naming, again: bool, context: &Context<'_>) ->
     }
     let target = target(raw.target.as_deref(), context.guard, &mut errors);
     check_data(raw.data.as_deref(), &mut errors);
+    let template = named_template(raw.template, &mut errors);
     let labels = labels(raw.labels.as_ref(), &mut errors);
     let policies = Policies {
         retry: retry(raw.retry.as_ref(), &mut errors),
@@ -181,6 +179,7 @@ pub fn timer(text: &[u8], naming: Naming, again: bool, context: &Context<'_>) ->
         spread,
         target,
         data: raw.data.map(|data| data.get().as_bytes().to_vec()),
+        template,
         labels,
         policies,
         dispatch,

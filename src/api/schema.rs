@@ -83,6 +83,14 @@ schemas! {
     LeaseToken: "What an item is settled with." = text().pattern(Some("^lse_[A-Za-z0-9_-]{59}$"));
     SettleAction: "`ack`: it is done. `retry`: not now. `dead`: never again. `extend`: its worker keeps it." =
         words(["ack", "retry", "dead", "extend"]);
+    TemplateName: "A template's name." =
+        text().pattern(Some(format!("^[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{}}}$", MAX_NAME - 1))).examples(["order-review"]);
+    JsonSchema: "A JSON Schema of the dialect 2020-12, at most 64 KiB. References are local (`#…`); `$schema` is left out or names \
+                 the dialect; patterns are without look-around and back references; `format` is not checked." =
+        ObjectBuilder::new().schema_type(SchemaType::from_iter([Type::Object, Type::Boolean]))
+            .examples([serde_json::json!({"type": "object", "required": ["order"]})]);
+    TemplateDefaults: "A JSON object that data is merged over." =
+        ObjectBuilder::new().schema_type(Type::Object).examples([serde_json::json!({"kind": "review"})]);
     RedisUrl: "`redis` or, with TLS, `rediss`; with user and password, and the number of the database as path, where \
                there are any. The password is never shown again." =
         text().format(Some(SchemaFormat::Custom("uri".into()))).max_length(Some(MAX_URL))

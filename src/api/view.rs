@@ -38,6 +38,9 @@ pub struct TimerView {
     target: TargetView,
     #[schema(value_type = serde_json::Value)]
     data: Box<RawValue>,
+    /// The template that `data` was fitted to, if it has one.
+    #[schema(required, value_type = Option<schema::TemplateName>)]
+    template: Option<String>,
     #[schema(value_type = schema::Labels)]
     labels: BTreeMap<String, String>,
     priority: Priority,
@@ -195,6 +198,7 @@ impl TimerView {
             owner: row.owner.clone().unwrap_or_else(|| row.id.clone()),
             target: TargetView::new(&row.target),
             data: data.unwrap_or_else(|| RawValue::NULL.to_owned()),
+            template: row.template.clone(),
             labels: row
                 .labels
                 .as_deref()

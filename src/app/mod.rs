@@ -43,6 +43,7 @@ use crate::queue::Queues;
 use crate::service::{Node, Service};
 use crate::sink::{Sink, Sinks};
 use crate::sweep::Sweep;
+use crate::templates::Templates;
 use crate::traces::Export;
 use crate::wheel::{self, HotWheel, Measured};
 use crate::writer::{Intake, Writer};
@@ -351,6 +352,7 @@ async fn start(
         operations,
         queues,
         subscriptions,
+        templates: Arc::new(Templates::new(store.clone())),
         sink: Arc::clone(&sinks) as Arc<dyn Sink>,
     });
     let shares = Shares::new(

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use jiff::fmt::friendly::SpanParser;
+use serde_json::value::RawValue;
 
 use super::exit::usage;
 use crate::model::destination::{MAX_NAME, is_name};
@@ -39,7 +40,7 @@ pub fn id(text: &str) -> Result<String, String> {
     TimerId::parse(text).map(|id| id.as_str().to_owned()).map_err(|why| why.to_string())
 }
 
-/// A destination's name that can stand in a URL.
+/// A name of a destination or the like that can stand in a URL.
 pub fn name(text: &str) -> Result<String, String> {
     let what = format!("1 to {MAX_NAME} of A-Z a-z 0-9 . _ -, not a dot first");
     if is_name(text) { Ok(text.to_owned()) } else { Err(what) }
@@ -79,6 +80,23 @@ pub fn file(flag: &str, path: &Path) -> anyhow::Result<String> {
         std::fs::read_to_string(path)
     };
     read.with_context(|| format!("{flag}: {} cannot be read", path.display()))
+}
+
+/// The JSON of `--FLAG` or `--FLAG-file`, as it is written; `None` if neither is given.
+pub fn json(flag: &str, text: Option<&str>, path: Option<&Path>) -> anyhow::Result<Option<Box<RawValue>>> {
+    let (flag, text) = match (text, path) {
+        (Some(text), _) => (format!("--{flag}"), text.to_owned()),
+        (None, Some(path)) => {
+            let flag = format!("--{flag}-file");
+            let text = file(&flag, path)?;
+            (flag, text)
+        }
+        (None, None) => return Ok(None),
+    };
+    match serde_json::from_str(&text) {
+        Ok(json) => Ok(Some(json)),
+        Err(why) => Err(usage(format!("{flag} is not JSON ({why}); text needs quotes: '\"text\"'"))),
+    }
 }
 
 /// The key or secret in a file, without blanks around it.

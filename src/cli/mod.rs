@@ -27,6 +27,7 @@ mod show;
 mod signature;
 mod store;
 mod subscription;
+mod template;
 mod timer;
 mod watch;
 mod which;
@@ -77,6 +78,8 @@ enum Verb {
     Operation(Remote<operation::Verb>),
     /// Subscribe to lifecycle events of timers, and see what waits to be sent
     Subscription(Remote<subscription::Verb>),
+    /// Name JSON Schemas with defaults that the data of timers is checked against
+    Template(Remote<template::Verb>),
     /// Watch the wheels of a running server
     Wheel(Remote<watch::Verb>),
     /// Show which receiver fails, since when, and what waits for it
@@ -169,6 +172,7 @@ async fn dispatch(cli: &Cli) -> anyhow::Result<Exit> {
         Verb::Queue(at) => queue::run(at.client()?, &at.verb, cli.json).await,
         Verb::Operation(at) => operation::run(at.client()?, &at.verb, cli.json).await,
         Verb::Subscription(at) => subscription::run(at.client()?, &at.verb, cli.json).await,
+        Verb::Template(at) => template::run(at.client()?, &at.verb, cli.json).await,
         Verb::Wheel(at) => watch::run(at.client()?, &at.verb, cli.json).await,
         Verb::Receivers(args) => look::receivers(args, cli.json).await,
         Verb::Forecast(args) => look::forecast(args, cli.json).await,
@@ -265,6 +269,12 @@ mod tests {
             "subscription get a --json",
             "subscription --server http://a ls",
             "subscription rm a",
+            "template put a --schema {} --defaults {}",
+            "template put a --schema-file s.json --defaults-file -",
+            "template get a --json",
+            "template --server http://a ls",
+            "template rm a",
+            "timer put a --in 5s --destination b --template review --data {}",
             "forecast",
             "forecast --from 2026-12-01T09:00:00Z --for 10m --step 1m --json",
             "receivers --server http://a",
@@ -326,6 +336,10 @@ mod tests {
             "subscription put a",
             "subscription put a --destination b:c",
             "subscription put a --destination b --label x",
+            "template put a",
+            "template put a --schema {} --schema-file s.json",
+            "template put a:b --schema {}",
+            "timer put a --in 5s --destination b --template c:d",
             "destination get a:b",
             "destination redrive a",
             "destination redrive a --since yesterday",

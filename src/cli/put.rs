@@ -8,7 +8,6 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use super::delivery::{Extras, Retry, Webhook, unique};
-use super::exit::usage;
 use super::input;
 use super::timer::When;
 
@@ -56,6 +55,9 @@ pub struct Put {
     /// The data to send, from a file with JSON; - is stdin
     #[arg(long, value_name = "FILE")]
     data_file: Option<PathBuf>,
+    /// The template that the data is merged over and checked against
+    #[arg(long, value_name = "NAME", value_parser = input::name)]
+    template: Option<String>,
     /// Whom the timer is about, such as user:123 [default: the id]
     #[arg(long)]
     owner: Option<String>,
@@ -119,6 +121,8 @@ pub struct Request<'a> {
     target: Target<'a>,
     #[serde(skip_serializing_if = "Option::is_none")]
     data: Option<Box<RawValue>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    template: Option<&'a str>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     labels: BTreeMap<&'a str, &'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -181,7 +185,8 @@ impl Put {
                 destination: self.destination.as_deref(),
                 queue: self.queue.as_deref(),
             },
-            data: self.data()?,
+            data: input::json("data", self.data.as_deref(), self.data_file.as_deref())?,
+            template: self.template.as_deref(),
             labels: unique("--label", &self.label)?,
             priority: self.priority,
             precision: self.precision,
@@ -196,18 +201,6 @@ impl Put {
             }),
         })
     }
-
-    fn data(&self) -> anyhow::Result<Option<Box<RawValue>>> {
-        let (flag, text) = match (&self.data, &self.data_file) {
-            (Some(text), _) => ("--data", text.clone()),
-            (None, Some(path)) => ("--data-file", input::file("--data-file", path)?),
-            (None, None) => return Ok(None),
-        };
-        match serde_json::from_str(&text) {
-            Ok(data) => Ok(Some(data)),
-            Err(why) => Err(usage(format!("{flag} is not JSON ({why}); text needs quotes: '\"text\"'"))),
-        }
-    }
 }
 
 #[cfg(test)]
@@ -221,6 +214,7 @@ mod tests {
         for (line, sent) in [
             ("--webhook http://a/", json!({"target": {"webhook": {"url": "http://a/"}}})),
             ("--destination a", json!({"target": {"destination": "a"}})),
+            ("--destination a --template t", json!({"target": {"destination": "a"}, "template": "t"})),
             ("--destination a --spread 5m", json!({"target": {"destination": "a"}, "spread": "PT5M"})),
             (
                 "--destination a --priority high --retry-first 2h",

@@ -21,6 +21,7 @@ use crate::model::merge::MergeKey;
 use crate::model::priority::Priority;
 use crate::model::queue::{Action, Dispatch, LeaseToken};
 use crate::model::target::Target;
+use crate::model::template::{TemplateHash, TemplateUse};
 use crate::model::time::UnixMs;
 use crate::model::timer::{Answer, Next, Token};
 
@@ -95,6 +96,28 @@ impl ChangeEvent {
             _ => None,
         }
     }
+
+    /// The template that its new payload was fitted to.
+    const fn template(&self) -> Option<&TemplateUse> {
+        match self {
+            Self::Edit(edit) => edit.template.as_ref(),
+            _ => None,
+        }
+    }
+
+    /// Whether it gives this timer a payload that does not come from the timer's template; then that template's name, if it
+    /// has one. `templates` are what those are now that payloads were fitted to.
+    fn unfitted(&self, row: &TimerRow, templates: &BTreeMap<String, TemplateHash>) -> Option<Option<String>> {
+        let Self::Edit(Edit { data: Some(_), template: fitted, .. }) = self else { return None };
+        let is_fit = match (&row.template, fitted) {
+            (None, None) => true,
+            (Some(name), Some(TemplateUse { name: to, fitted: Some(hash) })) => {
+                name == to && templates.get(name) == Some(hash)
+            }
+            _ => false,
+        };
+        (!is_fit).then(|| row.template.clone())
+    }
 }
 
 /// What a `PATCH` changes; `None` is no change.
@@ -104,6 +127,8 @@ pub struct Edit {
     pub due_at: Option<UnixMs>,
     /// The new payload; the inner `None` is `null`.
     pub data: Option<Option<Vec<u8>>>,
+    /// The template that the new payload was fitted to.
+    pub template: Option<TemplateUse>,
     /// The new labels, all of them; the inner `None` is none.
     pub labels: Option<Option<String>>,
     /// The new priority.
@@ -135,6 +160,9 @@ pub enum Applied {
     NoDestination(String),
     /// The change does not fit the timer as it is; nothing was changed.
     Unfit(Unfit),
+    /// The new payload was not fitted to the timer's template, which has this name, as it is now; or it was fitted to one, and
+    /// the timer has none. Nothing was changed.
+    Unfitted(Option<String>),
 }
 
 /// Why a change does not fit a timer.
@@ -319,6 +347,8 @@ impl ColdStore {
             let name = event.target().and_then(Target::destination)?;
             no_destinations.get(name).cloned()
         };
+        let fitted = changes.iter().filter_map(|change| change.event.template());
+        let templates = self.templates_in_use(tx, fitted).await?;
         self.lend_retry(tx, changes, &mut rows).await?;
         let wanted = changes.iter().filter_map(|change| change.event.target());
         self.keep_queues(tx, wanted).await?;
@@ -334,6 +364,9 @@ impl ColdStore {
                 Some((row, watermark)) => match nowhere(&change.event) {
                     Some(name) => Applied::NoDestination(name),
                     None if let Some(why) = unfit(row, &change.event) => Applied::Unfit(why),
+                    None if let Some(template) = change.event.unfitted(row, &templates) => {
+                        Applied::Unfitted(template)
+                    }
                     None => {
                         let context = Context {
                             now: store_now,

@@ -89,6 +89,7 @@ columns! {
     ReadyAt = "ready_at",
     Fresh = "fresh",
     Acked = "acked",
+    Template = "template",
 }
 
 /// The position of the first expression that is selected after [`ALL`].
@@ -242,6 +243,7 @@ impl TimerColumn {
             Self::Spread => {
                 maybe(|row| row.spread.and_then(|spread| i64::try_from(spread.within.get().as_millis()).ok()))
             }
+            Self::Template => text_or_null(|row| row.template.clone()),
             Self::SpreadFrom => maybe(|row| row.spread.map(|spread| spread.from.get())),
             Self::Dispatch => text_or_null(|row| stored_dispatch(&row.seats.as_ref()?.dispatch)),
             Self::Audience => maybe(TimerRow::audience),

@@ -236,7 +236,12 @@ fn difference(row: &TimerRow, wanted: &Edit) -> (Edit, Option<Event>) {
         _ => Some(Event::Reschedule { due_at: due_at.unwrap_or(row.life.due_at) }),
     };
     let spread_from = wanted.spread_from;
-    (Edit { due_at, data, labels, priority, target, dispatch, spread_from, if_version: None }, event)
+    // What the payload was fitted to is the row's own template.
+    let template = None;
+    (
+        Edit { due_at, data, template, labels, priority, target, dispatch, spread_from, if_version: None },
+        event,
+    )
 }
 
 /// The moment of a pointer that lies in the wheel of a timer that waits, and comes up no later than the timer is to wake

@@ -393,7 +393,7 @@ impl ColdStore {
 }
 
 /// The number in the only row of a count.
-fn counted(rows: &[Row]) -> Result<i64, Error> {
+pub(super) fn counted(rows: &[Row]) -> Result<i64, Error> {
     rows.first().map_or(Ok(0), |row| row.get(0))
 }
 

@@ -41,6 +41,7 @@ mod shards;
 mod spread;
 mod sql;
 mod subscriptions;
+mod templates;
 mod watermark;
 
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -79,6 +80,9 @@ pub use row::{AttemptRecord, TimerRow};
 pub use schema::MigrationState;
 pub use shards::{FUTURE_MS, Heartbeat, Identity, NodeRow};
 pub use subscriptions::{MAX_SUBSCRIPTIONS, Subscribed, SubscriptionRow, SubscriptionSet};
+pub use templates::{
+    MAX_TEMPLATE_TEXT, MAX_TEMPLATES, TemplateEdit, TemplateRemoved, TemplateRow, TemplateWritten,
+};
 pub use watermark::{Range, ReplayNote, ScanPosition, Scanned, ShardRow};
 
 use crate::clock::{Monotonic, StoreClock};

@@ -17,6 +17,7 @@ use crate::model::priority::Priority;
 use crate::model::queue::{Dispatch, Seats};
 use crate::model::spread::Spread;
 use crate::model::target::Target;
+use crate::model::template::TemplateUse;
 use crate::model::time::UnixMs;
 use crate::model::timer::Life;
 use crate::model::trace::Trace;
@@ -47,8 +48,10 @@ pub struct NewTimer {
     pub spread: Option<Spread>,
     /// The target.
     pub target: Target,
-    /// The payload as written; `None` for `null`.
+    /// The payload; `None` for `null`.
     pub data: Option<Vec<u8>>,
+    /// The template that the payload was fitted to.
+    pub template: Option<TemplateUse>,
     /// Labels as a JSON object of strings; `None` for none.
     pub labels: Option<String>,
     /// Retry and late policy.
@@ -74,6 +77,8 @@ pub enum Registered {
     Taken,
     /// There is no destination of this name. Nothing was registered.
     NoDestination(String),
+    /// The payload was not fitted to the template of this name as it is now. Nothing was registered.
+    Unfitted(String),
 }
 
 impl Registered {
@@ -143,16 +148,16 @@ impl ColdStore {
         order.dedup_by_key(|i| timers[*i].uid);
 
         let fresh = order.iter().map(|&i| self.fresh_row(&timers[i])).collect();
-        let (mut kept, nowhere) = self.insert_new(timers, &order, fresh).await?;
+        let (mut kept, unmade) = self.insert_new(timers, &order, fresh).await?;
         for &i in &order {
             answers[i] = kept.remove(&timers[i].uid).map(|row| Ok(Registered::New(Box::new(row))));
         }
-        // Of equal ids one was tried. If its destination is missing, the others stand for themselves.
-        let goes_nowhere = |i: usize| nowhere.contains(&timers[i].uid) && order.contains(&i);
-        let again: Vec<usize> = match nowhere.is_empty() {
+        // Of equal ids one was tried. If it could not be made, the others stand for themselves.
+        let was_tried = |i: usize| order.contains(&i);
+        let again: Vec<usize> = match unmade.is_empty() {
             true => Vec::new(),
             false => (0..timers.len())
-                .filter(|&i| answers[i].is_none() && nowhere.contains(&timers[i].uid) && !goes_nowhere(i))
+                .filter(|&i| answers[i].is_none() && unmade.contains_key(&timers[i].uid) && !was_tried(i))
                 .collect(),
         };
         if !again.is_empty() {
@@ -169,36 +174,42 @@ impl ColdStore {
                 let same = |row: &&TimerRow| row.request_hash == timers[i].request_hash;
                 answers[i] = Some(match rows.get(&timers[i].uid) {
                     Some(row) if same(&row) => Ok(Registered::Same(Box::new(row.clone()))),
-                    _ if goes_nowhere(i) => {
-                        let name = timers[i].target.destination().unwrap_or_default();
-                        Ok(Registered::NoDestination(name.to_owned()))
-                    }
-                    Some(_) => Ok(Registered::Taken),
-                    // The id is still taken and its history is removed already: the retention was shortened.
-                    None => Ok(Registered::Taken),
+                    // Otherwise the id is taken; without a row its history is removed already: the retention was shortened.
+                    _ => match unmade.get(&timers[i].uid) {
+                        Some(why) if was_tried(i) => Ok(why.clone()),
+                        _ => Ok(Registered::Taken),
+                    },
                 });
             }
         }
         Ok(answers.into_iter().flatten().collect())
     }
 
-    /// Inserts the timers whose ids are not taken, in this order. Returns the rows that it made, and the timers whose
-    /// destinations there are not.
+    /// Inserts the timers whose ids are not taken, in this order. Returns the rows that it made, and why it did not try to
+    /// make others: there is no such destination, or their payloads do not fit.
     async fn insert_new(
         &self,
         timers: &[NewTimer],
         order: &[usize],
         mut fresh: Vec<TimerRow>,
-    ) -> Result<(HashMap<Uid, TimerRow>, HashSet<Uid>), Error> {
+    ) -> Result<(HashMap<Uid, TimerRow>, HashMap<Uid, Registered>), Error> {
         let mut tx = self.pool.begin().await?;
         let missing = self.missing_destinations(&mut tx, fresh.iter().map(|row| &row.target)).await?;
-        self.keep_queues(&mut tx, fresh.iter().map(|row| &row.target)).await?;
-        let mut nowhere = HashSet::new();
-        if !missing.is_empty() {
-            let is_missing =
-                |row: &TimerRow| row.target.destination().is_some_and(|name| missing.contains(name));
-            nowhere = fresh.extract_if(.., |row| is_missing(row)).map(|row| row.uid).collect();
+        let templates =
+            self.templates_in_use(&mut tx, timers.iter().filter_map(|timer| timer.template.as_ref())).await?;
+        let mut unmade = HashMap::new();
+        for &i in order {
+            let NewTimer { uid, target, template, .. } = &timers[i];
+            if let Some(name) = target.destination().filter(|name| missing.contains(*name)) {
+                unmade.insert(*uid, Registered::NoDestination(name.to_owned()));
+            } else if let Some(TemplateUse { name, fitted }) = template
+                && (fitted.is_none() || templates.get(name) != fitted.as_ref())
+            {
+                unmade.insert(*uid, Registered::Unfitted(name.clone()));
+            }
         }
+        fresh.retain(|row| !unmade.contains_key(&row.uid));
+        self.keep_queues(&mut tx, fresh.iter().map(|row| &row.target)).await?;
         let insert = self.insert_statement(&fresh.iter().collect::<Vec<_>>());
         let mut inserted: HashMap<Uid, UnixMs> = HashMap::with_capacity(fresh.len());
         for row in tx.fetch(insert).await? {
@@ -248,7 +259,7 @@ impl ColdStore {
         self.count(&mut tx, &[("registered", kept.len() as i64)]).await?;
         tx.commit().await.map_err(Error::at_commit)?;
         Box::pin(self.tell_late(late)).await?;
-        Ok((kept, nowhere))
+        Ok((kept, unmade))
     }
 
     /// Removes timers that this transaction has inserted.
@@ -294,9 +305,11 @@ impl ColdStore {
         let merges = rows.iter().any(|row| row.merge_key.is_some());
         let spreads = rows.iter().any(|row| row.spread.is_some());
         let queues = rows.iter().any(|row| row.seats.is_some());
+        let templated = rows.iter().any(|row| row.template.is_some());
         let initial = |column: TimerColumn| match column {
             TimerColumn::MergeKey if !merges => Some("NULL"),
             TimerColumn::Spread | TimerColumn::SpreadFrom if !spreads => Some("NULL"),
+            TimerColumn::Template if !templated => Some("NULL"),
             TimerColumn::Dispatch
             | TimerColumn::Audience
             | TimerColumn::ReadyAt
@@ -346,6 +359,7 @@ impl ColdStore {
             spread: timer.spread,
             target: timer.target.clone(),
             data: timer.data.clone(),
+            template: timer.template.as_ref().map(|one| one.name.clone()),
             labels: timer.labels.clone(),
             policies: timer.policies,
             request_hash: timer.request_hash,

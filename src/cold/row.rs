@@ -46,6 +46,8 @@ pub struct TimerRow {
     pub target: Target,
     /// The payload, JSON as the caller wrote it; `None` for `null`.
     pub data: Option<Vec<u8>>,
+    /// The template that its payload was checked against.
+    pub template: Option<String>,
     /// Labels as a JSON object of strings; `None` for none.
     pub labels: Option<String>,
     /// Retry and late policy.
@@ -289,6 +291,7 @@ impl TimerRow {
             lost: 0,
             target,
             data: row.of(C::Data)?,
+            template: row.of(C::Template)?,
             labels: row.of(C::Labels)?,
             policies: match policies {
                 Some(text) => serde_json::from_str(&text).map_err(|_| bad("policies"))?,

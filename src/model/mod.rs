@@ -5,6 +5,7 @@
 
 pub mod destination;
 pub mod id;
+pub mod json;
 pub mod merge;
 pub mod operation;
 pub mod place;
@@ -15,6 +16,7 @@ pub mod queue;
 pub mod spread;
 pub mod subscription;
 pub mod target;
+pub mod template;
 pub mod time;
 pub mod timer;
 pub mod trace;

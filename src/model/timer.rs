@@ -254,6 +254,9 @@ pub enum Answer {
     Stale,
 }
 
+/// The largest payload, in bytes of JSON.
+pub const MAX_DATA: usize = 64 * 1024;
+
 /// A timer that nobody could fire for longer than this after its due time counts as missed.
 pub const MISSED: std::time::Duration = std::time::Duration::from_secs(60);
 

@@ -134,9 +134,14 @@ impl Facts<'_> {
             None => String::new(),
         };
         let due_at = life.due_at.rfc3339();
+        let template =
+            row.template.as_ref().map(|name| format!(", by template `{name}`")).unwrap_or_default();
         match life.generation.0 {
-            1 => format!("due at {due_at}{chosen}, shard {}", row.shard),
-            n => format!("shard {}; changed since: generation {n} is due at {due_at}{chosen}", row.shard),
+            1 => format!("due at {due_at}{chosen}{template}, shard {}", row.shard),
+            n => format!(
+                "shard {}{template}; changed since: generation {n} is due at {due_at}{chosen}",
+                row.shard
+            ),
         }
     }
 

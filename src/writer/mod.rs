@@ -200,7 +200,7 @@ impl Writer {
                 Ok(Registered::Same(_)) => 1,
                 Ok(Registered::Taken) => 2,
                 // A request that is not valid.
-                Ok(Registered::NoDestination(_)) => continue,
+                Ok(Registered::NoDestination(_) | Registered::Unfitted(_)) => continue,
                 Err(_) => 3,
             };
             counts[index].1 += 1;
@@ -251,6 +251,9 @@ pub enum Changed {
     NoDestination(String),
     /// The change does not fit the timer as it is; nothing was changed.
     Unfit(Unfit),
+    /// The new payload was not fitted to the timer's template of this name as it is now, or was fitted to one and the timer has
+    /// none; nothing was changed.
+    Unfitted(Option<String>),
 }
 
 /// Why a caller's change has no answer.
@@ -287,7 +290,9 @@ impl Counted {
             Ok(Applied::Same(_)) => Some(Self::Answer(Answer::Done)),
             Ok(Applied::OtherVersion(_)) => Some(Self::OtherVersion),
             Ok(Applied::Unreadable) | Err(_) => Some(Self::Failed),
-            Ok(Applied::NotLive | Applied::NoDestination(_) | Applied::Unfit(_)) => None,
+            Ok(Applied::NotLive | Applied::NoDestination(_) | Applied::Unfit(_) | Applied::Unfitted(_)) => {
+                None
+            }
         }
     }
 
@@ -355,6 +360,7 @@ impl Intake {
                 Applied::Unreadable => return Ok(Changed::Unreadable),
                 Applied::NoDestination(name) => return Ok(Changed::NoDestination(name)),
                 Applied::Unfit(why) => return Ok(Changed::Unfit(why)),
+                Applied::Unfitted(template) => return Ok(Changed::Unfitted(template)),
                 Applied::NotLive => match self.writer.store.find(uid).await? {
                     Some(row) if row.life.state.is_end() => {
                         let answer = row.answer(row.life.step(probe, UnixMs::default()).answer);

@@ -14,7 +14,7 @@ const FLOORS: [&[&str]; 16] = [
     &["writer", "sink"],
     &["promotion"],
     &["ownership", "positions"],
-    &["destinations"],
+    &["destinations", "templates"],
     &["cold", "wheel"],
     &["traces"],
     &["telemetry", "limits"],

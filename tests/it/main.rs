@@ -34,6 +34,7 @@ mod sim;
 mod spread;
 mod store;
 mod support;
+mod templates;
 #[cfg(feature = "otlp")]
 mod traces;
 mod upgrade;

@@ -100,6 +100,9 @@ fn remark(row: &TimerRow, now: UnixMs) -> String {
         Target::Webhook(_) | Target::Destination(_) | Target::Queue(_) => {}
         Target::Unknown { .. } => remarks.push("Its target is of a kind that this node does not know."),
     }
+    if row.template.is_some() {
+        remarks.push("Its data is what its template made of it, and is not checked again.");
+    }
     if !row.life.state.is_end() {
         remarks.push("While it is live the same call only shows it.");
     }
@@ -139,6 +142,7 @@ mod tests {
             spread: Some(Spread { within: Span::parse("PT5M").unwrap(), from: due_at }),
             target: Target::Webhook(hook),
             data: Some(b"{\"say\":\"it's 2.50\"}".to_vec()),
+            template: None,
             labels: Some("{\"app\":\"shop\"}".into()),
             policies: Policies::default(),
             request_hash: [0; 16],

@@ -184,6 +184,7 @@ fn facts(row: &TimerRow, tier: Option<&'static str>, zone: Zone, now: UnixMs) ->
         let href = list_of(&[(&format!("label.{name}"), value)]);
         Fact::new("Label", format!("{name} = {value}")).linked(href)
     }));
+    facts.extend(row.template.as_ref().map(|name| Fact::new("Template", name)));
     facts.push(Fact::new("Priority", row.priority.word()));
     facts.push(Fact::new("Precision", if row.minute { "minute" } else { "second" }));
     facts.push(Fact::new("When late", late));

@@ -10,9 +10,7 @@ use serde_json::Value;
 
 use crate::api::problem::FieldError;
 use crate::model::id::digest16;
-
-/// Arrays and objects inside each other; as many as common parsers follow.
-const MAX_DEPTH: usize = 127;
+use crate::model::json::{MAX_DEPTH, Unreadable, Walk, plain};
 
 /// The hash that tells whether two requests are the same: over canonical JSON (sorted keys, no spaces, numbers
 /// by their exact value), without `id`, which names the timer and is not its content.
@@ -20,157 +18,90 @@ pub fn request_hash(text: &[u8], errors: &mut Vec<FieldError>) -> [u8; 16] {
     let mut canonical = String::with_capacity(text.len());
     // The text was read as JSON before: what can still be wrong is in the payload.
     let written =
-        std::str::from_utf8(text).ok().map_or(Ok(()), |text| Walk { text, at: 0 }.value(0, &mut canonical));
+        std::str::from_utf8(text).ok().map_or(Ok(()), |text| value(&mut Walk::new(text), 0, &mut canonical));
     if let Err(why) = written {
         errors.push(match why {
-            NotComparable::TooDeep => {
+            Unreadable::TooDeep => {
                 FieldError::new("/data", "too_deep", format!("nested deeper than {MAX_DEPTH}"))
             }
-            NotComparable::Name(why) => {
-                FieldError::new("/data", "bad_name", format!("a field's name: {why}"))
-            }
+            Unreadable::Name(why) => FieldError::new("/data", "bad_name", format!("a field's name: {why}")),
         });
     }
     digest16(&[b"request", canonical.as_bytes()])
 }
 
-enum NotComparable {
-    TooDeep,
-    /// Half of a surrogate pair.
-    Name(serde_json::Error),
+/// Canonical JSON of a text that is JSON; empty for an empty one.
+pub fn canonical(text: &str) -> Result<String, Unreadable> {
+    let mut canonical = String::with_capacity(text.len());
+    // One level deep: an `id` is content here.
+    value(&mut Walk::new(text), 1, &mut canonical).map(|()| canonical)
 }
 
-/// A walk over the text of one JSON value, known to be one.
-struct Walk<'a> {
-    text: &'a str,
-    at: usize,
+/// Writes the next value.
+fn value(walk: &mut Walk<'_>, depth: usize, out: &mut String) -> Result<(), Unreadable> {
+    match walk.peek() {
+        Some(b'{' | b'[') if depth == MAX_DEPTH => return Err(Unreadable::TooDeep),
+        Some(b'{') => object(walk, depth, out)?,
+        Some(b'[') => {
+            out.push('[');
+            walk.enter();
+            while !walk.ends(b']') {
+                value(walk, depth + 1, out)?;
+                out.push(',');
+            }
+            out.push(']');
+        }
+        // Half a surrogate pair is no text, and is the same only as itself.
+        Some(b'"') => {
+            let text = walk.string();
+            match plain(text) {
+                Ok(plain) => push_text(text, &plain, out),
+                Err(_) => out.push_str(text),
+            }
+        }
+        Some(b'-' | b'0'..=b'9') => {
+            let text = walk.word();
+            match exact(text) {
+                Some(number) => out.push_str(&number),
+                None => out.push_str(text),
+            }
+        }
+        _ => out.push_str(walk.word()),
+    }
+    Ok(())
 }
 
-impl<'a> Walk<'a> {
-    /// Writes the next value.
-    fn value(&mut self, depth: usize, out: &mut String) -> Result<(), NotComparable> {
-        match self.next() {
-            Some(b'{' | b'[') if depth == MAX_DEPTH => return Err(NotComparable::TooDeep),
-            Some(b'{') => self.object(depth, out)?,
-            Some(b'[') => {
-                out.push('[');
-                self.at += 1;
-                while !self.ends(b']') {
-                    self.value(depth + 1, out)?;
-                    out.push(',');
-                }
-                out.push(']');
-            }
-            // Half a surrogate pair is no text, and is the same only as itself.
-            Some(b'"') => {
-                let text = self.string();
-                match plain(text) {
-                    Ok(plain) => push_text(text, &plain, out),
-                    Err(_) => out.push_str(text),
-                }
-            }
-            Some(b'-' | b'0'..=b'9') => {
-                let text = self.word();
-                match exact(text) {
-                    Some(number) => out.push_str(&number),
-                    None => out.push_str(text),
-                }
-            }
-            _ => out.push_str(self.word()),
-        }
-        Ok(())
-    }
-
-    /// Writes an object: its fields sorted by name, and of equal names the last.
-    fn object(&mut self, depth: usize, out: &mut String) -> Result<(), NotComparable> {
-        out.push('{');
-        let begin = out.len();
-        let mut fields: Vec<(Cow<'a, str>, Range<usize>)> = Vec::new();
-        self.at += 1;
-        while !self.ends(b'}') {
-            let start = out.len();
-            let text = self.string();
-            let name = plain(text).map_err(NotComparable::Name)?;
-            push_text(text, &name, out);
-            out.push(':');
-            self.next();
-            self.at += 1;
-            self.value(depth + 1, out)?;
-            out.push(',');
-            if depth == 0 && name == "id" {
-                out.truncate(start);
-            } else {
-                fields.push((name, start..out.len()));
-            }
-        }
-        if !fields.is_sorted_by(|(one, _), (other, _)| one < other) {
-            fields.sort_by(|(one, _), (other, _)| one.cmp(other));
-            let written = out.split_off(begin);
-            for (n, (name, at)) in fields.iter().enumerate() {
-                if fields.get(n + 1).is_none_or(|(next, _)| next != name) {
-                    out.push_str(&written[at.start - begin..at.end - begin]);
-                }
-            }
-        }
-        out.push('}');
-        Ok(())
-    }
-
-    /// The next byte that is no space.
-    fn next(&mut self) -> Option<u8> {
-        let rest = self.text.as_bytes().get(self.at..)?;
-        self.at += rest.iter().position(|byte| !byte.is_ascii_whitespace()).unwrap_or(rest.len());
-        self.text.as_bytes().get(self.at).copied()
-    }
-
-    /// Whether the array or object ends here; moves past its end, or to its next element. The end of the text ends
-    /// everything.
-    fn ends(&mut self, end: u8) -> bool {
-        if self.next() == Some(b',') {
-            self.at += 1;
-        }
-        match self.next() {
-            Some(byte) if byte == end => {
-                self.at += 1;
-                true
-            }
-            next => next.is_none(),
+/// Writes an object: its fields sorted by name, and of equal names the last.
+fn object<'a>(walk: &mut Walk<'a>, depth: usize, out: &mut String) -> Result<(), Unreadable> {
+    out.push('{');
+    let begin = out.len();
+    let mut fields: Vec<(Cow<'a, str>, Range<usize>)> = Vec::new();
+    walk.enter();
+    while !walk.ends(b'}') {
+        let start = out.len();
+        let text = walk.name();
+        let name = plain(text).map_err(Unreadable::Name)?;
+        push_text(text, &name, out);
+        out.push(':');
+        value(walk, depth + 1, out)?;
+        out.push(',');
+        if depth == 0 && name == "id" {
+            out.truncate(start);
+        } else {
+            fields.push((name, start..out.len()));
         }
     }
-
-    /// The next string, with its quotation marks.
-    fn string(&mut self) -> &'a str {
-        let from = self.at;
-        let bytes = self.text.as_bytes();
-        self.at += 1;
-        while let Some(byte) = bytes.get(self.at) {
-            self.at += 1;
-            match byte {
-                b'"' => break,
-                b'\\' => self.at += 1,
-                _ => {}
+    if !fields.is_sorted_by(|(one, _), (other, _)| one < other) {
+        fields.sort_by(|(one, _), (other, _)| one.cmp(other));
+        let written = out.split_off(begin);
+        for (n, (name, at)) in fields.iter().enumerate() {
+            if fields.get(n + 1).is_none_or(|(next, _)| next != name) {
+                out.push_str(&written[at.start - begin..at.end - begin]);
             }
         }
-        self.text.get(from..self.at).unwrap_or_default()
     }
-
-    /// The next number, `true`, `false` or `null`.
-    fn word(&mut self) -> &'a str {
-        let rest = self.text.get(self.at..).unwrap_or_default();
-        let ends = |byte: u8| byte.is_ascii_whitespace() || b",]}".contains(&byte);
-        // At least one byte, so that every walk ends.
-        let length = rest.bytes().position(ends).unwrap_or(rest.len()).max(1);
-        self.at += length;
-        rest.get(..length).unwrap_or_default()
-    }
-}
-
-/// What a string says. Fails for half a surrogate pair.
-fn plain(text: &str) -> Result<Cow<'_, str>, serde_json::Error> {
-    match text.get(1..text.len().saturating_sub(1)) {
-        Some(inner) if !inner.contains('\\') => Ok(Cow::Borrowed(inner)),
-        _ => serde_json::from_str(text).map(Cow::Owned),
-    }
+    out.push('}');
+    Ok(())
 }
 
 /// Writes a string in the one form that it has without needless escapes. One that was written without any has it; every
@@ -337,7 +268,7 @@ mod tests {
         #[test]
         fn one_walk_writes_what_the_definition_says(text in any_json()) {
             let (mut walked, mut defined) = (String::new(), String::new());
-            let done = Walk { text: &text, at: 0 }.value(0, &mut walked).is_ok();
+            let done = value(&mut Walk::new(&text), 0, &mut walked).is_ok();
             prop_assert!(done);
             by_definition(&text, 0, &mut defined);
             prop_assert_eq!(walked, defined);
@@ -348,7 +279,7 @@ mod tests {
     fn a_text_that_is_cut_off_ends_the_walk() {
         let text = r#" {"a" : [1, {"b\"": "ü"}], "c": tru"#;
         for end in (0..text.len()).filter(|end| text.is_char_boundary(*end)) {
-            let _ = Walk { text: &text[..end], at: 0 }.value(0, &mut String::new());
+            let _ = value(&mut Walk::new(&text[..end]), 0, &mut String::new());
         }
     }
 }

@@ -42,6 +42,10 @@ pub struct RawTimer {
     /// The payload: any JSON, at most 64 KiB, nested at most 126 deep. Default: `null`.
     #[schema(value_type = Option<Value>)]
     pub data: Option<Box<RawValue>>,
+    /// A template, by its name. What is kept and sent is its `defaults` with `data` merged over them (RFC 7396), checked
+    /// against its schema. Default: `data` is kept as it is.
+    #[schema(value_type = Option<schema::TemplateName>)]
+    pub template: Option<String>,
     /// Labels to list by. Default: none.
     #[schema(value_type = Option<schema::Labels>)]
     pub labels: Option<BTreeMap<String, String>>,

@@ -9,6 +9,7 @@ use axum::response::IntoResponse;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+use super::fit::NewData;
 use super::{ApiResult, MAX_BODY, TimerPath, parse_id, timer_answer};
 use crate::api::ApiState;
 use crate::api::etag::if_match;
@@ -17,7 +18,7 @@ use crate::api::request::{self, DispatchIn, Refused, TargetIn};
 use crate::api::schema;
 use crate::api::state::caller;
 use crate::api::view::TimerView;
-use crate::cold::{ChangeEvent, Edit, TimerRow, Unfit};
+use crate::cold::{ChangeEvent, Edit, Error as ColdError, TimerRow, Unfit};
 use crate::model::id::TimerId;
 use crate::model::priority::Priority;
 use crate::model::timer::Answer;
@@ -41,7 +42,8 @@ pub struct Patch {
     /// The time zone of `local`.
     #[schema(value_type = Option<schema::Zone>)]
     zone: Option<String>,
-    /// The new payload; `null` empties it.
+    /// The new payload; `null` empties it. Of a timer with a template it is merged over the template's defaults and checked
+    /// against its schema, as they are now.
     #[serde(default, deserialize_with = "present")]
     #[schema(value_type = Option<serde_json::Value>)]
     data: Option<Box<RawValue>>,
@@ -130,11 +132,33 @@ pub async fn patch(
         return Err(Problem::invalid(errors));
     }
     let data = raw.data.map(|data| (data.get() != "null").then(|| data.get().as_bytes().to_vec()));
-    let priority = raw.priority;
-    let edit = Edit { due_at, data, labels, priority, target, dispatch, if_version, ..Edit::default() };
-    match change(service, &timer_id, ChangeEvent::Edit(edit)).await? {
-        (row, Answer::Done) => Ok(timer_answer(StatusCode::OK, &row, state.tiers(service))),
-        (row, answer) => Err(refused(&row, answer)),
+    let mut new = NewData::new(data.clone().flatten());
+    let mut edit = Edit {
+        due_at,
+        data,
+        labels,
+        priority: raw.priority,
+        target,
+        dispatch,
+        if_version,
+        ..Edit::default()
+    };
+    loop {
+        let event = ChangeEvent::Edit(edit.clone());
+        match changed(
+            service.intake.change(timer_id.uid(service.store.namespace()), event).await?,
+            &timer_id,
+        )? {
+            Made::Answered(row, Answer::Done) => {
+                return Ok(timer_answer(StatusCode::OK, &row, state.tiers(service)));
+            }
+            Made::Answered(row, answer) => return Err(refused(&row, answer)),
+            // Only now is it known that the timer has a template, or that this has changed.
+            Made::Unfitted(template) => {
+                let (data, template) = new.fitted(&state, service, caller, template).await?;
+                (edit.data, edit.template) = (Some(data), template);
+            }
+        }
     }
 }
 
@@ -200,10 +224,26 @@ async fn act(state: &ApiState, id: &str, event: ChangeEvent, done: StatusCode) -
     }
 }
 
-/// Makes a caller's change; returns the timer as it is then, and the answer.
+/// Makes a caller's change without new data; returns the timer as it is then, and the answer.
 async fn change(service: &Service, id: &TimerId, event: ChangeEvent) -> Result<(TimerRow, Answer), Problem> {
-    match service.intake.change(id.uid(service.store.namespace()), event).await? {
-        Changed::Answered(row, answer) => Ok((*row, answer)),
+    match changed(service.intake.change(id.uid(service.store.namespace()), event).await?, id)? {
+        Made::Answered(row, answer) => Ok((*row, answer)),
+        Made::Unfitted(_) => Err(ColdError::Busy.into()),
+    }
+}
+
+/// What became of a change that could be tried.
+enum Made {
+    /// The timer as it is then, and the answer.
+    Answered(Box<TimerRow>, Answer),
+    /// Its data was not fitted to the timer's template, which has this name.
+    Unfitted(Option<String>),
+}
+
+fn changed(changed: Changed, id: &TimerId) -> Result<Made, Problem> {
+    match changed {
+        Changed::Answered(row, answer) => Ok(Made::Answered(row, answer)),
+        Changed::Unfitted(template) => Ok(Made::Unfitted(template)),
         Changed::OtherVersion(version) => Err(Problem::other_version("timer", version.0)),
         Changed::Unreadable => {
             let detail = "this version of the service cannot read this timer; nothing was changed";

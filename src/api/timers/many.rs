@@ -10,6 +10,7 @@ use serde::de::{IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 
+use super::fit::{self, Failure, Way};
 use super::register::id_taken;
 use super::{ApiResult, MAX_BODY, context, trace_of};
 use crate::api::problem::{FieldError, Problem};
@@ -62,7 +63,7 @@ impl ItemResult {
         Self { id, status, error: Some(error) }
     }
 
-    fn of(id: TimerId, registered: Result<Registered, ColdError>) -> Self {
+    fn of(id: TimerId, registered: Result<Registered, Failure>) -> Self {
         let named = Some(id.as_str().to_owned());
         match registered {
             Ok(Registered::New(_)) => Self { id: named, status: 201, error: None },
@@ -71,6 +72,7 @@ impl ItemResult {
             Ok(Registered::NoDestination(name)) => {
                 Self::refused(named, Problem::invalid(vec![request::no_destination(&name)]))
             }
+            Ok(Registered::Unfitted(_)) => Self::refused(named, ColdError::Busy.into()),
             Err(why) => Self::refused(named, why.into()),
         }
     }
@@ -119,7 +121,9 @@ fn id_in(text: &[u8]) -> Option<String> {
 /// Registers the valid ones of up to [`crate::cold::MAX_REGISTER_BATCH`] items in one transaction; returns all results, in order.
 /// Items that the store did not take are one log line.
 pub(super) async fn register_group(
+    state: &ApiState,
     service: &Service,
+    caller: Caller,
     group: Vec<CheckedItem>,
     request_id: &RequestId,
 ) -> Vec<ItemResult> {
@@ -135,8 +139,20 @@ pub(super) async fn register_group(
             CheckedItem::Refused(result) => Err(result),
         })
         .collect();
-    let registered = if timers.is_empty() { Vec::new() } else { service.intake.register_many(timers).await };
-    let mut failed = registered.iter().filter_map(|item| item.as_ref().err());
+    let count = timers.len();
+    let registered = match timers.is_empty() {
+        true => Ok(Vec::new()),
+        false => fit::register(state, service, caller, timers, Way::Apart).await,
+    };
+    let registered = registered.unwrap_or_else(|why| {
+        let (request_id, code) = (&*request_id.0, why.code);
+        tracing::info!(request_id, timers = count, code, "timers of a batch or stream were not registered");
+        (0..count).map(|_| Err(Failure::Problem(why.clone()))).collect()
+    });
+    let mut failed = registered.iter().filter_map(|item| match item {
+        Err(Failure::Cold(why)) => Some(why),
+        _ => None,
+    });
     if let Some(why) = failed.next() {
         let (request_id, timers) = (&*request_id.0, 1 + failed.count());
         tracing::info!(request_id, timers, %why, "timers of a batch or stream were not registered");
@@ -145,7 +161,7 @@ pub(super) async fn register_group(
     checked
         .into_iter()
         .map(|item| match item {
-            Ok(id) => ItemResult::of(id, registered.next().unwrap_or(Err(ColdError::Busy))),
+            Ok(id) => ItemResult::of(id, registered.next().unwrap_or(Err(Failure::Cold(ColdError::Busy)))),
             Err(result) => result,
         })
         .collect()
@@ -260,7 +276,7 @@ pub async fn batch(
             Ok(slice.iter().map(|item| CheckedItem::check(item, &context(&all, service, trace))).collect())
         };
         let group: Result<_, Problem> = state.check(caller, size, check).await?;
-        results.extend(register_group(service, group?, &request_id).await);
+        results.extend(register_group(&state, service, caller, group?, &request_id).await);
     }
 }
 

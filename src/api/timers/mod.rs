@@ -2,6 +2,7 @@
 
 pub mod change;
 pub mod explain;
+mod fit;
 pub mod many;
 pub mod read;
 pub mod register;

@@ -7,13 +7,15 @@ use axum::extract::{Path, Query, Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use serde::Deserialize;
 
+use super::fit::{self, Way};
 use super::{ApiResult, TimerPath, bad_query, new_timer, parse_id, timer_answer};
-use crate::api::ApiState;
 use crate::api::problem::{FieldError, Problem};
 use crate::api::request::{Naming, RawTimer, no_destination};
 use crate::api::schema;
+use crate::api::state::caller;
 use crate::api::view::TimerView;
-use crate::cold::{NewTimer, Registered};
+use crate::api::{ApiState, Caller};
+use crate::cold::{Error as ColdError, NewTimer, Registered};
 use crate::model::id::{TimerId, idempotency_uid};
 use crate::service::Service;
 
@@ -43,16 +45,17 @@ pub async fn put(
     let Query(query) = query.map_err(|why| bad_query(&why))?;
     let service = state.service()?;
     let id = parse_id(&id)?;
-    let of_server = id.server_uid().is_some();
+    let (of_server, caller) = (id.server_uid().is_some(), caller(&request));
     let new = new_timer(&state, request, Naming::Path(id.clone()), query.again).await?;
     if of_server {
         return put_of_server(&state, service, &id, &new).await;
     }
-    match register(service, new).await? {
+    match register(&state, service, caller, new).await? {
         Registered::New(row) => Ok(timer_answer(StatusCode::CREATED, &row, state.tiers(service))),
         Registered::Same(row) => Ok(timer_answer(StatusCode::OK, &row, state.tiers(service))),
         Registered::Taken => Err(id_taken(&id)),
         Registered::NoDestination(name) => Err(Problem::invalid(vec![no_destination(&name)])),
+        Registered::Unfitted(_) => Err(ColdError::Busy.into()),
     }
 }
 
@@ -79,8 +82,14 @@ pub(super) fn id_taken(id: &TimerId) -> Problem {
     Problem::new(StatusCode::CONFLICT, "id_taken", detail)
 }
 
-async fn register(service: &Service, new: NewTimer) -> Result<Registered, Problem> {
-    Ok(service.intake.register(new).await??)
+async fn register(
+    state: &ApiState,
+    service: &Service,
+    caller: Caller,
+    new: NewTimer,
+) -> Result<Registered, Problem> {
+    let registered = fit::register(state, service, caller, vec![new], Way::Together).await?.pop();
+    Ok(registered.unwrap_or(Err(fit::Failure::Cold(ColdError::Busy)))?)
 }
 
 /// The headers of a POST.
@@ -113,8 +122,9 @@ pub async fn post(State(state): State<Arc<ApiState>>, request: Request) -> ApiRe
             Naming::Key(idempotency_uid(service.store.namespace(), key))
         }
     };
+    let caller = caller(&request);
     let new = new_timer(&state, request, naming, false).await?;
-    let (status, row) = match register(service, new).await? {
+    let (status, row) = match register(&state, service, caller, new).await? {
         Registered::New(row) => (StatusCode::CREATED, row),
         Registered::Same(row) => (StatusCode::OK, row),
         Registered::Taken => {
@@ -122,6 +132,7 @@ pub async fn post(State(state): State<Arc<ApiState>>, request: Request) -> ApiRe
             return Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, "key_reused", detail));
         }
         Registered::NoDestination(name) => return Err(Problem::invalid(vec![no_destination(&name)])),
+        Registered::Unfitted(_) => return Err(ColdError::Busy.into()),
     };
     let mut response = timer_answer(status, &row, state.tiers(service));
     if let Ok(location) = HeaderValue::from_str(&format!("/v1/timers/{}", row.id)) {

@@ -118,7 +118,7 @@ async fn run(
     let reader = Reader { state: all, caller, trace, memory, queue, charged: true, checked };
     let reading = tokio::spawn(reader.run(body));
     if let Ok(service) = state.service() {
-        write(&state, service, &request_id, queued, answers).await;
+        write(&state, service, caller, &request_id, queued, answers).await;
     }
     // The reader returns the rest of the body. It is dropped here, after the last result, and drained then.
     if let Err(why) = reading.await {
@@ -132,6 +132,7 @@ async fn run(
 async fn write(
     state: &ApiState,
     service: &Service,
+    caller: Caller,
     request_id: &RequestId,
     mut queued: mpsc::Receiver<QueuedLine>,
     answers: mpsc::Sender<Bytes>,
@@ -149,7 +150,7 @@ async fn write(
         let (items, memory): (Vec<_>, Vec<_>) =
             group.drain(..).map(|line: QueuedLine| (line.item, line.memory)).unzip();
         let mut lines = Vec::new();
-        for result in register_group(service, items, request_id).await {
+        for result in register_group(state, service, caller, items, request_id).await {
             serde_json::to_writer(&mut lines, &result).expect("texts and numbers can be written as JSON");
             lines.push(b'\n');
         }

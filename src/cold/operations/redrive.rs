@@ -21,6 +21,7 @@ use crate::model::id::{TimerId, Uid};
 use crate::model::operation::{OperationState, Refusal};
 use crate::model::queue::Dispatch;
 use crate::model::target::Target;
+use crate::model::template::TemplateUse;
 use crate::model::time::UnixMs;
 use crate::model::timer::State;
 
@@ -328,6 +329,8 @@ fn anew(row: &TimerRow, now: UnixMs) -> NewTimer {
         spread: row.spread,
         target: row.target,
         data: row.data,
+        // The payload was fitted when it was registered, and does not change.
+        template: row.template.map(TemplateUse::unfitted),
         labels: row.labels,
         policies: row.policies,
         // What was acked stays so: the places that died are given out again.

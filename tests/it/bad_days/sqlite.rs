@@ -101,6 +101,7 @@ impl Fixture {
                 Webhook::new("http://127.0.0.1:9/", None, BTreeMap::new()).expect("a hook"),
             ),
             data: None,
+            template: None,
             labels: None,
             policies: Policies::default(),
             dispatch: None,

@@ -12,6 +12,7 @@ mod receive;
 mod settings;
 mod stores;
 mod subscriptions;
+mod templates;
 mod timers;
 
 use std::fs::File;

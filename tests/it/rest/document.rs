@@ -183,6 +183,7 @@ fn body_for(method: &Method, path: &str) -> (&'static str, Option<String>) {
         ("PUT", Some("{name}")) if path.starts_with("/v1/subscriptions") => {
             Some(json!({"destination": "full", "events": ["*"]}))
         }
+        ("PUT", Some("{name}")) if path.starts_with("/v1/templates") => Some(json!({"schema": true})),
         ("PUT", Some("{name}")) => Some(json!({"webhook": {"url": NOWHERE}})),
         ("PATCH", Some("{name}")) => Some(json!({"concurrency": 5})),
         ("POST", Some("batch")) => Some(json!({"timers": [later()]})),
@@ -207,7 +208,7 @@ async fn every_answer_is_in_the_document_and_every_status_of_the_document_is_giv
     let on_one: Vec<_> = calls.iter().filter(|(_, path)| path.contains('{')).cloned().collect();
     let with_json: Vec<_> = calls.iter().filter(|(m, path)| document.takes_json(m, path)).cloned().collect();
     let writes: Vec<_> = under_v1.iter().filter(|(method, _)| method != Method::GET).cloned().collect();
-    assert_eq!((health.len(), on_one.len(), with_json.len()), (4, 29, 12));
+    assert_eq!((health.len(), on_one.len(), with_json.len()), (4, 32, 13));
     assert!(under_v1.len() >= 24);
 
     let mut checked = Checked { document: &mut document, api: node.api() };
@@ -218,6 +219,7 @@ async fn every_answer_is_in_the_document_and_every_status_of_the_document_is_giv
     operations(&mut checked, &node).await;
     subscriptions(&mut checked).await;
     queues(&mut checked).await;
+    templates(&mut checked).await;
     for path in ["/v1/ledger", "/v1/nodes", "/v1/wheels", "/v1/receivers", "/v1/forecast"] {
         assert_eq!(checked.call(Method::GET, path, "", None).await.status, 200);
     }
@@ -584,6 +586,34 @@ async fn subscriptions(checked: &mut Checked<'_>) {
     }
 }
 
+/// Templates with everything and with little, a timer by one; and what is refused.
+async fn templates(checked: &mut Checked<'_>) {
+    const ONE: &str = "/v1/templates/{name}";
+    let full = json!({"schema": {"type": "object", "required": ["a"]}, "defaults": {"b": 1}});
+    for (name, body, status) in
+        [("full", &full, 201), ("full", &full, 200), ("little", &json!({"schema": true}), 201)]
+    {
+        assert!(checked.document.faults("/components/schemas/Template", body).is_empty(), "{body}");
+        assert_eq!(checked.call(Method::PUT, ONE, name, Some(body)).await.status, status);
+        assert_eq!(checked.call(Method::GET, ONE, name, None).await.status, 200);
+    }
+    assert_eq!(checked.call(Method::GET, "/v1/templates", "", None).await.status, 200);
+    let timer = with(with(later(), "template", json!("full")), "data", json!({"a": 1}));
+    assert!(checked.document.allows_put(&timer));
+    assert_eq!(checked.call(Method::PUT, TIMER, "by-template", Some(&timer)).await.status, 201);
+    assert_eq!(checked.call(Method::DELETE, ONE, "full", None).await.status, 409);
+    assert_eq!(checked.call(Method::DELETE, ONE, "little", None).await.status, 200);
+    for bad in [
+        json!({}),
+        json!({"schema": 7}),
+        json!({"schema": true, "defaults": []}),
+        json!({"schema": true, "colour": 1}),
+    ] {
+        assert!(!checked.document.faults("/components/schemas/Template", &bad).is_empty(), "{bad}");
+        assert_eq!(checked.call(Method::PUT, ONE, "bad", Some(&bad)).await.status, 422);
+    }
+}
+
 /// Registered by POST, in a batch and in a stream, with refused ones among them; and listed.
 async fn many_timers(checked: &mut Checked<'_>) {
     let post = "/v1/timers";
@@ -650,7 +680,7 @@ async fn an_answer_that_the_document_does_not_know_is_found() {
         let document = without(pointer, name);
         assert!(document.knows(&Method::GET, TIMER, answer).is_err(), "without {pointer}/{name}");
     }
-    for name in ["owner", "priority", "spread", "late", "tier", "schedule", "next_attempt_at"] {
+    for name in ["owner", "template", "priority", "spread", "late", "tier", "schedule", "next_attempt_at"] {
         let mut short = found.clone();
         short.body.as_object_mut().expect("a timer").remove(name);
         assert!(document.knows(&Method::GET, TIMER, &short).is_err(), "an answer without {name}");

@@ -236,7 +236,7 @@ impl Clients {
             Some(Registered::New(row)) => book.registered(&row, asked_at),
             Some(Registered::Same(row)) => book.registered_before(&row, asked_at),
             // Asked for again while it is live, with another due time.
-            Some(Registered::Taken | Registered::NoDestination(_)) => {}
+            Some(Registered::Taken | Registered::NoDestination(_) | Registered::Unfitted(_)) => {}
         }
         self.desk.lock().expect("plain").timers.insert(timer.uid, timer.clone());
         true

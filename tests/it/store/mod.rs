@@ -16,3 +16,4 @@ mod queues;
 mod register;
 mod retention;
 mod schema;
+mod templates;

@@ -25,6 +25,7 @@ pub fn new_timer(id: &str, due_at: UnixMs, created_at: UnixMs) -> NewTimer {
         spread: None,
         target: Target::Webhook(hook),
         data: None,
+        template: None,
         labels: None,
         policies: Policies::default(),
         dispatch: None,
