@@ -194,7 +194,7 @@ impl Put {
             late: self.grace.as_deref().zip(self.then).map(|(grace, then)| Late { grace, then }),
             retry: self.retry.given(),
             merge: self.merge.as_deref().map(|window| Merge { window }),
-            dispatch: (self.to.is_some() || self.times.is_some() || self.repeat).then(|| Dispatch {
+            dispatch: (self.to.is_some() || self.times.is_some() || self.repeat).then_some(Dispatch {
                 to: self.to.as_deref(),
                 times: self.times,
                 repeat: self.repeat,

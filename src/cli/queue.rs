@@ -180,7 +180,7 @@ impl Lease {
         set("max", self.max.map(|max| json!(max)));
         set("lease", self.lease.as_ref().map(|lease| json!(lease)));
         set("wait", self.wait.as_ref().map(|wait| json!(wait)));
-        set("redo", self.redo.then(|| json!(true)));
+        set("redo", self.redo.then_some(json!(true)));
         request
     }
 }
@@ -346,7 +346,7 @@ mod tests {
             json!({"worker": "w1", "groups": ["g7", "g8"], "max": 10, "lease": "PT15M", "wait": "PT20S",
                 "exclude": ["a", "b"], "redo": true})
         );
-        let put: Put = input::parsed("q --lease 2m --retry-attempts 3");
+        let put: Put = input::parsed("q --lease 2m --attempts 3");
         assert_eq!(put.request(), json!({"lease": "PT2M", "retry": {"attempts": 3}}));
     }
 

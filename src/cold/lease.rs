@@ -520,9 +520,9 @@ impl Desk<'_> {
         // Where each priority is looked at next: what this worker may not have is passed over, for this worker.
         let mut at = [0; 3];
         while self.given[i].len() < asking.most {
-            for rank in 0..3 {
+            for (at, of) in at.iter_mut().zip(&ready.of) {
                 let may_have = |uid: &Uid| self.may_have(asking, &audiences, *uid);
-                at[rank] += ready.of[rank][at[rank]..].iter().take_while(|uid| !may_have(uid)).count();
+                *at += of[*at..].iter().take_while(|uid| !may_have(uid)).count();
             }
             let has = [0, 1, 2].map(|rank| at[rank] < ready.of[rank].len());
             let Some(rank) = turn.next(has) else { return };

@@ -379,33 +379,15 @@ impl Intake {
         Err(Error::Busy.into())
     }
 
-    /// Settles what workers have; for each whether its token was current. One settlement goes with other requests that
-    /// wait; more are committed by themselves, those that were committed before a failure count.
+    /// Settles what workers have; for each whether its token was current. Each goes with other requests that wait, also
+    /// those of one call: workers that settle a few at a time would otherwise flush for each few.
     pub async fn settle(&self, settlements: Vec<Settlement>) -> Vec<Result<bool, ChangeError>> {
         let is_done = |applied: &Applied| matches!(applied, Applied::Live(_, Answer::Done));
-        let change = |one: Settlement| Change { uid: one.token.uid, event: ChangeEvent::Settle(one) };
-        let mut changes: Vec<Change> = settlements.into_iter().map(change).collect();
-        if changes.len() == 1 {
-            let Some(only) = changes.pop() else { return Vec::new() };
-            let answer = self.changes.submit(only).await;
-            let answer = answer.map_err(ChangeError::from).and_then(|applied| Ok(is_done(&applied?)));
-            return vec![answer];
-        }
-        let (writer, count) = (self.writer.clone(), changes.len());
-        // A caller that hangs up stops neither the transaction nor what follows it. The semaphore is never closed.
-        let permit = Arc::clone(&self.groups).acquire_owned().await;
-        let applied = tokio::spawn(async move {
-            let _permit = permit;
-            let mut answers = Vec::with_capacity(count);
-            for changes in changes.chunks(MAX_APPLY_BATCH) {
-                answers.extend(writer.apply(changes).await);
-            }
-            answers
-        })
-        .await;
-        // Fails only after a panic, or at the end of the process.
-        let applied = applied.unwrap_or_else(|_| (0..count).map(|_| Err(Error::Busy)).collect());
-        applied.into_iter().map(|applied| Ok(is_done(&applied?))).collect()
+        let settled = settlements.into_iter().map(|one| async move {
+            let change = Change { uid: one.token.uid, event: ChangeEvent::Settle(one) };
+            Ok(is_done(&self.changes.submit(change).await??))
+        });
+        futures::future::join_all(settled).await
     }
 
     /// Registers up to [`MAX_REGISTER_BATCH`] timers of one request in a transaction of their own; answers in the order
