@@ -14,6 +14,7 @@ pub mod policy;
 pub mod priority;
 pub mod queue;
 pub mod rule;
+pub mod schedule;
 pub mod spread;
 pub mod subscription;
 pub mod target;
