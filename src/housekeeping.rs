@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use crate::clock::Monotonic;
 use crate::cold::{ColdStore, DAYS_AHEAD, Error, QueueDepth, RetentionStep, SCALES, Summary};
 use crate::metrics::Metrics;
+use crate::model::schedule::ScheduleState;
 use crate::model::time::UnixMs;
 use crate::model::timer::State;
 use crate::ownership::Ownership;
@@ -181,6 +182,7 @@ impl Housekeeping {
             match duty {
                 Duty::Statistics => {
                     self.show_live(0, &HashMap::new());
+                    self.show_schedules(&[]);
                     self.metrics.destination_waiting.reset();
                     self.show_queues(&[]);
                 }
@@ -205,12 +207,21 @@ impl Housekeeping {
                 self.show_live(self.store.ledger().await?.pending, &self.store.held_back().await?);
                 self.show_waiting().await?;
                 self.count_queues().await?;
+                self.show_schedules(&self.store.schedule_counts().await?);
             }
             Duty::Forecast => self.forecast(now).await?,
             Duty::Partitions => self.store.make_partitions(now, DAYS_AHEAD).await?,
             Duty::Retention => self.retain(now).await?,
         }
         Ok(())
+    }
+
+    /// Shows how many schedules are in each state.
+    fn show_schedules(&self, counts: &[(ScheduleState, i64)]) {
+        for state in ScheduleState::ALL {
+            let count = counts.iter().find(|(one, _)| *one == state).map_or(0, |(_, count)| *count);
+            self.metrics.schedules.with_label_values(&[state.word()]).set(count);
+        }
     }
 
     /// Shows the destinations for which most timers wait.

@@ -79,9 +79,13 @@
 //!    `fleet::hand_over::a_rolling_restart_loses_nothing_and_sends_nothing_twice`,
 //!    `fleet::shares::a_fourth_node_gets_its_share_and_leaves_without_a_loss`
 //!
-//! The numbers are those of the public contract; 9 (schedules) is not promised yet, because what it speaks of
-//! does not exist yet.
-//!
+//! 9. **Recurring, once.** Each nominal time of a schedule makes exactly one occurrence, or a recorded skip.
+//!    `store::schedules::two_makers_make_each_nominal_time_once`,
+//!    `store::schedules::what_nobody_could_fire_is_judged_by_the_policy_made_or_not`,
+//!    `store::schedules::a_change_cancels_what_is_ahead_but_what_was_touched`,
+//!    `store::schedules::what_was_skipped_and_never_made_can_be_made_once`,
+//!    `recurring::a_node_that_is_killed_a_second_before_the_tick_fires_it_once`,
+//!    `recurring::a_take_over_leaves_no_nominal_time_out_and_doubles_none`
 //! 10. **Isolation.** A dead or slow destination does not delay the others; retries do not delay first firings.
 //!     `fleet::isolation::a_receiver_that_hangs_and_one_that_refuses_do_not_delay_a_third`,
 //!     `fleet::isolation::a_receiver_that_is_slow_and_much_in_demand_does_not_delay_another`,
@@ -113,6 +117,7 @@
 //! | [`dispatch`] | lanes, claim, attempt, result |
 //! | [`queue`] | what workers fetch themselves: lease, settle, wait |
 //! | [`operations`] | one action on many timers, in bounded steps that any node goes on with |
+//! | [`schedule`] | makes the occurrences of schedules ahead of their times |
 //! | [`hot`] | from SQL into the wheels, from the wheels to the due millisecond, and replay after a loss |
 //! | [`sweep`] | the guarantee: overdue rows that no node has claimed |
 //! | [`outbox`] | lifecycle events: from the transaction that makes them true to who subscribed |
@@ -149,6 +154,7 @@ pub mod planted;
 pub mod positions;
 pub mod promotion;
 pub mod queue;
+pub mod schedule;
 pub mod service;
 pub mod sink;
 pub mod sweep;
@@ -169,7 +175,7 @@ mod tests {
         let after = front.split_once("//! # What is promised").expect("the heading").1;
         let promised = after.split_once("//! Not promised").expect("the end").0;
         let promises: Vec<&str> = promised.split(". **").skip(1).collect();
-        assert_eq!(promises.len(), 9, "nine of the contract's ten are promised");
+        assert_eq!(promises.len(), 10, "all of the contract's");
         for promise in promises {
             // What is linked is a room, and stands in square brackets.
             let named: Vec<&str> = promise

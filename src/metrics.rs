@@ -29,6 +29,7 @@ const COLD: &[&str] = &[
     "lease_items",
     "query",
     "outbox",
+    "schedules",
     "housekeeping",
     "begin",
     "commit",
@@ -116,6 +117,13 @@ metrics! {
     oldest_due: Gauge = float_gauge("mainspring_oldest_due_seconds",
         "Age of the oldest due timer of this node's shards that nobody has in hand");
 
+    // Schedules.
+    occurrences: IntCounter = counter("mainspring_occurrences_total", "Timers that this node made for nominal times of schedules");
+    occurrences_skipped: IntCounterVec = counters("mainspring_occurrences_skipped_total",
+        "Nominal times that this node found must not fire, by reason", &[("reason", &["missed", "overlap", "paused"])]);
+    schedules: IntGaugeVec = gauges("mainspring_schedules",
+        "Schedules of the whole store by state, from the owner of shard 0; 0 on other nodes",
+        &[("state", &["active", "paused", "ended"])]);
     // Queues.
     queue_leased: IntCounter = counter("mainspring_queue_leased_total", "Places of timers for queues that this node gave out");
     queue_settlements: IntCounterVec = counters("mainspring_queue_settlements_total", "Settlements by workers, by answer",

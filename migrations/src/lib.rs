@@ -19,6 +19,7 @@ mod m20261124_000013_outbox;
 mod m20261124_000014_spread_operations;
 mod m20261125_000015_taken;
 mod m20261125_000016_queues;
+mod m20261125_000017_schedules;
 mod m20261125_000018_templates;
 mod online;
 
@@ -63,6 +64,7 @@ impl MigratorTrait for Migrator {
             Box::new(m20261124_000014_spread_operations::Migration),
             Box::new(m20261125_000015_taken::Migration),
             Box::new(m20261125_000016_queues::Migration),
+            Box::new(m20261125_000017_schedules::Migration),
             Box::new(m20261125_000018_templates::Migration),
         ]
     }

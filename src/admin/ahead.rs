@@ -204,7 +204,7 @@ mod tests {
 
     fn found(items: &[(i64, i64)]) -> Forecast {
         let items = items.iter().map(|(at, count)| (UnixMs::new(*at), *count)).collect();
-        Forecast { items, peak: None, counted_at: UnixMs::new(0) }
+        Forecast { items, peak: None, counted_at: UnixMs::new(0), is_cut: false }
     }
 
     #[test]

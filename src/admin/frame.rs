@@ -14,12 +14,13 @@ use super::{Admin, assets, html};
 use crate::cold::Error as ColdError;
 
 /// The pages of the navigation.
-const PAGES: [(&str, &str); 8] = [
+const PAGES: [(&str, &str); 9] = [
     ("/", "Overview"),
     ("/timers", "Timers"),
     ("/ahead", "Ahead"),
     ("/late", "Late and dead"),
     ("/receivers", "Receivers"),
+    ("/schedules", "Schedules"),
     ("/queues", "Queues"),
     ("/operations", "Operations"),
     ("/nodes", "Nodes"),
@@ -118,7 +119,7 @@ impl Frame {
     }
 
     /// The pages of the navigation, by address.
-    pub fn pages(&self) -> [(&'static str, &'static str); 8] {
+    pub fn pages(&self) -> [(&'static str, &'static str); PAGES.len()] {
         PAGES
     }
 
@@ -259,6 +260,12 @@ impl Trouble {
     pub fn no_operation() -> Self {
         let text = "There is no such operation; the last 200 that have ended are kept.";
         Self::new(StatusCode::NOT_FOUND, "No such operation", text).leads("/operations", "Operations")
+    }
+
+    /// There is no schedule of this id.
+    pub fn no_schedule() -> Self {
+        let text = "There is no such schedule. It may have been removed; its timers are listed still.";
+        Self::new(StatusCode::NOT_FOUND, "No such schedule", text).leads("/schedules", "Schedules")
     }
 
     /// What was asked for cannot be done; nothing was.

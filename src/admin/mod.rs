@@ -23,6 +23,7 @@ mod overview;
 mod picture;
 mod queues;
 mod receivers;
+mod schedules;
 pub mod session;
 mod timers;
 mod words;
@@ -108,6 +109,9 @@ pub fn routes(
         .route("/operations/{id}", get(operations::one))
         .route("/operations/{id}/stop", post(operations::stop))
         .route("/operations/{id}/run", post(operations::run))
+        .route("/schedules", get(schedules::page))
+        .route("/schedules/{id}", get(schedules::one))
+        .route("/schedules/{id}/act", post(schedules::act))
         .route("/ahead", get(ahead::page))
         .route("/late", get(late::page))
         .route("/receivers", get(receivers::page))

@@ -350,30 +350,31 @@ pub async fn remove(State(state): State<Arc<ApiState>>, Path(name): Path<String>
 
 /// How many go there.
 fn used(uses: &Uses) -> String {
-    let Uses { timers, subscriptions } = *uses;
+    let Uses { timers, schedules, subscriptions } = *uses;
     let more = if timers >= MOST_COUNTED { " or more" } else { "" };
-    match (timers, subscriptions) {
-        (1, 0) => "1 live timer goes".to_owned(),
-        (0, 1) => "1 subscription goes".to_owned(),
-        (timers, 0) => format!("{timers}{more} live timers go"),
-        (0, subscriptions) => format!("{subscriptions} subscriptions go"),
-        (timers, subscriptions) => {
-            let (one, other) = (plural(timers, "live timer"), plural(subscriptions, "subscription"));
-            format!("{timers}{more} {one} and {subscriptions} {other} go")
-        }
-    }
+    let counts =
+        [(timers, more, "live timer"), (schedules, "", "schedule"), (subscriptions, "", "subscription")];
+    let parts: Vec<String> = counts
+        .into_iter()
+        .filter(|(count, ..)| *count > 0)
+        .map(|(count, more, noun)| format!("{count}{more} {}", plural(count, noun)))
+        .collect();
+    let verb = if timers + schedules + subscriptions == 1 { "goes" } else { "go" };
+    format!("{} {verb}", parts.join(" and "))
 }
 
 fn plural(count: i64, noun: &str) -> String {
     if count == 1 { noun.to_owned() } else { format!("{noun}s") }
 }
 
-const fn cure(uses: &Uses) -> &'static str {
-    match (uses.timers, uses.subscriptions) {
-        (_, 0) => "cancel them or change their target first",
-        (0, _) => "remove or change what subscribes first",
-        _ => "cancel the timers or change their target, and remove or change what subscribes, first",
-    }
+fn cure(uses: &Uses) -> String {
+    let cures = [
+        (uses.timers, "cancel the timers or change their target"),
+        (uses.schedules, "remove the schedules or change their target"),
+        (uses.subscriptions, "remove or change what subscribes"),
+    ];
+    let needed: Vec<&str> = cures.into_iter().filter(|(count, _)| *count > 0).map(|(_, cure)| cure).collect();
+    format!("{} first", needed.join(", and "))
 }
 
 /// Keep what falls due. What is under way ends; a repeat gives the same answer.

@@ -46,6 +46,9 @@ pub struct ForecastAnswer {
     /// by the minute for a day, by the hour for two months, by the day beyond.
     #[schema(value_type = schema::Moment)]
     counted_at: UnixMs,
+    /// There are more nominal times of schedules in this range than the 100,000 that are counted beside timers; give a shorter
+    /// range.
+    more: bool,
 }
 
 /// One step.
@@ -58,7 +61,7 @@ pub struct ForecastItem {
     count: i64,
 }
 
-/// How many live timers are due when.
+/// How many live timers are due when, and how many nominal times of schedules that are not made yet.
 #[utoipa::path(get, path = "/v1/forecast", tag = "service", params(ForecastQuery),
     responses((status = 200, body = ForecastAnswer)))]
 pub async fn forecast(
@@ -76,6 +79,7 @@ pub async fn forecast(
         items: found.items.into_iter().map(item).collect(),
         peak: found.peak.map(item),
         counted_at: found.counted_at,
+        more: found.is_cut,
     };
     Ok(Json(answer).into_response())
 }

@@ -15,6 +15,7 @@ mod page;
 mod problem;
 mod queues;
 pub mod request;
+mod schedules;
 mod schema;
 mod service;
 mod slices;
@@ -67,6 +68,7 @@ const CALL_WAIT: Duration = Duration::from_secs(60);
     ),
     tags((name = "timers", description = "One future firing each"),
         (name = "destinations", description = "Named places that deliveries go to"),
+        (name = "schedules", description = "Rules that make timers"),
         (name = "queues", description = "Workers fetch what is due, and settle it"),
         (name = "operations", description = "One action on every timer that a filter matches"),
         (name = "templates", description = "Named JSON Schemas with defaults that data is checked against"),
@@ -105,6 +107,19 @@ fn documented() -> OpenApiRouter<Arc<ApiState>> {
         .routes(routes!(operations::post, operations::list))
         .routes(routes!(operations::get))
         .routes(routes!(operations::stop))
+        .routes(routes!(schedules::look::list))
+        .routes(routes!(schedules::look::upcoming))
+        .routes(routes!(
+            schedules::change::put,
+            schedules::look::get,
+            schedules::change::patch,
+            schedules::change::remove
+        ))
+        .routes(routes!(schedules::change::pause))
+        .routes(routes!(schedules::change::resume))
+        .routes(routes!(schedules::work::run))
+        .routes(routes!(schedules::work::backfill))
+        .routes(routes!(schedules::look::next))
         .routes(routes!(subscriptions::list))
         .routes(routes!(subscriptions::put, subscriptions::get, subscriptions::remove))
         .routes(routes!(templates::list))

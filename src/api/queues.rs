@@ -178,22 +178,28 @@ pub async fn put(
     answer(service, if is_new { StatusCode::CREATED } else { StatusCode::OK }, &row).await
 }
 
-/// Remove a queue that no live timer is for.
+/// Remove a queue that no live timer and no schedule is for.
 #[utoipa::path(delete, path = "/v1/queues/{name}", tag = "queues", operation_id = "remove_queue", params(QueuePath),
     responses((status = 200, body = RemovedAnswer), (status = 404, body = Problem),
-        (status = 409, body = Problem, description = "in_use: live timers are for it; the detail has their number")))]
+        (status = 409, body = Problem, description = "in_use: live timers or schedules are for it; the detail has their number")))]
 pub async fn remove(State(state): State<Arc<ApiState>>, Path(name): Path<String>) -> ApiResult {
     let service = state.service()?;
     checked_name(&name)?;
     match service.store.remove_queue(&name).await? {
         QueueRemoved::Done => Ok(removed()),
         QueueRemoved::NoSuch => Err(no_such(&name)),
-        QueueRemoved::InUse(timers) => {
+        QueueRemoved::InUse(timers, schedules) => {
             let are = if timers == 1 { "timer is" } else { "timers are" };
             let more = if timers >= crate::cold::MOST_COUNTED { " or more" } else { "" };
-            let detail = format!(
-                "{timers}{more} live {are} for `{name}`; settle or cancel them, or change their target, first"
-            );
+            let detail = match schedules {
+                0 => format!(
+                    "{timers}{more} live {are} for `{name}`; settle or cancel them, or change their target, first"
+                ),
+                _ => format!(
+                    "{timers}{more} live {are} for `{name}`, and schedules make more of them: {schedules}; remove \
+                     these or change their target, and settle or cancel the timers, first"
+                ),
+            };
             Err(Problem::new(StatusCode::CONFLICT, "in_use", detail))
         }
     }

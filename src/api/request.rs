@@ -7,6 +7,7 @@ mod canonical;
 mod destination;
 mod queue;
 mod raw;
+mod schedule;
 mod subscription;
 mod target;
 mod template;
@@ -22,6 +23,7 @@ pub use destination::{DestinationIn, destination};
 pub use queue::{LeaseIn, QueueIn, SettleIn, lease, queue, settle};
 use raw::Object;
 pub use raw::{DispatchIn, LateIn, LateThen, MergeIn, Precision, RawTimer, RetryIn};
+pub use schedule::{DailyIn, MAX_OCCURRENCES, MissedIn, ScheduleIn, patched, schedule};
 pub use subscription::{SubscriptionIn, subscription};
 pub use target::{BAD_QUEUE, TargetIn, no_destination, target};
 pub use template::{TemplateIn, WantedTemplate, named_template, template, unknown_template};
@@ -33,6 +35,7 @@ pub use crate::model::json::escaped;
 use crate::model::merge::{MAX_WINDOW, Merge};
 use crate::model::policy::{Late, Policies, Retry};
 use crate::model::queue::{Dispatch, MAX_TIMES, To};
+use crate::model::schedule::is_reserved;
 use crate::model::spread::{MAX_SPREAD, Spread};
 use crate::model::time::{Span, UnixMs};
 use crate::model::trace::Trace;
@@ -135,7 +138,17 @@ fn pointer_of(path: &serde_path_to_error::Path) -> String {
 
 /// Reads and checks one timer. `again` comes from the query.
 pub fn timer(text: &[u8], naming: Naming, again: bool, context: &Context<'_>) -> Result<NewTimer, Refused> {
-    let raw: RawTimer = read(text, "")?;
+    checked(read(text, "")?, naming, again, context, text)
+}
+
+/// Checks one timer. `text` is the whole request.
+fn checked(
+    raw: RawTimer,
+    naming: Naming,
+    again: bool,
+    context: &Context<'_>,
+    text: &[u8],
+) -> Result<NewTimer, Refused> {
     let mut errors = Vec::new();
     let (id, uid, caller_id) = identity(&raw, naming, context, &mut errors);
     let minute = raw.precision == Some(Precision::Minute);
@@ -186,6 +199,7 @@ pub fn timer(text: &[u8], naming: Naming, again: bool, context: &Context<'_>) ->
         request_hash: hash,
         created_at: context.now,
         trace: context.trace,
+        occurrence: None,
     })
 }
 
@@ -206,6 +220,7 @@ fn identity(
                     "differs from the id in the path; leave it out",
                 ));
             }
+            errors.extend(reserved_id(&id, "?id"));
             let uid = id.uid(context.namespace);
             (id, uid, true)
         }
@@ -219,6 +234,7 @@ fn identity(
                         "ids of the form tmr_… are made by the service",
                     ));
                 }
+                errors.extend(reserved_id(&id, "/id"));
                 let uid = id.uid(context.namespace);
                 (id, uid, true)
             }
@@ -236,6 +252,13 @@ fn identity(
             (TimerId::of_server(fresh), fresh, false)
         }
     }
+}
+
+/// What is wrong with an id that ends as those of occurrences do.
+fn reserved_id(id: &TimerId, pointer: &str) -> Option<FieldError> {
+    let detail = "ids that end in a colon and a moment, such as :20261201T090000000Z, are those of schedules' \
+                  occurrences; choose another";
+    is_reserved(id.as_str()).then(|| FieldError::new(pointer, "reserved_id", detail))
 }
 
 fn refuse_id(raw: &RawTimer, errors: &mut Vec<FieldError>) {

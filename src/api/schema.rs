@@ -16,6 +16,7 @@ use crate::model::id::MAX_ID_LEN;
 use crate::model::operation::{Action, Refusal};
 use crate::model::place::{MAX_PLACE_NAME, MAX_TOPIC};
 use crate::model::queue::MAX_TIMES;
+use crate::model::schedule::{MAX_SCHEDULE_ID, MissedPolicy, Overlap, ScheduleState};
 use crate::model::subscription::Lifecycle;
 use crate::model::target::{MAX_HEADER_BYTES, MAX_HEADERS, MAX_SECRET_BYTES, MAX_URL};
 
@@ -72,6 +73,22 @@ schemas! {
             .max_properties(Some(MAX_HEADERS)).examples([serde_json::json!({"x-tenant": "shop"})]);
     DestinationName: "A destination's name." =
         text().pattern(Some(format!("^[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{}}}$", MAX_NAME - 1))).examples(["shop-orders"]);
+    ScheduleId: "A schedule's id." =
+        text().pattern(Some(format!("^[A-Za-z0-9._:-]{{1,{MAX_SCHEDULE_ID}}}$"))).examples(["daily-report"]);
+    Cron: "5 fields (minute, hour, day of month, month, day of week), 6 with the second first, or a name such as `@daily`." =
+        text().min_length(Some(1)).max_length(Some(256)).examples(["0 9 * * 1-5"]);
+    TimeOfDay: "A time of day, to the millisecond." =
+        text().pattern(Some(r"^([01][0-9]|2[0-3]):[0-5][0-9](:[0-5][0-9](\.[0-9]{1,3})?)?$")).examples(["09:00"]);
+    MissedWord: "`fire_all` fires those not older than `within`, `fire_once` the latest of those, `skip` none." =
+        words(MissedPolicy::ALL.map(MissedPolicy::word));
+    OverlapWord: "`skip`: the nominal time is skipped. `queue_one`: one waits until the one before has ended. `allow`: it fires \
+                  all the same." = words(Overlap::ALL.map(Overlap::word));
+    ScheduleStateWord: "`paused`: its nominal times are skipped. `ended`: there is none left." =
+        words(ScheduleState::ALL.map(ScheduleState::word));
+    SkippedWord: "`missed`: nobody could fire it for more than a minute. `overlap`: the occurrence before had not ended. \
+                  `paused`: its schedule was." = words(["missed", "overlap", "paused"]);
+    SchedulePatch: "Parts of a schedule, merged over what there is (RFC 7396): `null` removes." =
+        ObjectBuilder::new().schema_type(Type::Object).examples([serde_json::json!({"cron": "0 10 * * 1-5"})]);
     QueueName: "A queue's name." =
         text().pattern(Some(format!("^[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{}}}$", MAX_NAME - 1))).examples(["reports"]);
     WorkerName: "A worker or a group, by the name that it is known by." =
@@ -132,7 +149,7 @@ schemas! {
     OperationState: "`stopped`: a caller ended it early. `failed`: it could not go on; `failure` says why." =
         words(crate::model::operation::OperationState::ALL.map(crate::model::operation::OperationState::word));
     OperationFilter: "The filters of the list of timers, as texts: `id` (or an array of ids), `state`, `owner`, `receiver`, \
-                      `destination`, `queue`, `to`, `worker`, `label.NAME`, `due_after`, `due_before`." =
+                      `destination`, `queue`, `to`, `worker`, `schedule`, `label.NAME`, `due_after`, `due_before`." =
         ObjectBuilder::new().schema_type(Type::Object).min_properties(Some(1))
             .examples([serde_json::json!({"destination": "shop-orders", "label.app": "shop"})]);
     RefusedCounts: "How many, by reason. `in_flight`: an attempt is under way, or the outcome of one is not known; a cancel is \
@@ -140,7 +157,7 @@ schemas! {
                     re-driven again since, and that timer has ended. `no_destination`: its destination was removed. \
                     `removed`: its history was removed meanwhile. `unreadable`: another version wrote it." =
         map(text().enum_values(Some(Refusal::ALL.map(Refusal::word))), ObjectBuilder::new().schema_type(Type::Integer).minimum(Some(0)));
-    LifecycleWords: "Kinds of lifecycle events, or `*` alone for all. Those of queues and schedules are known, and nothing makes \
+    LifecycleWords: "Kinds of lifecycle events, or `*` alone for all. Those of queues are known, and nothing makes \
                      them yet. Every subscription also gets `mainspring.subscription.dropped.v1`, with the body `{\"subscription\": \
                      NAME, \"dropped\": COUNT, \"at\": TIME}`, when events of it were dropped because too many waited." =
         list(words_of(std::iter::once("*").chain(Lifecycle::asked_for().map(Lifecycle::word))))

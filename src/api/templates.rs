@@ -133,25 +133,31 @@ pub async fn put(
     }
 }
 
-/// Remove a template that no live timer uses.
+/// Remove a template that no live timer and no schedule uses.
 #[utoipa::path(delete, path = "/v1/templates/{name}", tag = "templates", operation_id = "remove_template",
     params(TemplatePath),
     responses((status = 200, body = RemovedAnswer), (status = 404, body = Problem),
-        (status = 409, body = Problem, description = "in_use: live timers use it; the detail has their number")))]
+        (status = 409, body = Problem, description = "in_use: live timers or schedules use it; the detail has their number")))]
 pub async fn remove(State(state): State<Arc<ApiState>>, Path(name): Path<String>) -> ApiResult {
     let service = state.service()?;
     checked_name(&name)?;
     match service.store.remove_template(&name).await? {
         TemplateRemoved::Done => Ok(removed()),
         TemplateRemoved::NoSuch => Err(no_such(&name)),
-        TemplateRemoved::InUse(timers) => {
+        TemplateRemoved::InUse(timers, schedules) => {
             let more = if timers >= MOST_COUNTED { " or more" } else { "" };
             let used = if timers == 1 {
                 "1 live timer uses".into()
             } else {
                 format!("{timers}{more} live timers use")
             };
-            let detail = format!("{used} `{name}`; cancel them first, or wait until they have ended");
+            let detail = match schedules {
+                0 => format!("{used} `{name}`; cancel them first, or wait until they have ended"),
+                _ => format!(
+                    "{used} `{name}`, and schedules make more of them: {schedules}; remove or change these, and cancel \
+                     the timers, first"
+                ),
+            };
             Err(Problem::new(StatusCode::CONFLICT, "in_use", detail))
         }
     }

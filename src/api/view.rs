@@ -1,5 +1,7 @@
 //! What answers show of a timer. [`TimerView::new`] is the only place that builds it, for every answer.
 
+mod schedule;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -14,10 +16,12 @@ use crate::model::merge::Merge;
 use crate::model::policy::{Late, Retry, Then};
 use crate::model::priority::Priority;
 use crate::model::queue::Dispatch;
+use crate::model::schedule::Skipped;
 use crate::model::target::Target;
 use crate::model::time::{Span, UnixMs};
 use crate::model::timer::{AttemptResult, State};
 pub use crate::service::tier::{Tier, Tiers};
+pub use schedule::ScheduleView;
 
 /// In force where a request has no `late`: a timer is delivered, however late it is found.
 const LATE_DEFAULT: Late = Late { grace: Span::from_duration(Duration::ZERO), then: Then::Deliver };
@@ -82,9 +86,13 @@ pub struct TimerView {
     /// Where its pointer is; `null` once it has ended.
     #[schema(required)]
     tier: Option<Tier>,
-    /// The schedule that made it; this version has none.
-    #[schema(required)]
+    /// The schedule that made it.
+    #[schema(required, value_type = Option<schema::ScheduleId>)]
     schedule: Option<String>,
+    /// There if its schedule skipped it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = schema::SkippedWord, required = false)]
+    skipped: Option<&'static str>,
     /// There if the outcome of an attempt is not known.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     uncertain: bool,
@@ -224,7 +232,8 @@ impl TimerView {
                 _ => None,
             },
             tier: tiers.of(row),
-            schedule: None,
+            schedule: row.schedule().map(str::to_owned),
+            skipped: row.skipped().and_then(Skipped::word),
             uncertain: life.uncertain,
             cancel_requested: life.cancel_requested && !life.state.is_end(),
             ended_at: row.ended_at,

@@ -40,6 +40,7 @@ use crate::ownership::Ownership;
 use crate::positions::{Positions, Reach};
 use crate::promotion::Promotion;
 use crate::queue::Queues;
+use crate::schedule::Maker;
 use crate::service::{Node, Service};
 use crate::sink::{Sink, Sinks};
 use crate::sweep::Sweep;
@@ -384,6 +385,9 @@ async fn start(
     } else {
         tracing::warn!("`wheel.enabled` is false: timers fire from SQL, up to a second late");
     }
+    let clock = store.clock().clone();
+    let maker = Maker::new(writer.clone(), Arc::clone(&ownership), clock, config.wheel.window.get());
+    phases.loops.spawn("schedules", phases.pulses.watch("schedules", maker.run(phases.loops.stop.clone())));
     let sweep = Sweep::new(
         urgent,
         Arc::clone(&ownership),

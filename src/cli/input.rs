@@ -11,6 +11,7 @@ use serde_json::value::RawValue;
 use super::exit::usage;
 use crate::model::destination::{MAX_NAME, is_name};
 use crate::model::id::TimerId;
+use crate::model::schedule::{MAX_SCHEDULE_ID, is_schedule_id};
 use crate::model::time::{Span, UnixMs};
 
 /// A duration as the contract writes it, from ISO 8601 (kept as written) or shorthand such as `1h30m`.
@@ -38,6 +39,13 @@ pub fn instant(text: &str) -> Result<String, String> {
 pub fn id(text: &str) -> Result<String, String> {
     no_step(text)?;
     TimerId::parse(text).map(|id| id.as_str().to_owned()).map_err(|why| why.to_string())
+}
+
+/// A schedule's id that can stand in a URL.
+pub fn schedule(text: &str) -> Result<String, String> {
+    no_step(text)?;
+    let what = format!("1 to {MAX_SCHEDULE_ID} characters of A-Z a-z 0-9 . _ : -");
+    if is_schedule_id(text) { Ok(text.to_owned()) } else { Err(what) }
 }
 
 /// A name of a destination or the like that can stand in a URL.

@@ -23,6 +23,7 @@ mod queue;
 mod receive;
 mod report;
 mod restore;
+mod schedule;
 mod show;
 mod signature;
 mod store;
@@ -74,6 +75,8 @@ enum Verb {
     Destination(Remote<destination::Verb>),
     /// Fetch what is due as a worker does, and settle it; see and pause queues
     Queue(Remote<queue::Verb>),
+    /// Rules that make timers: cron, intervals, times of day
+    Schedule(Remote<schedule::Verb>),
     /// Do one thing to every timer that a filter matches
     Operation(Remote<operation::Verb>),
     /// Subscribe to lifecycle events of timers, and see what waits to be sent
@@ -170,6 +173,7 @@ async fn dispatch(cli: &Cli) -> anyhow::Result<Exit> {
         Verb::Timer(at) => timer::run(at.client()?, &at.verb, cli.json).await,
         Verb::Destination(at) => destination::run(at.client()?, &at.verb, cli.json).await,
         Verb::Queue(at) => queue::run(at.client()?, &at.verb, cli.json).await,
+        Verb::Schedule(at) => schedule::run(at.client()?, &at.verb, cli.json).await,
         Verb::Operation(at) => operation::run(at.client()?, &at.verb, cli.json).await,
         Verb::Subscription(at) => subscription::run(at.client()?, &at.verb, cli.json).await,
         Verb::Template(at) => template::run(at.client()?, &at.verb, cli.json).await,
@@ -263,6 +267,13 @@ mod tests {
             "destination redrive a --since 2026-12-01T09:00:00Z --until 2026-12-01T10:00:00Z",
             "operation redrive --destination a --label b=c --id d --dry-run",
             "operation ls --json",
+            "schedule put a --cron @daily --webhook http://a",
+            "schedule put a --every 15m --destination b --overlap queue_one --missed skip --missed-within 1h",
+            "schedule put a --daily 09:00 --every-days 2 --zone UTC --webhook http://a --max-occurrences 3 --json",
+            "schedule ls --state paused --label a=b --limit 5",
+            "schedule backfill a --from 2026-12-01T00:00:00Z --to 2026-12-02T00:00:00Z",
+            "schedule next a --count 3",
+            "schedule upcoming",
             "operation get op_00000000000000000000000000000001",
             "operation --server http://a stop op_00000000000000000000000000000001",
             "subscription put a --destination log --event timer.dead --label app=shop --include-data",
@@ -345,6 +356,13 @@ mod tests {
             "destination redrive a --since yesterday",
             "operation",
             "operation explode --owner a",
+            "schedule put a --webhook http://a",
+            "schedule put a --every 15m --daily 09:00 --webhook http://a",
+            "schedule put a --every 15m",
+            "schedule put a --every soon --webhook http://a",
+            "schedule backfill a",
+            "schedule next a --count 0",
+            "schedule get a/b",
             "operation shift --owner a",
             "operation shift --by soon --owner a",
             "operation get 7",

@@ -63,6 +63,9 @@ pub struct Put {
     /// Only of timers for this receiver: scheme, host and port of a webhook
     #[arg(long, value_name = "URL")]
     of_receiver: Option<String>,
+    /// Only of timers made by this schedule
+    #[arg(long, value_name = "ID", value_parser = input::schedule)]
+    of_schedule: Option<String>,
     /// Only of timers with this label; repeatable
     #[arg(long, value_name = "NAME=VALUE", value_parser = input::label)]
     label: Vec<(String, String)>,
@@ -77,8 +80,12 @@ impl Put {
         if !self.id.is_empty() {
             filter.insert("id".into(), json!(self.id));
         }
-        let texts =
-            [("owner", &self.owner), ("destination", &self.of_destination), ("receiver", &self.of_receiver)];
+        let texts = [
+            ("owner", &self.owner),
+            ("destination", &self.of_destination),
+            ("receiver", &self.of_receiver),
+            ("schedule", &self.of_schedule),
+        ];
         for (name, value) in texts {
             if let Some(value) = value {
                 filter.insert(name.into(), json!(value));

@@ -29,7 +29,7 @@ pub enum Verb {
     Get(Named),
     /// List all templates by name
     Ls,
-    /// Remove a template that no live timer uses
+    /// Remove a template that no live timer and no schedule uses
     Rm(Named),
 }
 

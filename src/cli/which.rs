@@ -33,6 +33,9 @@ pub struct Which {
     /// Only those of which this worker has a place now
     #[arg(long, value_name = "NAME")]
     worker: Option<String>,
+    /// Only those made by this schedule
+    #[arg(long, value_name = "ID", value_parser = input::schedule)]
+    schedule: Option<String>,
     /// Only those with this label; repeatable
     #[arg(long, value_name = "NAME=VALUE", value_parser = input::label)]
     label: Vec<(String, String)>,
@@ -55,6 +58,7 @@ impl Which {
             ("queue", &self.queue),
             ("to", &self.to),
             ("worker", &self.worker),
+            ("schedule", &self.schedule),
             ("due_after", &self.due_after),
             ("due_before", &self.due_before),
         ]

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::columns::{
-    self, AFTER, ALL, EDITED, LIFE, MERGED, PRIORITY, SEATS, SPREAD_FROM, TARGET, TimerColumn,
+    self, AFTER, ALL, EDITED, JUDGED, LIFE, MERGED, PRIORITY, SEATS, SPREAD_FROM, TARGET, TimerColumn,
 };
 use super::decide::{Context, Writes, decide};
 use super::end::Rows;
@@ -20,6 +20,7 @@ use crate::model::id::{Epoch, Generation, Uid, Version};
 use crate::model::merge::MergeKey;
 use crate::model::priority::Priority;
 use crate::model::queue::{Action, Dispatch, LeaseToken};
+use crate::model::schedule::Skipped;
 use crate::model::target::Target;
 use crate::model::template::{TemplateHash, TemplateUse};
 use crate::model::time::UnixMs;
@@ -62,6 +63,14 @@ pub enum ChangeEvent {
     TooLate(Generation),
     /// It was held since the store was restored, and an operator did not accept it.
     Discarded(Generation),
+    /// Its schedule skips it.
+    Skipped(Generation, Skipped),
+    /// Its schedule lets it fire. With `true` it was missed, and is not asked how late it is.
+    Cleared(Generation, bool),
+    /// It waits for another occurrence of its schedule.
+    Waits(Generation),
+    /// Its schedule was changed, or removed.
+    Withdrawn,
     /// A worker settles a place of it.
     Settle(Settlement),
     /// The answer that would have given a worker this place could not be written.
@@ -299,19 +308,20 @@ impl ColdStore {
     ) -> Result<(Vec<Applied>, BTreeSet<Uid>), Error> {
         let mut tx = self.pool.begin().await?;
         let Within { answers, skipped, late } =
-            Box::pin(self.apply_within(&mut tx, changes, uids, skip_locked)).await?;
+            Box::pin(self.apply_within(&mut tx, changes, uids, skip_locked, &[])).await?;
         tx.commit().await.map_err(Error::at_commit)?;
         Box::pin(self.tell_late(late)).await?;
         Ok((answers, skipped))
     }
 
-    /// The same within a transaction, which the caller commits.
+    /// The same within a transaction, which the caller commits. `also` is counted beside what ends.
     pub(super) async fn apply_within(
         &self,
         tx: &mut Tx,
         changes: &[Change],
         uids: &[Uid],
         skip_locked: bool,
+        also: &[(&'static str, i64)],
     ) -> Result<Within, Error> {
         let mut s = Statement::new(self.dialect(), "apply_lock");
         let batch = s.batch("b", vec![("b_uid", Column::Uuid(uids.iter().map(|uid| uid.0).collect()))]);
@@ -384,7 +394,8 @@ impl ColdStore {
             });
         }
         let told = std::mem::take(&mut writes.told);
-        let counts = self.write(tx, writes).await?;
+        let mut counts = self.write(tx, writes).await?;
+        counts.extend_from_slice(also);
         // In boxes: a transaction with all of these in line outgrows the stack of a thread in builds that are not optimised.
         let set = Box::pin(self.listeners(tx)).await?;
         let late = Box::pin(self.tell(
@@ -469,6 +480,7 @@ impl ColdStore {
             reranked,
             unmerged,
             respread,
+            judged,
             seated,
             places,
             ends,
@@ -490,6 +502,7 @@ impl ColdStore {
             ("apply_priority", &reranked, PRIORITY),
             ("apply_merged", &unmerged, MERGED),
             ("apply_spread", &respread, SPREAD_FROM),
+            ("apply_judged", &judged, JUDGED),
             ("apply_seats", &seated, SEATS),
         ] {
             let rows: Vec<&TimerRow> = uids.iter().filter_map(|uid| moved.get(uid)).collect();

@@ -258,7 +258,8 @@ impl ColdStore {
     /// A pointer claims nothing, and is missing from the answer, when its generation or attempt is no longer
     /// the row's, when it is due later than `lead_ms` from now by the store's clock, when the epoch is no
     /// longer the shard's, when a first attempt would come later than the timer's grace, when this build
-    /// does not know the kind of its target, or when the store was restored and the timer is held. Told apart are
+    /// does not know the kind of its target, when the store was restored and the timer is held, or when its schedule has
+    /// to judge it first. Told apart are
     /// those that came too early, and those of timers that were moved and rely on this pointer ([`Claimed::early`]).
     ///
     /// The shard's row is locked `FOR KEY SHARE`, so a take-over, which changes the epoch, waits for running
@@ -317,6 +318,7 @@ impl ColdStore {
         }
         let known = columns::is_sent_kind();
         let goes_alone = super::merge::goes_alone();
+        let may_go = super::schedules::may_go(&now, "timers");
         let (free, from_free, is_free) = match skip_locked {
             true => (
                 self.dialect().lock(
@@ -334,7 +336,7 @@ impl ColdStore {
              UPDATE timers SET state = 1, attempt = attempt + 1, tries = tries + 1, epoch = own_epoch, \
                wake_at = {now} + {ttl}, claimed_at = {now}, node = {by}, via = b_via \
              FROM b, own{from_free} WHERE own_shard = b_shard {same_epoch} {is_free} \
-               AND uid = b_uid AND shard = b_shard {same_attempt} AND state IN (0, 2) AND {goes_alone} AND {known} \
+               AND uid = b_uid AND shard = b_shard {same_attempt} AND state IN (0, 2) AND {goes_alone} AND {known} AND {may_go} \
                AND (expire_at IS NULL OR attempt > 0 OR expire_at >= {now}) \
                AND (SELECT incarnation FROM store) >= {seen} AND {MAY_FIRE} \
              RETURNING {ALL}, {now}"

@@ -89,6 +89,11 @@ columns! {
     ReadyAt = "ready_at",
     Fresh = "fresh",
     Acked = "acked",
+    Schedule = "schedule",
+    Nominal = "nominal",
+    Skipped = "skipped",
+    Overlap = "overlap",
+    JudgeAfter = "judge_after",
     Template = "template",
 }
 
@@ -119,6 +124,9 @@ pub(super) const PRIORITY: &[TimerColumn] = &[TimerColumn::Priority];
 
 /// The column of the due time that a caller asked for and that the timer's own was chosen after.
 pub(super) const SPREAD_FROM: &[TimerColumn] = &[TimerColumn::SpreadFrom];
+
+/// The columns of what an occurrence waits for: to be judged, or for another of its schedule.
+pub(super) const JUDGED: &[TimerColumn] = &[TimerColumn::JudgeAfter, TimerColumn::Overlap];
 
 /// The columns of a timer's target, and what follows from it.
 pub(super) const TARGET: &[TimerColumn] =
@@ -250,6 +258,11 @@ impl TimerColumn {
             Self::ReadyAt => maybe(|row| row.seats.as_ref()?.ready_at.map(UnixMs::get)),
             Self::Fresh => maybe(|row| row.seats.as_ref().map(|seats| seats.fresh.into())),
             Self::Acked => maybe(|row| row.seats.as_ref().map(|seats| seats.acked.into())),
+            Self::Schedule => text_or_null(|row| row.occurrence.as_ref().map(|one| one.schedule.clone())),
+            Self::Nominal => maybe(|row| row.occurrence.as_ref()?.nominal.map(UnixMs::get)),
+            Self::Skipped => maybe(|row| row.occurrence.as_ref()?.skipped.map(|why| why.code().into())),
+            Self::Overlap => maybe(|row| row.occurrence.as_ref()?.turn.map(|turn| turn.code().into())),
+            Self::JudgeAfter => maybe(|row| row.occurrence.as_ref()?.judge_after.map(UnixMs::get)),
             Self::Kind => maybe(|row| Some(row.target.kind()).filter(|kind| *kind != WEBHOOK).map(i64::from)),
         }
     }

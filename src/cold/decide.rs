@@ -11,8 +11,9 @@ use super::end::End;
 use super::places::{PlaceWrites, QueueTerms, Told};
 use super::row::{AttemptRecord, TimerRow};
 use crate::model::id::{Generation, Uid, Version};
-use crate::model::time::UnixMs;
-use crate::model::timer::{Answer, AttemptResult, Event, Life, State, Step, Token};
+use crate::model::schedule::Skipped;
+use crate::model::time::{LAST, UnixMs};
+use crate::model::timer::{Answer, AttemptResult, Event, Life, MISSED, State, Step, Token};
 use crate::planted::{Defect, Planted};
 
 /// The writes of one transaction of [`super::ColdStore::apply`].
@@ -30,6 +31,8 @@ pub(super) struct Writes {
     pub unmerged: BTreeSet<Uid>,
     /// Those whose moment was chosen anew.
     pub respread: BTreeSet<Uid>,
+    /// Those that wait for something else than before among the occurrences of their schedule.
+    pub judged: BTreeSet<Uid>,
     /// Those for a queue, whose counts may have changed.
     pub seated: BTreeSet<Uid>,
     /// What becomes of places.
@@ -55,6 +58,19 @@ struct Prepared {
     record: Option<AttemptRecord>,
     /// The changes of the timer's content.
     edit: Option<Edit>,
+    /// What its schedule has found of it.
+    finding: Option<Finding>,
+}
+
+/// What a schedule has found of one of its occurrences.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Finding {
+    /// It does not fire.
+    Skipped(Skipped),
+    /// It may fire; with `true` it was missed.
+    Cleared(bool),
+    /// It waits for another.
+    Waits,
 }
 
 /// What a decision depends on beside the row and the change.
@@ -137,7 +153,8 @@ fn prepare(
     now: UnixMs,
     planted: Planted,
 ) -> Result<Prepared, Applied> {
-    let plain = |event| Ok(Prepared { event, record: None, edit: None });
+    let found = |event, finding| Ok(Prepared { event, record: None, edit: None, finding });
+    let plain = |event| found(event, None);
     let stale = || Err(Applied::Live(Box::new(row.clone()), Answer::Stale));
     match change {
         ChangeEvent::Cancel => plain(Event::Cancel),
@@ -167,7 +184,9 @@ fn prepare(
                 false => plain(Event::Resume { is_too_late: expire_at.is_some_and(|at| at < now) }),
             }
         }
-        ChangeEvent::TooLate(generation) if row.expire_at.is_some_and(|at| at < now) => {
+        ChangeEvent::TooLate(generation)
+            if row.expire_at.is_some_and(|at| at < now) && !waits_for_judgement(row, now) =>
+        {
             plain(Event::TooLate { generation: *generation })
         }
         ChangeEvent::Released(token, epoch) if row.epoch == *epoch => {
@@ -179,9 +198,19 @@ fn prepare(
                 && (before.generation, before.attempt) == (token.generation, token.attempt) =>
         {
             let event = Event::ClaimExpired { token: *token, max_attempts: row.policies.max_attempts() };
-            Ok(Prepared { event, record: Some(unknown_record(row, now)), edit: None })
+            Ok(Prepared { event, record: Some(unknown_record(row, now)), edit: None, finding: None })
         }
         ChangeEvent::Discarded(generation) => plain(Event::Discarded { generation: *generation }),
+        ChangeEvent::Skipped(generation, why) => {
+            found(Event::TooLate { generation: *generation }, Some(Finding::Skipped(*why)))
+        }
+        ChangeEvent::Cleared(generation, is_missed) => {
+            found(Event::Cleared { generation: *generation }, Some(Finding::Cleared(*is_missed)))
+        }
+        ChangeEvent::Waits(generation) => {
+            found(Event::Waits { generation: *generation }, Some(Finding::Waits))
+        }
+        ChangeEvent::Withdrawn => found(Event::Withdrawn, Some(Finding::Skipped(Skipped::Changed))),
         // Only of a timer for a queue, which it is not any more.
         ChangeEvent::Settle(_) | ChangeEvent::TakeBack(_) | ChangeEvent::Look => stale(),
         ChangeEvent::TooLate(_) | ChangeEvent::ClaimExpired(_) | ChangeEvent::Released(..) => stale(),
@@ -191,10 +220,15 @@ fn prepare(
                 token = Token { generation: before.generation, attempt: before.attempt };
             }
             let event = Event::Attempted { token, result: record.result, next: *next };
-            Ok(Prepared { event, record: Some(record.clone()), edit: None })
+            Ok(Prepared { event, record: Some(record.clone()), edit: None, finding: None })
         }
         ChangeEvent::Edit(wanted) => edit_event(row, before, wanted, now),
     }
+}
+
+/// Whether its schedule has to say first whether it was missed: lateness is not asked of one that was.
+pub(super) fn waits_for_judgement(row: &TimerRow, now: UnixMs) -> bool {
+    row.occurrence.as_ref().and_then(|one| one.judge_after).is_some_and(|at| at <= now)
 }
 
 /// The event of a caller's edit. If the timer may be changed at all, an edit for another version, and one that
@@ -204,7 +238,10 @@ fn edit_event(row: &TimerRow, before: Life, wanted: &Edit, now: UnixMs) -> Resul
     let (edit, event) = difference(row, wanted);
     match event {
         None if may_change => Err(Applied::Same(Box::new(row.clone()))),
-        event => Ok(Prepared { event: event.unwrap_or(Event::Relabel), record: None, edit: Some(edit) }),
+        event => {
+            let event = event.unwrap_or(Event::Relabel);
+            Ok(Prepared { event, record: None, edit: Some(edit), finding: None })
+        }
     }
 }
 
@@ -275,7 +312,7 @@ fn note_writes(
     writes: &mut Writes,
 ) {
     let now = context.now;
-    let Prepared { record, edit, .. } = prepared;
+    let Prepared { event, record, edit, finding } = prepared;
     let is_late = record.as_ref().is_some_and(|record| {
         before.state != State::Delivering
             || (record.generation, record.attempt) != (before.generation.0, before.attempt)
@@ -289,6 +326,8 @@ fn note_writes(
         row.expire_at = row.policies.expire_at(row.life.due_at);
     }
     note_merging(row, before, step.life, writes);
+    let is_anew = is_resumed || step.life.generation != before.generation;
+    note_judging(row, is_anew, event, finding, now, writes);
     if let (Some(edit), Answer::Done) = (edit, step.answer) {
         if edit.data.is_some() || edit.labels.is_some() {
             writes.edited.insert(row.uid);
@@ -324,8 +363,17 @@ fn note_writes(
         let token = Token { generation: before.generation, attempt: before.attempt };
         let last = row.last.clone();
         let acked = row.seats.as_ref().map(|seats| seats.acked);
-        writes.ends.push(End { uid: row.uid, token, life: Some(life), state: life.state, last, acked });
-    } else if life != before || writes.seated.contains(&row.uid) {
+        let skipped = row.skipped();
+        writes.ends.push(End {
+            uid: row.uid,
+            token,
+            life: Some(life),
+            state: life.state,
+            last,
+            acked,
+            skipped,
+        });
+    } else if life != before || writes.seated.contains(&row.uid) || writes.judged.contains(&row.uid) {
         writes.moved.insert(row.uid, row.clone());
     }
     match record {
@@ -334,6 +382,39 @@ fn note_writes(
             writes.records.push((row.uid, row.created_at.get(), record));
         }
         _ => {}
+    }
+}
+
+/// What the change means for what an occurrence waits for.
+fn note_judging(
+    row: &mut TimerRow,
+    is_anew: bool,
+    event: Event,
+    finding: Option<Finding>,
+    now: UnixMs,
+    writes: &mut Writes,
+) {
+    let ready = row.life.due_at.max(now);
+    let Some(one) = row.occurrence.as_mut().filter(|one| one.nominal.is_some()) else { return };
+    match finding {
+        Some(Finding::Skipped(why)) => one.skipped = Some(why),
+        Some(Finding::Cleared(is_missed)) => {
+            one.judge_after = None;
+            if is_missed {
+                row.expire_at = None;
+            }
+        }
+        Some(Finding::Waits) => one.judge_after = Some(LAST),
+        // From its new moment on nobody has to be able to fire it for a while, for it to be missed.
+        None if is_anew => one.judge_after = Some(ready.plus(MISSED)),
+        None => return,
+    }
+    if event == Event::Fire {
+        // Somebody wants it now, whatever else runs.
+        one.turn = None;
+    }
+    if !row.life.state.is_end() {
+        writes.judged.insert(row.uid);
     }
 }
 

@@ -119,8 +119,16 @@ pub enum Removed {
 pub struct Uses {
     /// Live timers that go there, counted up to [`MOST_COUNTED`].
     pub timers: i64,
+    /// Schedules whose occurrences go there.
+    pub schedules: i64,
     /// Subscriptions whose events go there.
     pub subscriptions: i64,
+}
+
+impl Uses {
+    const fn is_none(self) -> bool {
+        self.timers == 0 && self.schedules == 0 && self.subscriptions == 0
+    }
 }
 
 /// Time at a destination that one node reserved: attempts may start from `start_us` on, one each step.
@@ -210,23 +218,29 @@ impl ColdStore {
         Ok(row)
     }
 
-    /// Removes a destination that no live timer and no subscription uses. Other nodes are notified.
+    /// Removes a destination that no live timer, no schedule and no subscription uses. Other nodes are notified.
     pub async fn remove_destination(&self, name: &str) -> Result<Removed, Error> {
         // Counted without the lock, for which registrations would wait.
-        let timers = counted(&self.pool.read(self.uses_statement(name, MOST_COUNTED)).await?)?;
-        let subscriptions = counted(&self.pool.read(self.subscribed_statement(name)).await?)?;
-        if timers + subscriptions > 0 {
-            return Ok(Removed::InUse(Uses { timers, subscriptions }));
+        let uses = Uses {
+            timers: counted(&self.pool.read(self.uses_statement(name, MOST_COUNTED)).await?)?,
+            schedules: counted(&self.pool.read(self.scheduled_statement(name)).await?)?,
+            subscriptions: counted(&self.pool.read(self.subscribed_statement(name)).await?)?,
+        };
+        if !uses.is_none() {
+            return Ok(Removed::InUse(uses));
         }
         let mut tx = self.pool.begin().await?;
         if self.lock_destination(&mut tx, name, "FOR UPDATE").await?.is_none() {
             return Ok(Removed::NoSuch);
         }
         // A statement of its own, after the lock: it sees what was registered meanwhile.
-        let timers = counted(&tx.fetch(self.uses_statement(name, 1)).await?)?;
-        let subscriptions = counted(&tx.fetch(self.subscribed_statement(name)).await?)?;
-        if timers + subscriptions > 0 {
-            return Ok(Removed::InUse(Uses { timers, subscriptions }));
+        let uses = Uses {
+            timers: counted(&tx.fetch(self.uses_statement(name, 1)).await?)?,
+            schedules: counted(&tx.fetch(self.scheduled_statement(name)).await?)?,
+            subscriptions: counted(&tx.fetch(self.subscribed_statement(name)).await?)?,
+        };
+        if !uses.is_none() {
+            return Ok(Removed::InUse(uses));
         }
         let mut s = Statement::new(self.dialect(), "remove_destination");
         let bound = s.text(name);

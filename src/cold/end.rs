@@ -6,6 +6,7 @@ use super::row::AttemptRecord;
 use super::sql::{Column, Dialect, Row, Statement, Tx};
 use super::{ColdStore, Error};
 use crate::model::id::{Generation, Uid};
+use crate::model::schedule::Skipped;
 use crate::model::timer::{Life, State, Token};
 use crate::planted::Defect;
 
@@ -29,6 +30,8 @@ pub(super) struct End {
     pub life: Option<Life>,
     pub state: State,
     pub last: Option<AttemptRecord>,
+    /// Why its schedule skipped it.
+    pub skipped: Option<Skipped>,
     /// Places that were acked, of a timer for a queue.
     pub acked: Option<u32>,
 }
@@ -48,6 +51,7 @@ impl ColdStore {
             life: None,
             state: State::Delivered,
             last: Some(record.clone()),
+            skipped: None,
             acked: None,
         });
         let mut tx = self.urgent.begin().await?;
@@ -85,6 +89,12 @@ impl ColdStore {
                 ("b_new_attempt", life(|life| i64::from(life.attempt))),
                 ("b_tries", life(|life| i64::from(life.tries))),
                 ("b_uncertain", life(|life| i64::from(life.uncertain))),
+                (
+                    "b_skipped",
+                    Column::IntOrNull(
+                        ends.iter().map(|end| end.skipped.map(|why| why.code().into())).collect(),
+                    ),
+                ),
                 ("b_last", Column::TextOrNull(ends.iter().map(|end| last_json(end.last.as_ref())).collect())),
                 ("b_acked", Column::IntOrNull(ends.iter().map(|end| end.acked.map(i64::from)).collect())),
             ]
@@ -157,6 +167,7 @@ const fn moved(column: TimerColumn) -> &'static str {
         TimerColumn::Attempt => "COALESCE(b_new_attempt, attempt)",
         TimerColumn::Tries => "COALESCE(b_tries, tries)",
         TimerColumn::Version => "COALESCE(b_version, version)",
+        TimerColumn::Skipped => "b_skipped",
         TimerColumn::Acked => "COALESCE(b_acked, acked)",
         TimerColumn::ReadyAt => "NULL",
         TimerColumn::Uncertain => "CASE WHEN b_uncertain IS NULL THEN uncertain ELSE b_uncertain = 1 END",

@@ -126,6 +126,7 @@ fn operation(name: &str) -> &'static str {
         name if name.starts_with("register") => "register",
         name if name.starts_with("apply") || name == "amend_record" => "apply",
         name if name.starts_with("end") => "finish",
+        name if name.contains("schedule") || name.contains("skips") => "schedules",
         "find_many" | "list" | "ledger" | "verify" | "verify_timeout" | "clock" | "forecast" | "reports" => {
             "query"
         }

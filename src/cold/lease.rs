@@ -334,7 +334,8 @@ impl ColdStore {
         let (now, limit) = (s.int(desk.now.get()), s.int(most as i64));
         let mut which = format!(
             "t.audience = b_audience AND COALESCE(t.priority, 0) = b_rank AND t.ready_at IS NOT NULL \
-             AND t.ready_at <= {now} AND {MAY_FIRE}"
+             AND t.ready_at <= {now} AND {MAY_FIRE} AND {}",
+            super::schedules::may_go(&now, "t")
         );
         if let Some(asking) = of {
             let worker = s.text(&asking.worker);

@@ -55,6 +55,8 @@ pub struct Filter {
     pub destination: Option<String>,
     /// Of this owner.
     pub owner: Option<String>,
+    /// Made by this schedule.
+    pub schedule: Option<String>,
     /// With these labels.
     pub labels: Vec<(String, String)>,
     /// Due at this moment or after it.
@@ -198,8 +200,13 @@ impl List<'_> {
         self.taken.is_none() && self.filter.state.is_none_or(State::is_end)
     }
 
-    /// Whether the keys are read by owner or id, which leave fewer.
+    /// Whether the keys are read by owner, id or schedule, which leave fewer.
     fn is_picked_otherwise(&self) -> bool {
+        self.filter.owner.is_some() || !self.filter.uids.is_empty() || self.filter.schedule.is_some()
+    }
+
+    /// Whether the keys are read by owner or id, which leave fewer than a schedule does.
+    fn is_by_owner_or_id(&self) -> bool {
         self.filter.owner.is_some() || !self.filter.uids.is_empty()
     }
 
@@ -220,6 +227,9 @@ impl List<'_> {
         if !self.filter.uids.is_empty() {
             let uids: Vec<String> = self.filter.uids.iter().map(|uid| s.uuid(uid.0)).collect();
             conditions.push(format!("uid IN ({})", uids.join(", ")));
+        }
+        if let Some(id) = self.filter.schedule.as_deref().filter(|_| !self.is_by_owner_or_id()) {
+            conditions.push(of_schedule(id, s));
         }
         if let Some(owner) = &self.filter.owner {
             // Two sources, because an `OR` would have all timers of the owner sorted for each page.
@@ -302,6 +312,9 @@ impl List<'_> {
         if let Some(name) = filter.destination.as_deref().filter(|_| self.is_picked_otherwise()) {
             conditions.push(self.store.of_destination(name, s));
         }
+        if let Some(id) = filter.schedule.as_deref().filter(|_| self.is_by_owner_or_id()) {
+            conditions.push(of_schedule(id, s));
+        }
         if let Some(name) = filter.queue.as_deref().filter(|_| self.is_picked_otherwise()) {
             conditions.push(self.store.of_queue(name, s));
         }
@@ -380,12 +393,12 @@ const EDGE: usize = AFTER + 2;
 
 impl ColdStore {
     /// The condition that a row goes to this destination.
-    fn of_destination(&self, name: &str, s: &mut Statement) -> String {
+    pub(super) fn of_destination(&self, name: &str, s: &mut Statement) -> String {
         format!("{} AND lane = {}", is_for_destination(self.dialect()), s.int(lane(name)))
     }
 
     /// The condition that a row is for this queue.
-    fn of_queue(&self, name: &str, s: &mut Statement) -> String {
+    pub(super) fn of_queue(&self, name: &str, s: &mut Statement) -> String {
         format!("{} AND lane = {}", is_for(Kind::Queue, self.dialect()), s.int(queue::lane(name)))
     }
 
@@ -398,7 +411,7 @@ impl ColdStore {
     }
 
     /// The conditions that a row has these labels.
-    fn of_labels(&self, labels: &[(String, String)], s: &mut Statement) -> Vec<String> {
+    pub(super) fn of_labels(&self, labels: &[(String, String)], s: &mut Statement) -> Vec<String> {
         let has = |(name, value): &(String, String)| {
             let value = s.text(value);
             match self.dialect() {
@@ -420,6 +433,7 @@ impl ColdStore {
             lanes,
             destination,
             owner,
+            schedule,
             labels,
             due_after,
             due_before,
@@ -439,6 +453,7 @@ impl ColdStore {
             let [given, own] = self.of_owner(owner, s);
             format!("({given} OR {own})")
         }));
+        conditions.extend(schedule.as_deref().map(|id| of_schedule(id, s)));
         conditions.extend(due_after.map(|at| format!("due_at >= {}", s.int(at.get()))));
         conditions.extend(due_before.map(|at| format!("due_at < {}", s.int(at.get()))));
         conditions.extend(queue.as_deref().map(|name| self.of_queue(name, s)));
@@ -504,6 +519,11 @@ impl ColdStore {
         };
         Ok(Page { rows: page, next, scanned })
     }
+}
+
+/// The condition that a row was made by this schedule. Partial indexes serve it, by its second part.
+fn of_schedule(id: &str, s: &mut Statement) -> String {
+    format!("schedule = {} AND schedule IS NOT NULL", s.text(id))
 }
 
 /// The condition that a row is for a queue, and given out to these: what is stored of that begins with whom it is for.

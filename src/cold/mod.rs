@@ -36,6 +36,7 @@ mod register;
 mod report;
 mod restore;
 mod row;
+mod schedules;
 mod schema;
 mod shards;
 mod spread;
@@ -77,6 +78,10 @@ pub use register::{MAX_BATCH as MAX_REGISTER_BATCH, NewTimer, Registered};
 pub use report::NodeReport;
 pub use restore::Held;
 pub use row::{AttemptRecord, TimerRow};
+pub use schedules::{
+    Backfilled, Content, MAX_BACKFILL, MAX_SCHEDULES, MadeOccurrences, Rhythm, ScheduleEdit, ScheduleFilter,
+    ScheduleGone, SchedulePage, SchedulePut, ScheduleRow,
+};
 pub use schema::MigrationState;
 pub use shards::{FUTURE_MS, Heartbeat, Identity, NodeRow};
 pub use subscriptions::{MAX_SUBSCRIPTIONS, Subscribed, SubscriptionRow, SubscriptionSet};

@@ -15,12 +15,13 @@ use super::columns::TimerColumn;
 use super::destinations::NAMESPACE;
 use super::places::Told as PlaceHappened;
 use super::row::{AttemptRecord, TimerRow};
+use super::schedules::{ScheduleRow, Skip};
 use super::sql::{Column, Row, Statement, Tx};
 use super::subscriptions::SubscriptionSet;
 use super::{ColdStore, Error};
 use crate::model::id::{Generation, Uid, shard_of};
 use crate::model::merge::Merged;
-use crate::model::subscription::{Lifecycle, PlaceTold, Subject, Subscription, event_id};
+use crate::model::subscription::{Lifecycle, PlaceTold, ScheduleSubject, Subject, Subscription, event_id};
 use crate::model::target::{Kind, Target};
 use crate::model::time::UnixMs;
 use crate::model::timer::{Answer, AttemptResult, State};
@@ -75,6 +76,9 @@ impl<'a> Happened<'a> {
             created_at: row.created_at,
             result: row.last.as_ref().map(|last| last.result),
             set: row.merged.as_ref().map(|merged| merged.id.as_str()),
+            schedule: row.schedule(),
+            nominal: row.nominal(),
+            skipped: row.skipped(),
         };
         Self { kind, shard: row.shard, version: row.life.version.0, subject, place: None, at }
     }
@@ -101,16 +105,18 @@ impl<'a> Happened<'a> {
     /// These changes were answered so, at that moment.
     pub fn applied(changes: &'a [Change], answers: &'a [Applied], now: UnixMs) -> impl Iterator<Item = Self> {
         let of = move |(change, answer): (&'a Change, &'a Applied)| {
-            let Applied::Live(row, answer) = answer else { return None };
+            let Applied::Live(row, answer) = answer else { return [None, None] };
             let kind = match Lifecycle::of_end(row.life.state) {
                 // What has ended before is not live.
                 Some(end) => end,
                 None if change.event.is_callers() && *answer == Answer::Done => Lifecycle::TimerChanged,
-                None => return None,
+                None => return [None, None],
             };
-            Some(Self::to(row, kind, now))
+            let is_skipped = row.skipped().is_some_and(|why| why.word().is_some());
+            let skipped = is_skipped.then(|| Self::to(row, Lifecycle::ScheduleSkipped, now));
+            [skipped, Some(Self::to(row, kind, now))]
         };
-        changes.iter().zip(answers).filter_map(of)
+        changes.iter().zip(answers).flat_map(of).flatten()
     }
 }
 
@@ -129,6 +135,8 @@ const ENDED: &[TimerColumn] = &[
     TimerColumn::Labels,
     TimerColumn::CreatedAt,
     TimerColumn::Merged,
+    TimerColumn::Schedule,
+    TimerColumn::Nominal,
 ];
 
 /// A timer that was delivered, as the statement that ended it returned it.
@@ -146,6 +154,8 @@ pub(super) struct Delivered {
     labels: Option<String>,
     created_at: UnixMs,
     merged: Option<Merged>,
+    schedule: Option<String>,
+    nominal: Option<UnixMs>,
     data: Option<Vec<u8>>,
 }
 
@@ -177,7 +187,9 @@ impl Delivered {
             labels: row.get(10)?,
             created_at: UnixMs::new(row.get(11)?),
             merged: super::row::merged_of(row.get(12)?)?,
-            data: row.get(13)?,
+            schedule: row.get(13)?,
+            nominal: row.get::<Option<i64>>(14)?.map(UnixMs::new),
+            data: row.get(15)?,
         })
     }
 
@@ -199,6 +211,9 @@ impl Delivered {
             created_at: self.created_at,
             result: Some(AttemptResult::Ok),
             set: self.merged.as_ref().map(|merged| merged.id.as_str()),
+            schedule: self.schedule.as_deref(),
+            nominal: self.nominal,
+            skipped: None,
         };
         let kind = Lifecycle::TimerDelivered;
         Happened { kind, shard: self.shard, version: self.version, subject, place: None, at }
@@ -396,6 +411,36 @@ impl ColdStore {
         }
         self.write_events(&mut tx, batch).await?;
         tx.commit().await.map_err(Error::at_commit)
+    }
+
+    /// Writes that ranges of nominal times became no occurrence, for those who asked for it.
+    pub(super) async fn tell_skips(
+        &self,
+        tx: &mut Tx,
+        set: &SubscriptionSet,
+        skips: &[(&ScheduleRow, Skip)],
+        at: UnixMs,
+    ) -> Result<(), Error> {
+        let kind = Lifecycle::ScheduleSkipped;
+        if skips.is_empty() || !set.asks_for(kind) {
+            return Ok(());
+        }
+        let mut batch = Batch::default();
+        for (row, skip) in skips {
+            let target = row.content.target();
+            let subject = ScheduleSubject {
+                id: &row.id,
+                owner: row.content.owner(),
+                lane: target.lane(),
+                is_for_destination: target.destination().is_some(),
+                labels: row.content.labels(),
+            };
+            let body = subject.body(skip.reason, (skip.first, skip.last, skip.count), at);
+            for one in set.all.iter().filter(|one| one.wants_schedule(kind, &subject)) {
+                batch.push(one, self.other_event(one, kind, &row.id, at, &body));
+            }
+        }
+        self.write_events(tx, batch).await
     }
 
     /// An event that is not of a timer.

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::apply::{Applied, ChangeEvent};
-use super::decide::{Context, Writes};
+use super::decide::{Context, Writes, waits_for_judgement};
 use super::end::End;
 use super::row::{AttemptRecord, TimerRow};
 use super::sql::{Column, Statement, Tx};
@@ -18,6 +18,9 @@ use crate::model::timer::{Answer, AttemptResult, Life, Token};
 
 /// For how long a timer that would be too late is not looked at again while its queue is paused, in milliseconds.
 const PAUSED_LOOK_MS: i64 = 30_000;
+
+/// For how long one is not looked at again that its schedule has to judge first, in milliseconds.
+const JUDGED_LOOK_MS: i64 = 1000;
 
 /// What a queue says of the timers in it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -135,8 +138,14 @@ pub(super) fn decide(
                 told.push((Lifecycle::QueueLeaseLost, place, None, None));
             }
             let is_paused = context.queue.is_some_and(|queue| queue.paused);
+            let is_judged_first = waits_for_judgement(row, now);
             let mut places = row.places()?;
             match places.is_late(now) {
+                // Its schedule says first whether it was missed.
+                true if is_judged_first => {
+                    places.settle_state(now);
+                    places.life.wake_at = now.shifted(JUDGED_LOOK_MS);
+                }
                 // That is judged at the resume.
                 true if is_paused => {
                     places.settle_state(now);
@@ -170,6 +179,7 @@ pub(super) fn decide(
             state: row.life.state,
             last: row.last.clone(),
             acked: row.seats.as_ref().map(|seats| seats.acked),
+            skipped: None,
         });
     } else if row.life != before.life || writes.seated.contains(&row.uid) {
         writes.moved.insert(row.uid, row.clone());

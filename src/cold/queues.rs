@@ -64,8 +64,8 @@ pub struct QueueDepth {
 pub enum QueueRemoved {
     /// It is gone.
     Done,
-    /// So many live timers, counted up to [`MOST_COUNTED`], are for it.
-    InUse(i64),
+    /// So many live timers, counted up to [`MOST_COUNTED`], and so many schedules are for it.
+    InUse(i64, i64),
     /// There is none of this name.
     NoSuch,
 }
@@ -129,13 +129,14 @@ impl ColdStore {
         self.pool.write(s).await?.first().map(QueueRow::read).transpose()
     }
 
-    /// Removes a queue that no live timer is for.
+    /// Removes a queue that no live timer and no schedule is for.
     pub async fn remove_queue(&self, name: &str) -> Result<QueueRemoved, Error> {
         let counted = |rows: Vec<Row>| rows.first().map_or(Ok(0), |row| row.get::<i64>(0));
         // Counted without the lock, for which registrations would wait.
         let timers = counted(self.pool.read(self.queue_uses(name, MOST_COUNTED)).await?)?;
-        if timers > 0 {
-            return Ok(QueueRemoved::InUse(timers));
+        let schedules = counted(self.pool.read(self.scheduled_for_queue(name)).await?)?;
+        if timers + schedules > 0 {
+            return Ok(QueueRemoved::InUse(timers, schedules));
         }
         let mut tx = self.pool.begin().await?;
         let mut s = Statement::new(self.dialect(), "lock_queue");
@@ -146,8 +147,9 @@ impl ColdStore {
         }
         // A statement of its own, after the lock: it sees what was registered meanwhile.
         let timers = counted(tx.fetch(self.queue_uses(name, 1)).await?)?;
-        if timers > 0 {
-            return Ok(QueueRemoved::InUse(timers));
+        let schedules = counted(tx.fetch(self.scheduled_for_queue(name)).await?)?;
+        if timers + schedules > 0 {
+            return Ok(QueueRemoved::InUse(timers, schedules));
         }
         let mut s = Statement::new(self.dialect(), "remove_queue");
         let bound = s.text(name);

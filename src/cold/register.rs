@@ -4,7 +4,7 @@
 //! waited for a row that was just being ended succeeds when that row is deleted; only a read after it sees the
 //! end.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use super::columns::{self, ALL, TimerColumn};
 use super::outbox::Happened;
@@ -15,6 +15,7 @@ use crate::model::id::{Epoch, Generation, TimerId, Uid, shard_of};
 use crate::model::policy::Policies;
 use crate::model::priority::Priority;
 use crate::model::queue::{Dispatch, Seats};
+use crate::model::schedule::Occurrence;
 use crate::model::spread::Spread;
 use crate::model::target::Target;
 use crate::model::template::TemplateUse;
@@ -64,6 +65,8 @@ pub struct NewTimer {
     pub created_at: UnixMs,
     /// The trace of the call.
     pub trace: Option<Trace>,
+    /// The schedule that makes it.
+    pub occurrence: Option<Occurrence>,
 }
 
 /// The outcome of a registration.
@@ -209,7 +212,27 @@ impl ColdStore {
             }
         }
         fresh.retain(|row| !unmade.contains_key(&row.uid));
-        self.keep_queues(&mut tx, fresh.iter().map(|row| &row.target)).await?;
+        let callers = order.iter().map(|&i| &timers[i]).filter(|timer| timer.caller_id);
+        let callers = callers.map(|timer| (timer.uid, timer.again)).collect();
+        let kept = self.insert_free(&mut tx, &callers, fresh).await?;
+        // In boxes: a transaction with all of these in line outgrows the stack of a thread in builds that are not optimised.
+        let set = Box::pin(self.listeners(&mut tx)).await?;
+        let late = Box::pin(self.tell(&mut tx, &set, Happened::registered(kept.values()))).await?;
+        self.count(&mut tx, &[("registered", kept.len() as i64)]).await?;
+        tx.commit().await.map_err(Error::at_commit)?;
+        Box::pin(self.tell_late(late)).await?;
+        Ok((kept, unmade))
+    }
+
+    /// Inserts, within a transaction which the caller goes on with, the rows whose ids are not taken, and returns them.
+    /// `callers`: the timers whose uids stay taken after their end, and whether one that has ended is registered again.
+    pub(super) async fn insert_free(
+        &self,
+        tx: &mut Tx,
+        callers: &HashMap<Uid, bool>,
+        fresh: Vec<TimerRow>,
+    ) -> Result<HashMap<Uid, TimerRow>, Error> {
+        self.keep_queues(tx, fresh.iter().map(|row| &row.target)).await?;
         let insert = self.insert_statement(&fresh.iter().collect::<Vec<_>>());
         let mut inserted: HashMap<Uid, UnixMs> = HashMap::with_capacity(fresh.len());
         for row in tx.fetch(insert).await? {
@@ -222,15 +245,10 @@ impl ColdStore {
                 kept.insert(row.uid, row);
             }
         }
-        let callers: Vec<&NewTimer> = order
-            .iter()
-            .map(|&i| &timers[i])
-            .filter(|timer| timer.caller_id && kept.contains_key(&timer.uid))
-            .collect();
-        if !callers.is_empty() {
+        let uids: Vec<_> = callers.keys().filter(|uid| kept.contains_key(uid)).map(|uid| uid.0).collect();
+        if !uids.is_empty() {
             let mut ended_ids = Statement::new(self.dialect(), "register_ended_ids");
-            let batch = ended_ids
-                .batch("b", vec![("b_uid", Column::Uuid(callers.iter().map(|t| t.uid.0).collect()))]);
+            let batch = ended_ids.batch("b", vec![("b_uid", Column::Uuid(uids))]);
             let now = ended_ids.now(self.bound_now());
             ended_ids.push(&format!(
                 "WITH {batch} SELECT uid, generation FROM ended_ids JOIN b ON uid = b_uid WHERE until > {now}"
@@ -239,27 +257,19 @@ impl ColdStore {
             for row in tx.fetch(ended_ids).await? {
                 ended.insert(Uid(row.get(0)?), row.get::<i32>(1)?);
             }
-            let again: HashSet<Uid> =
-                callers.iter().filter(|timer| timer.again).map(|timer| timer.uid).collect();
-            let (revived, refused): (Vec<_>, Vec<_>) =
-                ended.into_iter().partition(|(uid, _)| again.contains(uid));
+            let is_again = |uid: &Uid| callers.get(uid).copied().unwrap_or(false);
+            let (revived, refused): (Vec<_>, Vec<_>) = ended.into_iter().partition(|(uid, _)| is_again(uid));
             let refused: Vec<Uid> = refused.into_iter().map(|(uid, _)| uid).collect();
-            self.take_back(&mut tx, &refused).await?;
+            self.take_back(tx, &refused).await?;
             kept.retain(|uid, _| !refused.contains(uid));
-            self.revive(&mut tx, &revived).await?;
+            self.revive(tx, &revived).await?;
             for (uid, generation) in revived {
                 if let Some(row) = kept.get_mut(&uid) {
                     row.life.generation = Generation(generation + 1);
                 }
             }
         }
-        // In boxes: a transaction with all of these in line outgrows the stack of a thread in builds that are not optimised.
-        let set = Box::pin(self.listeners(&mut tx)).await?;
-        let late = Box::pin(self.tell(&mut tx, &set, Happened::registered(kept.values()))).await?;
-        self.count(&mut tx, &[("registered", kept.len() as i64)]).await?;
-        tx.commit().await.map_err(Error::at_commit)?;
-        Box::pin(self.tell_late(late)).await?;
-        Ok((kept, unmade))
+        Ok(kept)
     }
 
     /// Removes timers that this transaction has inserted.
@@ -306,9 +316,15 @@ impl ColdStore {
         let spreads = rows.iter().any(|row| row.spread.is_some());
         let queues = rows.iter().any(|row| row.seats.is_some());
         let templated = rows.iter().any(|row| row.template.is_some());
+        let is_made = rows.iter().any(|row| row.occurrence.is_some());
         let initial = |column: TimerColumn| match column {
             TimerColumn::MergeKey if !merges => Some("NULL"),
             TimerColumn::Spread | TimerColumn::SpreadFrom if !spreads => Some("NULL"),
+            TimerColumn::Schedule | TimerColumn::Nominal | TimerColumn::Overlap | TimerColumn::JudgeAfter
+                if !is_made =>
+            {
+                Some("NULL")
+            }
             TimerColumn::Template if !templated => Some("NULL"),
             TimerColumn::Dispatch
             | TimerColumn::Audience
@@ -357,6 +373,7 @@ impl ColdStore {
             minute: timer.minute,
             priority: timer.priority,
             spread: timer.spread,
+            occurrence: timer.occurrence.clone(),
             target: timer.target.clone(),
             data: timer.data.clone(),
             template: timer.template.as_ref().map(|one| one.name.clone()),
@@ -395,7 +412,8 @@ const fn initial(column: TimerColumn) -> Option<&'static str> {
         | TimerColumn::Node
         | TimerColumn::Via
         | TimerColumn::PointedAt
-        | TimerColumn::Merged => Some("NULL"),
+        | TimerColumn::Merged
+        | TimerColumn::Skipped => Some("NULL"),
         _ => None,
     }
 }

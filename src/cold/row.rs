@@ -13,6 +13,7 @@ use crate::model::pointer::{Pointer, Via};
 use crate::model::policy::Policies;
 use crate::model::priority::Priority;
 use crate::model::queue::{self, Dispatch, Place, Places, Seats};
+use crate::model::schedule::{Occurrence, Skipped, Turn};
 use crate::model::spread::Spread;
 use crate::model::target::Target;
 use crate::model::time::{Span, UnixMs};
@@ -64,6 +65,8 @@ pub struct TimerRow {
     pub priority: Priority,
     /// The span over which its due time was chosen.
     pub spread: Option<Spread>,
+    /// What it has of the schedule that made it.
+    pub occurrence: Option<Occurrence>,
     /// Which path led to the latest claim.
     pub via: Option<Via>,
     /// The trace of the call that registered it.
@@ -145,6 +148,18 @@ fn spread_of(within_ms: Option<i64>, from: Option<i64>) -> Option<Spread> {
     Some(Spread { within: Span::from_duration(within), from: UnixMs::new(from?) })
 }
 
+/// What a row has of the schedule that made it.
+fn occurrence_of(row: &Row) -> Result<Option<Occurrence>, Error> {
+    let Some(schedule) = row.of(C::Schedule)? else { return Ok(None) };
+    Ok(Some(Occurrence {
+        schedule,
+        nominal: row.of::<Option<i64>>(C::Nominal)?.map(UnixMs::new),
+        turn: row.of::<Option<i16>>(C::Overlap)?.and_then(Turn::from_code),
+        judge_after: row.of::<Option<i64>>(C::JudgeAfter)?.map(UnixMs::new),
+        skipped: row.of::<Option<i16>>(C::Skipped)?.and_then(Skipped::from_code),
+    }))
+}
+
 /// How a timer for a queue is given out.
 fn seats_of(row: &Row) -> Result<Seats, Error> {
     let bad = |what: &str| Error::Corrupt(format!("a timer's {what} cannot be read back"));
@@ -173,6 +188,21 @@ impl TimerRow {
             Some(merged) => merged.id.clone(),
             None => delivery_id(self.uid, self.created_at.get(), self.life.generation),
         }
+    }
+
+    /// The schedule that made it.
+    pub fn schedule(&self) -> Option<&str> {
+        self.occurrence.as_ref().map(|one| one.schedule.as_str())
+    }
+
+    /// The nominal time that it was made for.
+    pub fn nominal(&self) -> Option<UnixMs> {
+        self.occurrence.as_ref()?.nominal
+    }
+
+    /// Why its schedule skipped it.
+    pub fn skipped(&self) -> Option<Skipped> {
+        self.occurrence.as_ref()?.skipped
     }
 
     /// When its delivery is due: at its own due time, or at the moment of its set.
@@ -309,6 +339,7 @@ impl TimerRow {
             merged: merged_of(row.of(C::Merged)?)?,
             left: None,
             spread: spread_of(row.of(C::Spread)?, row.of(C::SpreadFrom)?),
+            occurrence: occurrence_of(row)?,
             ended_at: ended_at.map(UnixMs::new),
             last: match last {
                 Some(text) => Some(serde_json::from_str(&text).map_err(|_| bad("last attempt"))?),

@@ -12,7 +12,7 @@ use crate::clock::Monotonic;
 use crate::model::id::{Epoch, Generation, Uid};
 use crate::model::pointer::{Pointer, Via};
 use crate::model::time::UnixMs;
-use crate::model::timer::{State, Token};
+use crate::model::timer::{MISSED, State, Token};
 
 /// What lies so much further ahead of the store's clock, in milliseconds, than it can be is from the future: the clock
 /// was set back since. Longer than any statement takes from its time to its snapshot.
@@ -273,8 +273,9 @@ impl ColdStore {
         let batch = s.batch("b", columns);
         let now = s.now(self.bound_now());
         let (name, lease, margin) = (s.text(&me.name), s.int(lease_ms), s.int(FUTURE_MS));
+        let served = served(&now);
         s.push(&format!(
-            "WITH {batch} UPDATE shards SET lease_until = {now} + {lease}, cursor_at = CASE \
+            "WITH {batch} UPDATE shards SET lease_until = {now} + {lease}, {served}, cursor_at = CASE \
                WHEN b_cursor > {now} + {margin} THEN CASE WHEN cursor_at > {now} + {margin} THEN 0 ELSE cursor_at END \
                WHEN b_cursor > cursor_at OR cursor_at > {now} + {margin} THEN b_cursor ELSE cursor_at END FROM b \
              WHERE shard = b_shard AND epoch = b_epoch AND owner = {name} RETURNING shard"
@@ -296,8 +297,9 @@ impl ColdStore {
         let (name, lease, most) = (s.text(&me.name), s.int(lease_ms), s.int(most as i64));
         let own = if own_too { format!("OR owner = {name}") } else { String::new() };
         let lock = self.dialect().lock("FOR UPDATE SKIP LOCKED");
+        let served = served(&now);
         s.push(&format!(
-            "UPDATE shards SET owner = {name}, epoch = epoch + 1, lease_until = {now} + {lease} WHERE shard IN \
+            "UPDATE shards SET owner = {name}, epoch = epoch + 1, lease_until = {now} + {lease}, {served} WHERE shard IN \
              (SELECT shard FROM shards WHERE owner IS NULL OR lease_until < {now} {own} \
               ORDER BY lease_until, shard LIMIT {most} {lock}) RETURNING shard, epoch"
         ));
@@ -381,9 +383,10 @@ impl ColdStore {
         }
         let mut s = Statement::new(self.dialect(), "give_up");
         let batch = s.batch("b", held_columns(&sorted(held)));
+        let now = s.now(self.bound_now());
         let (name, sender) = (s.text(&me.name), s.text(&me.incarnation));
         let update = format!(
-            "UPDATE shards SET owner = NULL, lease_until = 0, spared = {spared} FROM b \
+            "UPDATE shards SET owner = NULL, lease_until = 0, served_until = {now}, spared = {spared} FROM b \
              WHERE shard = b_shard AND epoch = b_epoch AND owner = {name} RETURNING shard"
         );
         match self.dialect() {
@@ -440,6 +443,20 @@ impl ColdStore {
         }
         Ok(())
     }
+}
+
+/// The assignments that note that a shard is served at this moment. If nobody did so for longer than a nominal time may wait,
+/// it is noted from when until when: what was due meanwhile was missed. A service in between that was as short does not
+/// count.
+fn served(now: &str) -> String {
+    let most = MISSED.as_millis();
+    let is_gap = format!("{now} - served_until > {most}");
+    format!(
+        "gap_from = CASE WHEN {is_gap} THEN \
+           CASE WHEN gap_from IS NOT NULL AND served_until - served_since <= {most} THEN gap_from ELSE served_until END \
+           ELSE gap_from END, \
+         served_since = CASE WHEN {is_gap} OR served_since IS NULL THEN {now} ELSE served_since END, served_until = {now}"
+    )
 }
 
 pub(super) fn sorted(held: &[(i32, Epoch)]) -> Vec<(i32, Epoch)> {

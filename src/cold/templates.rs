@@ -88,8 +88,8 @@ pub enum TemplateWritten {
 pub enum TemplateRemoved {
     /// It is gone.
     Done,
-    /// So many live timers use it, counted up to [`MOST_COUNTED`].
-    InUse(i64),
+    /// So many live timers use it, counted up to [`MOST_COUNTED`], and so many schedules.
+    InUse(i64, i64),
     /// There is none of this name.
     NoSuch,
 }
@@ -193,21 +193,23 @@ impl ColdStore {
         Ok(TemplateWritten::Done(row, !has))
     }
 
-    /// Removes a template that no live timer uses.
+    /// Removes a template that no live timer and no schedule uses.
     pub async fn remove_template(&self, name: &str) -> Result<TemplateRemoved, Error> {
         // Counted without the lock, for which registrations would wait.
-        match counted(&self.pool.read(self.template_uses(name, MOST_COUNTED)).await?)? {
-            0 => {}
-            uses => return Ok(TemplateRemoved::InUse(uses)),
+        let timers = counted(&self.pool.read(self.template_uses(name, MOST_COUNTED)).await?)?;
+        let schedules = counted(&self.pool.read(self.templated_schedules(name)).await?)?;
+        if timers + schedules > 0 {
+            return Ok(TemplateRemoved::InUse(timers, schedules));
         }
         let mut tx = self.pool.begin().await?;
         if self.lock_template(&mut tx, name).await?.is_none() {
             return Ok(TemplateRemoved::NoSuch);
         }
         // A statement of its own, after the lock: it sees what was registered meanwhile.
-        match counted(&tx.fetch(self.template_uses(name, 1)).await?)? {
-            0 => {}
-            uses => return Ok(TemplateRemoved::InUse(uses)),
+        let timers = counted(&tx.fetch(self.template_uses(name, 1)).await?)?;
+        let schedules = counted(&tx.fetch(self.templated_schedules(name)).await?)?;
+        if timers + schedules > 0 {
+            return Ok(TemplateRemoved::InUse(timers, schedules));
         }
         let mut s = Statement::new(self.dialect(), "remove_template");
         let bound = s.text(name);

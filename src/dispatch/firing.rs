@@ -120,6 +120,8 @@ impl Firing {
             attempt,
             target: row.target.clone(),
             data,
+            schedule: row.schedule().filter(|_| row.merged.is_none()).map(str::to_owned),
+            nominal: row.nominal().filter(|_| row.merged.is_none()),
             trace: row.trace,
             onward: traces::Onward::default(),
             claim: Claim { shard: row.shard, epoch: row.epoch, via: row.via },

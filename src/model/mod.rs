@@ -13,6 +13,8 @@ pub mod pointer;
 pub mod policy;
 pub mod priority;
 pub mod queue;
+pub mod rule;
+pub mod schedule;
 pub mod spread;
 pub mod subscription;
 pub mod target;

@@ -12,6 +12,7 @@ use serde_json::{Map, Value};
 use super::destination::{is_name, lane};
 use super::id::{Generation, TimerId, Uid, delivery_id, digest16};
 use super::queue::Place;
+use super::schedule::{Skipped, is_schedule_id};
 use super::target::Webhook;
 use super::time::UnixMs;
 use super::timer::{AttemptResult, State};
@@ -77,7 +78,7 @@ lifecycle! {
     QueueSettled = 7, "queue.settled";
     /// A worker did not settle it in time.
     QueueLeaseLost = 8, "queue.lease_lost";
-    /// A nominal time became no occurrence. Nothing makes these yet.
+    /// A nominal time did not fire, or a range of them.
     ScheduleSkipped = 9, "schedule.skipped";
     /// The last attempts at a destination failed.
     DestinationFailing = 10, "destination.failing";
@@ -161,8 +162,8 @@ pub struct Filter {
     due_before: Option<UnixMs>,
     /// The lane of a queue.
     queue: Option<i64>,
-    /// A schedule is named: no timer has one yet.
-    is_of_later: bool,
+    /// Made by this schedule.
+    schedule: Option<String>,
 }
 
 impl Filter {
@@ -211,8 +212,8 @@ impl Filter {
                 self.queue = Some(super::queue::lane(&name));
             }
             "schedule" => {
-                text()?;
-                self.is_of_later = true;
+                let bad = ("bad_id", "1 to 100 characters of A-Z a-z 0-9 . _ : -".to_owned());
+                self.schedule = Some(Some(text()?).filter(|id| is_schedule_id(id)).ok_or(bad)?);
             }
             _ => {
                 let label = name.strip_prefix("label.").filter(|label| !label.is_empty());
@@ -237,10 +238,10 @@ impl Filter {
 
     fn matches(&self, subject: &Subject<'_>) -> bool {
         let due_at = subject.due_at;
-        !self.is_of_later
-            && (self.ids.is_empty() || self.ids.iter().any(|id| id == subject.id))
+        (self.ids.is_empty() || self.ids.iter().any(|id| id == subject.id))
             && self.owner.as_deref().is_none_or(|owner| owner == subject.owner())
             && self.state.is_none_or(|state| state == subject.state)
+            && self.schedule.as_deref().is_none_or(|id| subject.schedule == Some(id))
             && self
                 .destination
                 .as_deref()
@@ -259,6 +260,24 @@ impl Filter {
         let has: BTreeMap<String, String> =
             labels.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
         self.labels.iter().all(|(name, value)| has.get(name) == Some(value))
+    }
+
+    /// Whether it is about this schedule itself: nominal times that became no timer.
+    fn matches_schedule(&self, of: &ScheduleSubject<'_>) -> bool {
+        let others = Self {
+            destination: None,
+            lanes: None,
+            owner: None,
+            schedule: None,
+            labels: Vec::new(),
+            ..self.clone()
+        };
+        others == Self::default()
+            && self.schedule.as_deref().is_none_or(|id| id == of.id)
+            && self.owner.as_deref().is_none_or(|owner| of.owner == Some(owner))
+            && self.destination.as_deref().is_none_or(|name| of.is_for_destination && of.lane == lane(name))
+            && self.lanes.is_none_or(|lanes| !of.is_for_destination && lanes.contains(&of.lane))
+            && self.matches_labels(of.labels)
     }
 
     /// Whether it is about this destination itself.
@@ -355,9 +374,43 @@ impl Subscription {
         self.asks_for(kind) && self.filter.matches(subject)
     }
 
+    /// Whether it wants an event of nominal times that became no timer.
+    pub fn wants_schedule(&self, kind: Lifecycle, subject: &ScheduleSubject<'_>) -> bool {
+        self.asks_for(kind) && self.filter.matches_schedule(subject)
+    }
+
     /// Whether it wants an event of a destination.
     pub fn wants_destination(&self, kind: Lifecycle, name: &str) -> bool {
         self.asks_for(kind) && self.filter.matches_destination(name)
+    }
+}
+
+/// A schedule as an event tells it, of nominal times that became no timer.
+#[derive(Debug, Clone, Copy)]
+pub struct ScheduleSubject<'a> {
+    /// Its id.
+    pub id: &'a str,
+    /// The owner of its occurrences, if one was given.
+    pub owner: Option<&'a str>,
+    /// The lane of their target.
+    pub lane: i64,
+    /// Whether their target is a destination.
+    pub is_for_destination: bool,
+    /// Their labels, a JSON object.
+    pub labels: Option<&'a str>,
+}
+
+impl ScheduleSubject<'_> {
+    /// The body of the event that so many nominal times, from the first to the last of them, did not fire.
+    pub fn body(&self, why: Skipped, (first, last, count): (UnixMs, UnixMs, i64), at: UnixMs) -> Value {
+        let labels: Value = self
+            .labels
+            .and_then(|text| serde_json::from_str(text).ok())
+            .unwrap_or_else(|| Value::Object(Map::new()));
+        serde_json::json!({
+            "schedule": self.id, "owner": self.owner, "skipped": why.word(), "first": first.rfc3339(),
+            "last": last.rfc3339(), "count": count, "labels": labels, "at": at.rfc3339(),
+        })
     }
 }
 
@@ -394,6 +447,12 @@ pub struct Subject<'a> {
     pub result: Option<AttemptResult>,
     /// The delivery id of the merged set that it is part of.
     pub set: Option<&'a str>,
+    /// The schedule that made it.
+    pub schedule: Option<&'a str>,
+    /// The nominal time that it was made for.
+    pub nominal: Option<UnixMs>,
+    /// Why its schedule skipped it.
+    pub skipped: Option<Skipped>,
 }
 
 /// The place of a timer for a queue that something happened to.
@@ -440,6 +499,9 @@ impl Subject<'_> {
                 None => self.result.map(|result| Value::from(result.word())),
             },
             queue: self.queue,
+            schedule: self.schedule,
+            nominal: self.nominal.map(UnixMs::rfc3339),
+            skipped: self.skipped.and_then(Skipped::word),
             labels: self.labels.and_then(|text| raw(text.as_bytes())).or_else(|| raw(b"{}")),
             data: include_data.then(|| self.data.and_then(raw)),
             at: at.rfc3339(),
@@ -467,6 +529,12 @@ struct Body<'a> {
     result: Option<Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
     queue: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    schedule: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    nominal: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    skipped: Option<&'static str>,
     labels: Option<Box<RawValue>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     data: Option<Option<Box<RawValue>>>,
@@ -504,6 +572,9 @@ mod tests {
             created_at: UnixMs::new(1),
             result: Some(AttemptResult::Ok),
             set: None,
+            schedule: None,
+            nominal: None,
+            skipped: None,
         }
     }
 

@@ -30,7 +30,7 @@ use super::time::{LAST, UnixMs};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
-    /// Waits for its due time; this generation has had no attempt.
+    /// Waits for its due time, or for another occurrence of its schedule; this generation has had no attempt.
     Scheduled,
     /// Claimed: an attempt is under way, or its node has failed and the outcome is unknown.
     Delivering,
@@ -233,6 +233,18 @@ pub enum Event {
         /// The generation that was found.
         generation: Generation,
     },
+    /// The schedule that made it was changed, or removed: one that its caller has touched stays.
+    Withdrawn,
+    /// Its schedule has judged that it may fire.
+    Cleared {
+        /// The generation that was judged.
+        generation: Generation,
+    },
+    /// It waits for another occurrence of its schedule.
+    Waits {
+        /// The generation that was judged.
+        generation: Generation,
+    },
 }
 
 /// The answer to the caller of an event.
@@ -341,10 +353,29 @@ impl Life {
                 self.state = State::Expired;
                 Answer::Done
             }
+            Event::Withdrawn if self.state == State::Scheduled && self.version == Version(1) => {
+                self.state = State::Cancelled;
+                Answer::Done
+            }
+            Event::Cleared { generation }
+                if self.state == State::Scheduled && self.generation == generation =>
+            {
+                self.wake_at = self.due_at.max(now);
+                Answer::Done
+            }
+            Event::Waits { generation }
+                if self.state == State::Scheduled && self.generation == generation =>
+            {
+                self.wake_at = LAST;
+                Answer::Done
+            }
             Event::ClaimExpired { .. }
             | Event::Released { .. }
             | Event::TooLate { .. }
-            | Event::Discarded { .. } => Answer::Stale,
+            | Event::Discarded { .. }
+            | Event::Withdrawn
+            | Event::Cleared { .. }
+            | Event::Waits { .. } => Answer::Stale,
         };
         Step { life: self, answer }
     }

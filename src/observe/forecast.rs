@@ -1,13 +1,19 @@
 //! The forecast that callers see: counts of what is due, in steps.
 
+use std::collections::BTreeMap;
+
 use crate::cold::{ColdStore, Error};
 use crate::model::time::UnixMs;
+use crate::schedule::upcoming::counts as unmade;
 
 /// The most steps of a forecast.
 pub const MAX_ITEMS: i64 = 1500;
 
 /// A range with at most so many timers is counted exactly; one with more is read from the summary.
 const EXACT: i64 = 100_000;
+
+/// So many nominal times of schedules are counted that are not made yet.
+const MOST_UNMADE: usize = 100_000;
 
 /// What is due from one moment to another.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,9 +25,11 @@ pub struct Forecast {
     /// When this was counted. A count from the summary puts timers by the minute for a day from then, by the hour for two
     /// months, by the day beyond.
     pub counted_at: UnixMs,
+    /// There are more nominal times of schedules than were counted.
+    pub is_cut: bool,
 }
 
-/// Counts live timers that are due in [from, to), in steps of `step_ms`.
+/// Counts live timers that are due in [from, to), in steps of `step_ms`, and nominal times of schedules that are not made yet.
 pub async fn forecast(store: &ColdStore, from: UnixMs, to: UnixMs, step_ms: i64) -> Result<Forecast, Error> {
     let now = store.clock().now();
     let summary = if store.ledger().await?.pending > EXACT { store.summary().await? } else { None };
@@ -35,16 +43,39 @@ pub async fn forecast(store: &ColdStore, from: UnixMs, to: UnixMs, step_ms: i64)
         Some(counts) => (counts, now),
         None => {
             let summary = summary.unwrap_or_default();
-            let mut counts = std::collections::BTreeMap::new();
+            let mut counts = BTreeMap::new();
             for (at, count) in summary.bins().filter(|(at, _)| (from..to).contains(at)) {
                 *counts.entry((at.get() - from.get()).div_euclid(step_ms)).or_default() += count;
             }
             (counts, summary.counted_at(from, to))
         }
     };
+    let mut counts = counts;
+    let is_cut = add_unmade(store, &mut counts, (from, to), step_ms, now).await?;
     let items: Vec<(UnixMs, i64)> =
         counts.into_iter().map(|(step, count)| (UnixMs::new(from.get() + step * step_ms), count)).collect();
     // Of equal ones the first.
     let peak = items.iter().rev().max_by_key(|(_, count)| *count).copied();
-    Ok(Forecast { items, peak, counted_at })
+    Ok(Forecast { items, peak, counted_at, is_cut })
+}
+
+/// Adds the nominal times of schedules whose occurrences are not made yet; returns whether there are more than are counted.
+async fn add_unmade(
+    store: &ColdStore,
+    counts: &mut BTreeMap<i64, i64>,
+    range: (UnixMs, UnixMs),
+    step_ms: i64,
+    now: UnixMs,
+) -> Result<bool, Error> {
+    let rows = store.rhythms(None, None).await?;
+    if rows.is_empty() {
+        return Ok(false);
+    }
+    // Beside the runtime: a nominal time takes some microseconds.
+    let counted = tokio::task::spawn_blocking(move || unmade(&rows, range, step_ms, now, MOST_UNMADE)).await;
+    let (unmade, is_cut) = counted
+        .map_err(|_| Error::Busy)?
+        .map_err(|why| Error::Corrupt(format!("the rule of a schedule: {why}")))?;
+    unmade.into_iter().for_each(|(step, count)| *counts.entry(step).or_default() += count);
+    Ok(is_cut)
 }

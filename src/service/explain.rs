@@ -13,8 +13,9 @@ use crate::config::Config;
 use crate::model::destination::Destination;
 use crate::model::pointer::Via;
 use crate::model::queue::{Held, Place, Seats, To};
+use crate::model::schedule::Skipped;
 use crate::model::spread::Spread;
-use crate::model::time::{Span, UnixMs};
+use crate::model::time::{LAST, Span, UnixMs};
 use crate::model::timer::State;
 
 /// A timer's life.
@@ -120,7 +121,8 @@ impl Facts<'_> {
             );
         }
         if let Some(at) = row.ended_at {
-            let detail = life.uncertain.then(|| "the outcome of an attempt is not known".to_owned());
+            let uncertain = life.uncertain.then(|| "the outcome of an attempt is not known".to_owned());
+            let detail = uncertain.or_else(|| row.skipped().map(|why| skip_line(why).to_owned()));
             events.push(LifeEvent { at, event: life.state.word(), node: None, detail });
         }
         events.sort_by_key(|event| event.at);
@@ -136,12 +138,19 @@ impl Facts<'_> {
         let due_at = life.due_at.rfc3339();
         let template =
             row.template.as_ref().map(|name| format!(", by template `{name}`")).unwrap_or_default();
-        match life.generation.0 {
+        let told = match life.generation.0 {
             1 => format!("due at {due_at}{chosen}{template}, shard {}", row.shard),
             n => format!(
                 "shard {}{template}; changed since: generation {n} is due at {due_at}{chosen}",
                 row.shard
             ),
+        };
+        match (row.schedule(), row.nominal()) {
+            (Some(id), Some(at)) => {
+                format!("{told}; made by schedule `{id}` for its nominal time {}", at.rfc3339())
+            }
+            (Some(id), None) => format!("{told}; made by schedule `{id}`, outside its rule"),
+            (None, _) => told,
         }
     }
 
@@ -205,6 +214,27 @@ impl Facts<'_> {
         }
     }
 
+    /// What an occurrence waits for that its schedule keeps from firing.
+    fn schedule_waits(&self) -> Option<String> {
+        let one = self.row.occurrence.as_ref()?;
+        let id = &one.schedule;
+        let life = &self.row.life;
+        let judge_after = one.judge_after.filter(|_| life.state == State::Scheduled);
+        match (judge_after, one.turn) {
+            (Some(at), _) if at < life.due_at => Some(format!(
+                "its due time, {}; schedule `{id}` is paused and skips it then",
+                life.due_at.rfc3339()
+            )),
+            (Some(at), _) if at <= self.now => {
+                Some(format!("schedule `{id}`: it judges whether the nominal time was missed"))
+            }
+            (Some(LAST), Some(_)) => {
+                Some(format!("the occurrence of schedule `{id}` before it: that one has not ended"))
+            }
+            _ => None,
+        }
+    }
+
     /// What a timer for a queue waits for, once it is due.
     fn waits_for_worker(&self, seats: &Seats) -> Option<String> {
         let life = &self.row.life;
@@ -259,6 +289,7 @@ impl Facts<'_> {
                  `mainspring restore accept`"
                     .to_owned()
             }
+            State::Scheduled if let Some(why) = self.schedule_waits() => why,
             State::Scheduled if row.merge_key.is_some() && life.due_at <= self.now && !overdue => {
                 format!("timers that it goes out with; the last of them is due at {at}")
             }
@@ -287,6 +318,15 @@ impl Facts<'_> {
                 }
             },
         })
+    }
+}
+
+fn skip_line(why: Skipped) -> &'static str {
+    match why {
+        Skipped::Missed => "missed: nobody could fire it for more than a minute",
+        Skipped::Overlap => "skipped: the occurrence before had not ended",
+        Skipped::Paused => "skipped: its schedule was paused",
+        Skipped::Changed => "its schedule was changed or removed before its time",
     }
 }
 

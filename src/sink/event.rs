@@ -35,6 +35,9 @@ pub fn attributes(delivery: &Delivery, source: &str, at: UnixMs) -> Vec<(&'stati
     let generation =
         (delivery.event == Event::Fired).then(|| ("generation", delivery.generation.0.to_string()));
     let of_timer = of_attempt.into_iter().flatten().chain(generation);
+    let schedule = delivery.schedule.as_ref().map(|id| ("schedule", id.clone()));
+    let nominal = delivery.nominal.map(|at| ("nominal", at.rfc3339()));
+    let of_timer = of_timer.chain(schedule).chain(nominal);
     let trace = delivery.trace.map(|trace| ("traceparent", trace.to_string()));
     always.into_iter().chain(of_timer).chain(trace).collect()
 }

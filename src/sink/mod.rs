@@ -68,6 +68,10 @@ pub struct Delivery {
     pub timeout: Option<Duration>,
     /// The payload: JSON.
     pub data: Vec<u8>,
+    /// The schedule that made the timer. Of a merged set none is told.
+    pub schedule: Option<String>,
+    /// The nominal time that it was made for.
+    pub nominal: Option<UnixMs>,
     /// The trace of the call that registered the timer, or the first member.
     pub trace: Option<Trace>,
     /// The trace of this attempt.
@@ -122,6 +126,8 @@ impl Delivery {
             destination: Some(destination),
             timeout: timeout.map(|timeout| timeout.min(LONGEST_TEST)),
             data,
+            schedule: None,
+            nominal: None,
             trace: None,
             onward: Onward::default(),
             claim: Claim { shard: 0, epoch: Epoch(0), via: None },
@@ -151,6 +157,8 @@ impl Delivery {
             destination: Some(destination),
             timeout,
             data: body,
+            schedule: None,
+            nominal: None,
             trace: None,
             onward: Onward::default(),
             claim: Claim { shard, epoch, via: None },

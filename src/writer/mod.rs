@@ -7,6 +7,7 @@
 //! Callers' requests are committed in groups, without a timed window ([`Batcher`]).
 
 mod batcher;
+mod schedules;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -26,6 +27,7 @@ use crate::metrics::Metrics;
 use crate::model::id::{Uid, Version};
 use crate::model::merge::MergeKey;
 use crate::model::pointer::Pointer;
+use crate::model::schedule::Skipped;
 use crate::model::time::UnixMs;
 use crate::model::timer::{Answer, Event, MISSED, State};
 use crate::promotion::Promotion;
@@ -125,6 +127,9 @@ impl Writer {
                 ChangeEvent::TooLate(_) if row.life.state == State::Expired => {
                     let late = row.ended_at.unwrap_or_default().since(row.life.due_at);
                     self.metrics.missed.inc_by(u64::from(late > MISSED));
+                }
+                ChangeEvent::Skipped(_, Skipped::Missed) if *answer == Answer::Done => {
+                    self.metrics.missed.inc()
                 }
                 _ => {}
             }

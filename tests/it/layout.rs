@@ -10,7 +10,7 @@ const FLOORS: [&[&str]; 16] = [
     &["service"],
     &["observe"],
     &["hot", "sweep", "housekeeping", "outbox"],
-    &["dispatch", "operations", "queue"],
+    &["dispatch", "operations", "schedule", "queue"],
     &["writer", "sink"],
     &["promotion"],
     &["ownership", "positions"],

@@ -25,6 +25,7 @@ mod paths;
 mod places;
 mod queue;
 mod races;
+mod recurring;
 mod reload;
 mod rest;
 mod retention;

@@ -158,6 +158,7 @@ mod tests {
             places: Vec::new(),
             lost: 0,
             left: None,
+            occurrence: None,
             ended_at: None,
             last: None,
         };

@@ -11,6 +11,7 @@ use crate::cold::{Filter, ListCursor};
 use crate::model::destination::is_name;
 use crate::model::id::TimerId;
 use crate::model::queue::To;
+use crate::model::schedule::is_schedule_id;
 use crate::model::target::Webhook;
 use crate::model::timer::State;
 
@@ -24,6 +25,7 @@ pub struct Asked {
     pub owner: String,
     pub label: String,
     pub state: String,
+    pub schedule: String,
     pub receiver: String,
     pub queue: String,
     pub to: String,
@@ -37,8 +39,10 @@ pub struct Asked {
 impl Asked {
     /// Whether something is asked for that the form folds away.
     pub fn more(&self) -> bool {
-        let Self { owner, label, queue, to, worker, due_after, due_before, .. } = self;
-        ![owner, label, queue, to, worker, due_after, due_before].iter().all(|field| field.is_empty())
+        let Self { owner, label, schedule, queue, to, worker, due_after, due_before, .. } = self;
+        ![owner, label, schedule, queue, to, worker, due_after, due_before]
+            .iter()
+            .all(|field| field.is_empty())
     }
 }
 
@@ -94,6 +98,14 @@ impl Search {
                     self.wrongs.push(format!("{value} is no state of a timer."));
                 }
                 self.keep("state", value);
+            }
+            "schedule" => {
+                self.asked.schedule = value.to_owned();
+                match is_schedule_id(value) {
+                    true => self.filter.schedule = Some(value.to_owned()),
+                    false => self.wrongs.push(format!("{value} is no id of a schedule.")),
+                }
+                self.keep("schedule", value);
             }
             // One field of the form takes both: no URL is a name.
             "receiver" | "destination" if is_name(value) => {
@@ -244,8 +256,20 @@ impl Search {
 
     /// What is searched for, in words.
     pub fn title(&self) -> String {
-        let Asked { id, owner, label, state, receiver, queue, to, worker, due_after, due_before, any } =
-            &self.asked;
+        let Asked {
+            id,
+            owner,
+            label,
+            state,
+            schedule,
+            receiver,
+            queue,
+            to,
+            worker,
+            due_after,
+            due_before,
+            any,
+        } = &self.asked;
         if !any {
             return "Timers".to_owned();
         }
@@ -254,6 +278,7 @@ impl Search {
             (id.as_str(), ""),
             (owner.as_str(), "of "),
             (label.as_str(), "with "),
+            (schedule.as_str(), "made by "),
             (receiver.as_str(), "for "),
             (queue.as_str(), "in queue "),
             (to.as_str(), "for "),
@@ -337,6 +362,17 @@ mod tests {
     }
 
     #[test]
+    fn the_timers_of_a_schedule_are_an_address() {
+        let found = search("schedule=daily");
+        assert_eq!(found.canonical("schedule=daily"), None);
+        assert_eq!(
+            (found.filter.schedule.as_deref(), found.title().as_str()),
+            (Some("daily"), "Timers: made by daily")
+        );
+        assert!(found.asked.more());
+    }
+
+    #[test]
     fn nothing_asked_for_is_every_timer() {
         let empty = "id=&owner=&label=&state=&receiver=&due_after=&due_before=";
         let search = search(empty);
@@ -352,6 +388,7 @@ mod tests {
             "state=lost",
             "receiver=shop/x",
             "destination=a b",
+            "schedule=a b",
             "due_after=tomorrow",
             "label=app",
             "cursor=1",

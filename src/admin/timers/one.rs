@@ -116,6 +116,9 @@ fn ending(row: &TimerRow) -> &'static str {
     match row.life.state {
         TimerState::Delivered => "It is over: its receiver accepted it.",
         TimerState::Cancelled => "It is over: it was cancelled.",
+        TimerState::Expired if row.skipped().is_some() => {
+            "It is over: its schedule skipped it, and nothing was sent."
+        }
         TimerState::Expired => "It is over: it was found later than its grace, and nothing was sent.",
         TimerState::Dead if is_out => "It is over: its last attempt failed too.",
         TimerState::Dead => "It is over: its receiver said that it is gone for good (410).",
@@ -185,6 +188,12 @@ fn facts(row: &TimerRow, tier: Option<&'static str>, zone: Zone, now: UnixMs) ->
         Fact::new("Label", format!("{name} = {value}")).linked(href)
     }));
     facts.extend(row.template.as_ref().map(|name| Fact::new("Template", name)));
+    if let Some(id) = row.schedule() {
+        facts.push(Fact::new("Schedule", id).linked(format!("/schedules/{id}")));
+    }
+    if let Some(at) = row.nominal() {
+        facts.push(Fact::new("Nominal time", zone.moment(at, now).text));
+    }
     facts.push(Fact::new("Priority", row.priority.word()));
     facts.push(Fact::new("Precision", if row.minute { "minute" } else { "second" }));
     facts.push(Fact::new("When late", late));

@@ -21,7 +21,7 @@ pub struct SubscriptionIn {
     #[schema(value_type = schema::LifecycleWords)]
     events: Option<Vec<String>>,
     /// The timers whose events go: those that match every field. The fields are those of the list, but for `limit` and
-    /// `cursor`; `id` may be a list of ids. `queue` and `schedule` match no timer yet. Default: all timers.
+    /// `cursor`; `id` may be a list of ids. Default: all timers.
     #[schema(value_type = Option<schema::EventFilter>)]
     filter: Option<Map<String, Value>>,
     /// Whether the payload goes with the event, as `data`. Default: no.

@@ -22,7 +22,7 @@ const TRIES: usize = 10;
 const AT_ONCE: usize = 512 * 1024;
 
 /// Why a timer was not registered.
-pub(super) enum Failure {
+pub(in crate::api) enum Failure {
     /// In the cold store.
     Cold(ColdError),
     /// It does not fit its template.
@@ -43,7 +43,7 @@ impl From<Failure> for Problem {
 
 /// How timers are registered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
+pub(in crate::api) enum Way {
     /// With other callers' timers, in one transaction.
     Together,
     /// In a transaction of their own.
@@ -64,7 +64,7 @@ struct Fitted {
 }
 
 /// Registers timers; those that name a template after their data was fitted to it. Answers in the order given.
-pub(super) async fn register(
+pub(in crate::api) async fn register(
     state: &ApiState,
     service: &Service,
     caller: Caller,
@@ -162,7 +162,7 @@ async fn refuse(
 }
 
 /// New data for a timer, fitted to its template.
-pub(super) struct NewData {
+pub(in crate::api) struct NewData {
     given: Option<Vec<u8>>,
     tries: usize,
 }

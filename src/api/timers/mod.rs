@@ -2,7 +2,7 @@
 
 pub mod change;
 pub mod explain;
-mod fit;
+pub(in crate::api) mod fit;
 pub mod many;
 pub mod read;
 pub mod register;
@@ -28,7 +28,7 @@ use crate::model::trace::Trace;
 use crate::service::Service;
 
 /// The most bytes of one timer's body: the payload, and as much again for the rest.
-const MAX_BODY: usize = 2 * request::MAX_DATA;
+pub(super) const MAX_BODY: usize = 2 * request::MAX_DATA;
 
 /// Reads the body of a registration and checks it. `again` comes from the query.
 async fn new_timer(
@@ -76,7 +76,7 @@ fn trace_of(headers: &HeaderMap) -> Option<Trace> {
     Trace::parse(headers.get("traceparent")?.to_str().ok()?)
 }
 
-fn context<'a>(state: &'a ApiState, service: &'a Service, trace: Option<Trace>) -> Context<'a> {
+pub(super) fn context<'a>(state: &'a ApiState, service: &'a Service, trace: Option<Trace>) -> Context<'a> {
     Context {
         now: service.store.clock().now(),
         namespace: service.store.namespace(),
@@ -91,6 +91,6 @@ fn timer_answer(status: StatusCode, row: &TimerRow, tiers: Tiers) -> Response {
     tagged(status, row.life.version.0, &TimerView::new(row, tiers))
 }
 
-fn bad_query(why: &QueryRejection) -> Problem {
+pub(super) fn bad_query(why: &QueryRejection) -> Problem {
     Problem::invalid(vec![FieldError::new("?", "bad_query", why.body_text())])
 }

@@ -20,6 +20,7 @@ use crate::cold::{Filter, ListCursor, TimerRow};
 use crate::model::destination::is_name;
 use crate::model::id::TimerId;
 use crate::model::queue::To;
+use crate::model::schedule::is_schedule_id;
 use crate::model::target::Webhook;
 use crate::model::time::UnixMs;
 use crate::model::timer::State as TimerState;
@@ -105,6 +106,9 @@ pub struct ListQuery {
     /// The owner as registered, or a timer's id.
     #[param(required = false)]
     owner: String,
+    /// The schedule that made them.
+    #[param(required = false, inline, value_type = schema::ScheduleId)]
+    schedule: String,
     /// The value of the label `NAME`; any number of these.
     #[param(required = false, rename = "label.NAME")]
     label: String,
@@ -237,7 +241,8 @@ pub fn filter_of(
                 Ok(_) => filter.worker = Some(value),
                 Err(_) => bad("bad_name", "1 to 128 of A-Z a-z 0-9 . _ : -".into()),
             },
-            "schedule" => bad("not_supported", "not supported by this version".into()),
+            "schedule" if is_schedule_id(&value) => filter.schedule = Some(value),
+            "schedule" => bad("bad_id", "1 to 100 characters of A-Z a-z 0-9 . _ : -".into()),
             label if label.starts_with("label.") => {
                 filter
                     .labels

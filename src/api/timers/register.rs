@@ -82,7 +82,8 @@ pub(super) fn id_taken(id: &TimerId) -> Problem {
     Problem::new(StatusCode::CONFLICT, "id_taken", detail)
 }
 
-async fn register(
+/// Registers a timer, fitted to its template if it names one.
+pub(in crate::api) async fn register(
     state: &ApiState,
     service: &Service,
     caller: Caller,

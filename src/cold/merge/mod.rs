@@ -15,6 +15,7 @@ use super::claim::{Early, POINTER, pointer_of};
 use super::columns::{self, AFTER, ALL, stored_merged};
 use super::restore::MAY_FIRE;
 use super::row::{TimerRow, merge_key_of, merged_of};
+use super::schedules::may_go;
 use super::sql::{Column, Dialect, Row, Statement, Tx};
 use super::{ColdStore, Error};
 use crate::model::id::{Epoch, Uid};
@@ -193,13 +194,15 @@ impl ColdStore {
         let seen = s.int(self.seen());
         let lock = self.dialect().lock("FOR KEY SHARE");
         let (pointer, known) = (columns::list(POINTER), columns::is_sent_kind());
+        let may_go = may_go(&now, "timers");
         s.push(&format!(
             "WITH {batch}, own AS (SELECT shard AS own_shard, epoch AS own_epoch FROM shards \
                WHERE shard IN (SELECT b_shard FROM b) ORDER BY shard {lock}) \
              SELECT {pointer}, {MEMBER}, COALESCE({MAY_FIRE}, false), {now} FROM b CROSS JOIN own CROSS JOIN timers \
              WHERE own_shard = b_shard AND own_epoch = b_epoch AND uid = b_uid AND shard = b_shard \
                AND generation = b_generation AND attempt = b_attempt AND state IN (0, 2) \
-               AND merge_key IS NOT NULL AND {known} AND (SELECT incarnation FROM store) >= {seen} AND {MAY_FIRE}"
+               AND merge_key IS NOT NULL AND {known} AND (SELECT incarnation FROM store) >= {seen} AND {MAY_FIRE} \
+               AND {may_go}"
         ));
         let by_uid: BTreeMap<Uid, (Pointer, Epoch)> =
             pointers.iter().map(|(pointer, epoch)| (pointer.uid, (*pointer, *epoch))).collect();
@@ -240,10 +243,12 @@ impl ColdStore {
             let mut s = Statement::new(self.dialect(), "merge_fresh");
             let (keys, until): (Vec<_>, Vec<_>) = fresh.into_iter().unzip();
             let batch = s.batch("b", vec![("b_key", Column::Bytes(keys)), ("b_until", Column::Int(until))]);
+            let now = s.now(self.bound_now());
             let (most, known) = (s.int(MAX_MEMBERS as i64), columns::is_sent_kind());
+            let may_go = may_go(&now, "t");
             let fresh = format!(
                 "FROM timers t WHERE t.merge_key = b_key AND t.merge_key IS NOT NULL AND t.due_at <= b_until \
-                 AND t.state = 0 AND t.attempt = 0 AND {known} AND {MAY_FIRE} ORDER BY t.due_at, t.uid LIMIT {most}"
+                 AND t.state = 0 AND t.attempt = 0 AND {known} AND {MAY_FIRE} AND {may_go} ORDER BY t.due_at, t.uid LIMIT {most}"
             );
             match self.dialect() {
                 Dialect::Postgres => s.push(&format!(
@@ -300,9 +305,11 @@ impl ColdStore {
             true => "FOR NO KEY UPDATE OF timers SKIP LOCKED",
             false => "FOR NO KEY UPDATE OF timers",
         };
+        let now = s.now(self.bound_now());
         let (lock, pointer) = (self.dialect().lock(lock), columns::list(POINTER));
+        let may_go = may_go(&now, "timers");
         s.push(&format!(
-            "WITH {batch} SELECT {pointer}, {MEMBER}, COALESCE({MAY_FIRE}, false) FROM b CROSS JOIN timers WHERE uid = b_uid \
+            "WITH {batch} SELECT {pointer}, {MEMBER}, COALESCE({MAY_FIRE} AND {may_go}, false) FROM b CROSS JOIN timers WHERE uid = b_uid \
              AND merge_key IS NOT NULL ORDER BY uid {lock}"
         ));
         let mut members = Vec::new();

@@ -138,7 +138,7 @@ impl ColdStore {
             let Some(held) = held else { return Ok(None) };
             let held: Vec<Uid> = held.into_iter().collect();
             changes.extend(held.iter().map(|uid| Change { uid: *uid, event: event.clone() }));
-            let within = Box::pin(self.apply_within(&mut tx, &changes, &held, false)).await?;
+            let within = Box::pin(self.apply_within(&mut tx, &changes, &held, false, &[])).await?;
             late = Some(within.late);
             within.answers
         };

@@ -20,6 +20,7 @@ use super::{Begun, OperationRow, Selection, Worker};
 use crate::model::id::{TimerId, Uid};
 use crate::model::operation::{OperationState, Refusal};
 use crate::model::queue::Dispatch;
+use crate::model::schedule::Occurrence;
 use crate::model::target::Target;
 use crate::model::template::TemplateUse;
 use crate::model::time::UnixMs;
@@ -341,5 +342,12 @@ fn anew(row: &TimerRow, now: UnixMs) -> NewTimer {
         request_hash: row.request_hash,
         created_at: now,
         trace: row.trace,
+        // It runs because somebody wants it to: nobody judges it.
+        occurrence: row.occurrence.map(|one| Occurrence {
+            turn: None,
+            judge_after: None,
+            skipped: None,
+            ..one
+        }),
     }
 }

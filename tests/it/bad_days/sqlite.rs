@@ -108,6 +108,7 @@ impl Fixture {
             request_hash: [7; 16],
             created_at: self.clock.now(),
             trace: None,
+            occurrence: None,
         };
         self.store.register(&[timer]).await.remove(0).expect("registers");
     }

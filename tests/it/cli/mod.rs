@@ -9,6 +9,7 @@ mod look;
 mod manuals;
 mod operations;
 mod receive;
+mod schedules;
 mod settings;
 mod stores;
 mod subscriptions;

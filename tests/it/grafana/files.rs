@@ -15,7 +15,7 @@ const RUNBOOK: &str = "docs/runbook.md";
 const WHOLE: &str = "Whole store. ";
 
 /// Series of the whole store, which only the owner of shard 0 reports.
-const OF_SHARD_0: [&str; 11] = [
+const OF_SHARD_0: [&str; 12] = [
     "mainspring_destination_waiting_timers",
     "mainspring_queue_ready_timers",
     "mainspring_queue_leased_timers",
@@ -25,6 +25,7 @@ const OF_SHARD_0: [&str; 11] = [
     "mainspring_pending_timers",
     "mainspring_live_timers",
     "mainspring_forecast_timers",
+    "mainspring_schedules",
     "mainspring_housekeeping_last_success_timestamp_seconds",
     "mainspring_retention_lag_seconds",
 ];

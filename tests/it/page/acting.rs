@@ -272,3 +272,44 @@ on_both!(
     a_pause_and_a_resume_say_whom_they_concern,
     many_are_counted_and_then_changed,
 );
+
+#[tokio::test]
+async fn a_schedule_is_seen_paused_run_and_removed() {
+    let (node, receiver) = (Node::builder().start_ready().await, Receiver::start().await);
+    let (api, visitor) = (node.api(), Visitor::new(&node));
+    assert!(visitor.get("/schedules").await.text.contains("/v1/schedules/daily-report"), "it teaches");
+    let body = serde_json::json!({"daily": {"at": "09:00"}, "zone": "Asia/Shanghai",
+        "target": crate::support::to(receiver.url("/ok"))});
+    let put = api.send(reqwest::Method::PUT, "/v1/schedules/s", &[], Some(&body)).await;
+    assert_eq!(put.status, 201);
+    let list = visitor.get("/schedules").await;
+    assert!(
+        list.text.contains("each day at 09:00, in Asia/Shanghai")
+            && list.text.contains("href=\"/schedules/s\"")
+    );
+    let act = async |action: &str| {
+        let page = visitor.get("/schedules/s").await;
+        assert_eq!(page.status, 200);
+        visitor.post("/schedules/s/act", &[("token", page.token()), ("action", action)]).await
+    };
+    assert_eq!(visitor.get("/schedules/s").await.text.matches("data-name=\"next\"").count(), 8);
+    assert_eq!(act("pause").await.header("location"), Some("/schedules/s"));
+    let paused = visitor.get("/schedules/s").await;
+    assert!(paused.title().starts_with("s · paused") && paused.text.contains("None while it is paused"));
+    assert!(visitor.get("/schedules?state=paused").await.text.contains("/schedules/s\""));
+    assert!(!visitor.get("/schedules?state=active").await.text.contains("/schedules/s\""));
+    assert_eq!(act("resume").await.status, 303);
+    assert_eq!(api.get("/v1/schedules/s").await.1["state"], "active");
+    let run = act("run").await;
+    let to = run.header("location").expect("a timer").to_owned();
+    receiver.wait_for(1, std::time::Duration::from_secs(30)).await;
+    let timer = visitor.get(&to).await;
+    assert!(timer.text.contains("href=\"/schedules/s\""), "{}", timer.text);
+    assert!(visitor.get("/timers?schedule=s").await.text.contains("Timers: made by s"));
+    assert_eq!(act("explode").await.status, 403);
+    assert_eq!(act("remove").await.header("location"), Some("/schedules"));
+    assert_eq!(visitor.get("/schedules/s").await.status, 404);
+    assert_eq!(visitor.get("/schedules/a%20b").await.status, 404);
+    let forged = visitor.post("/schedules/s/act", &[("action", "remove")]).await;
+    assert_eq!(forged.status, 403, "without its token");
+}

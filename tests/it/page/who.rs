@@ -14,7 +14,7 @@ async fn keyed() -> Node {
     Node::builder().env("MAINSPRING__SERVER__API_KEYS", KEY).start_ready().await
 }
 
-const PAGES: [&str; 11] = [
+const PAGES: [&str; 12] = [
     "/",
     "/timers",
     "/timers/t",
@@ -25,6 +25,7 @@ const PAGES: [&str; 11] = [
     "/queues",
     "/nodes",
     "/operations",
+    "/schedules",
     "/wheels/slot?due_after=2026-01-01T00:00:00Z",
 ];
 

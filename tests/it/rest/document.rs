@@ -172,8 +172,12 @@ impl Checked<'_> {
 /// A body that is right for a call, and its content type.
 fn body_for(method: &Method, path: &str) -> (&'static str, Option<String>) {
     let body = match (method.as_str(), path.rsplit('/').next()) {
-        ("POST", Some("fire" | "test" | "pause" | "resume" | "stop")) => None,
+        ("POST", Some("fire" | "test" | "pause" | "resume" | "stop" | "run")) => None,
         ("POST", Some("redrive")) => Some(json!({"since": "2026-01-01T00:00:00Z"})),
+        ("POST", Some("backfill")) => {
+            Some(json!({"from": "2026-01-01T00:00:00Z", "to": "2026-01-02T00:00:00Z"}))
+        }
+        ("PUT", Some("{id}")) if path.starts_with("/v1/schedules") => Some(yearly()),
         ("POST", Some("operations")) => Some(redrive()),
         ("POST", Some("lease")) => Some(json!({"worker": "w"})),
         ("POST", Some("settle")) => {
@@ -197,6 +201,10 @@ fn body_for(method: &Method, path: &str) -> (&'static str, Option<String>) {
 
 const TIMER: &str = "/v1/timers/{id}";
 
+fn yearly() -> Value {
+    json!({"cron": "0 0 1 1 *", "target": to(NOWHERE)})
+}
+
 #[tokio::test]
 async fn every_answer_is_in_the_document_and_every_status_of_the_document_is_given() {
     let node = Node::builder().start_ready().await;
@@ -208,7 +216,7 @@ async fn every_answer_is_in_the_document_and_every_status_of_the_document_is_giv
     let on_one: Vec<_> = calls.iter().filter(|(_, path)| path.contains('{')).cloned().collect();
     let with_json: Vec<_> = calls.iter().filter(|(m, path)| document.takes_json(m, path)).cloned().collect();
     let writes: Vec<_> = under_v1.iter().filter(|(method, _)| method != Method::GET).cloned().collect();
-    assert_eq!((health.len(), on_one.len(), with_json.len()), (4, 32, 13));
+    assert_eq!((health.len(), on_one.len(), with_json.len()), (4, 41, 16));
     assert!(under_v1.len() >= 24);
 
     let mut checked = Checked { document: &mut document, api: node.api() };
@@ -218,6 +226,7 @@ async fn every_answer_is_in_the_document_and_every_status_of_the_document_is_giv
     destinations(&mut checked).await;
     operations(&mut checked, &node).await;
     subscriptions(&mut checked).await;
+    schedules(&mut checked).await;
     queues(&mut checked).await;
     templates(&mut checked).await;
     for path in ["/v1/ledger", "/v1/nodes", "/v1/wheels", "/v1/receivers", "/v1/forecast"] {
@@ -413,6 +422,48 @@ async fn one_timer_in_each_state(checked: &mut Checked<'_>) {
             assert_eq!(checked.call(Method::POST, path, id, None).await.status, status);
         }
     }
+}
+
+/// Schedules of every form, with all fields and with none; and what is refused.
+async fn schedules(checked: &mut Checked<'_>) {
+    const ONE: &str = "/v1/schedules/{id}";
+    let full = json!({"daily": {"at": "09:00:30.5", "every_days": 2}, "zone": "Asia/Shanghai",
+        "start_at": "2030-01-01T09:00:00+08:00", "end_at": "2031-01-01T00:00:00Z", "max_occurrences": 5,
+        "missed": {"policy": "fire_once", "within": "P1D"}, "overlap": "queue_one", "owner": "user:1", "data": {"n": 1.50},
+        "target": {"webhook": {"url": NOWHERE, "secret": "whsec_c2VjcmV0", "headers": {"X-Tenant": "shop"}}},
+        "labels": {"app": "shop"}, "priority": "high", "precision": "minute", "spread": "PT5M",
+        "late": {"grace": "P1D", "then": "expire"}, "retry": {"attempts": 3, "first": "PT1S", "cap": "PT1M"},
+        "merge": {"window": "PT1S"}});
+    let every = json!({"every": "PT1H", "target": {"destination": "full"}});
+    for (id, body, status) in
+        [("full", &full, 201), ("full", &full, 200), ("every", &every, 201), ("t", &yearly(), 201)]
+    {
+        assert!(checked.document.faults("/components/schemas/Schedule", body).is_empty(), "{body}");
+        assert_eq!(checked.call(Method::PUT, ONE, id, Some(body)).await.status, status, "{id}");
+        assert_eq!(checked.call(Method::GET, ONE, id, None).await.status, 200);
+    }
+    for (method, tag, status) in
+        [(Method::PATCH, "*", 200), (Method::PATCH, "\"99\"", 412), (Method::PUT, "\"99\"", 412)]
+    {
+        let body = json!({"labels": {"a": "b"}, "cron": "@daily", "target": to(NOWHERE)}).to_string();
+        let answer = checked.call_with(method, ONE, "every", &[("if-match", tag)], Some(&body)).await;
+        assert_eq!(answer.status, status, "{}", answer.body);
+    }
+    for (verb, status) in [("pause", 200), ("resume", 200), ("run", 201)] {
+        assert_eq!(checked.call(Method::POST, &format!("{ONE}/{verb}"), "t", None).await.status, status);
+    }
+    let range = json!({"from": "2026-01-01T00:00:00Z", "to": "2026-01-02T00:00:00Z"});
+    assert_eq!(checked.call(Method::POST, &format!("{ONE}/backfill"), "t", Some(&range)).await.status, 200);
+    for (path, status) in [
+        ("/v1/schedules?state=active&limit=1", 200),
+        ("/v1/schedules?state=asleep", 422),
+        ("/v1/schedules/upcoming?to=2040-01-01T00:00:00Z", 200),
+        ("/v1/schedules/upcoming?from=soon", 422),
+        ("/v1/schedules/{id}/next?count=2", 200),
+    ] {
+        assert_eq!(checked.call(Method::GET, path, "t", None).await.status, status, "{path}");
+    }
+    assert_eq!(checked.call(Method::DELETE, ONE, "every", None).await.status, 200);
 }
 
 /// A destination with everything, and one that fails; and what is refused.

@@ -15,6 +15,7 @@ mod pause;
 mod register;
 mod replies;
 mod retry;
+mod schedules;
 mod service;
 mod stream;
 mod wheels;

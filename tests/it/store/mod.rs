@@ -15,5 +15,6 @@ mod paused;
 mod queues;
 mod register;
 mod retention;
+mod schedules;
 mod schema;
 mod templates;

@@ -360,7 +360,7 @@ async fn a_removed_subscription_leaves_nothing(f: Fixture) {
 
 async fn a_destination_that_is_subscribed_for_stays(f: Fixture) {
     all(&f, "s").await;
-    let in_use = Removed::InUse(Uses { timers: 0, subscriptions: 1 });
+    let in_use = Removed::InUse(Uses { timers: 0, schedules: 0, subscriptions: 1 });
     assert_eq!(f.store.remove_destination("log").await.expect("looks"), in_use);
     f.store.remove_subscription("s").await.expect("removes");
     assert_eq!(f.store.remove_destination("log").await.expect("removes"), Removed::Done);

@@ -549,7 +549,7 @@ async fn a_queue_says_what_waits_in_it_and_goes_when_nothing_does(f: Fixture) {
         (1, 1, 1, oldest)
     );
     assert_eq!((depth[1].ready, depth[1].oldest_ready_at), (0, None));
-    assert_eq!(f.store.remove_queue(Q).await.expect("writes"), QueueRemoved::InUse(3));
+    assert_eq!(f.store.remove_queue(Q).await.expect("writes"), QueueRemoved::InUse(3, 0));
     assert_eq!(f.store.remove_queue("none").await.expect("writes"), QueueRemoved::NoSuch);
     // What the queue says of retries holds where the timer says nothing.
     let row = f.settle(&item, Action::Retry(Some(0))).await.expect("counts");

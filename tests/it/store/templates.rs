@@ -116,7 +116,7 @@ async fn new_data_is_written_only_if_it_was_fitted_to_what_the_template_says(f: 
     );
     assert_eq!(f.find(with.uid).await.data.as_deref(), Some(b"6".as_slice()));
     assert_eq!(f.find(without.uid).await.data.as_deref(), Some(b"7".as_slice()));
-    assert!(matches!(f.store.remove_template("t").await, Ok(TemplateRemoved::InUse(1))));
+    assert!(matches!(f.store.remove_template("t").await, Ok(TemplateRemoved::InUse(1, 0))));
 }
 
 async fn of_a_removal_and_a_registration_exactly_one_wins(f: Fixture) {
@@ -139,7 +139,7 @@ async fn of_a_removal_and_a_registration_exactly_one_wins(f: Fixture) {
             f.store.remove_template(&name).await.expect("removes")
         };
         match tokio::join!(register, remove) {
-            (Registered::New(_), TemplateRemoved::InUse(1)) => registered += 1,
+            (Registered::New(_), TemplateRemoved::InUse(1, 0)) => registered += 1,
             (Registered::Unfitted(_), TemplateRemoved::Done) => removed += 1,
             both => panic!("{both:?}"),
         }

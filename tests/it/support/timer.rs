@@ -32,5 +32,6 @@ pub fn new_timer(id: &str, due_at: UnixMs, created_at: UnixMs) -> NewTimer {
         request_hash: [7; 16],
         created_at,
         trace: None,
+        occurrence: None,
     }
 }

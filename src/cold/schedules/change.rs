@@ -1,0 +1,493 @@
+//! Changes of schedules by their callers: put, remove, pause, resume. Each is one transaction that has locked the schedule.
+//!
+//! First the past is decided by the rule as it was. Then occurrences that are still ahead, and that nobody has touched, are
+//! cancelled, and what the new rule makes ahead is made. So each nominal time is decided by one rule.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use super::judge::{self, Decided};
+use super::step::{Made, Present, decide, present};
+use super::{AFTER, COLUMNS, Content, MAX_SCHEDULES, NAMESPACE, PAUSED_MS, ScheduleRow};
+use crate::cold::apply::{Applied, Change, ChangeEvent};
+use crate::cold::outbox::Batch;
+use crate::cold::sql::{Statement, Tx};
+use crate::cold::{ColdStore, Error};
+use crate::model::id::{Uid, shard_of};
+use crate::model::pointer::Pointer;
+use crate::model::schedule::{Plan, ScheduleState};
+use crate::model::template::{TemplateHash, TemplateUse};
+use crate::model::time::{LAST, UnixMs};
+use crate::model::timer::{Answer, MISSED, State};
+
+/// So many looks at the past one change makes, of a thousand nominal times each. If there is more, its maker is to go on
+/// first.
+const MOST_LOOKS: usize = 50;
+
+/// How often a change is tried that another transaction stood in the way of.
+const TRIES: usize = 4;
+
+/// The most nominal times ahead that may have ended already and are remembered.
+const MOST_GONE: usize = 1000;
+
+/// What a schedule shall be.
+#[derive(Debug, Clone)]
+pub struct ScheduleEdit {
+    /// Its id.
+    pub id: String,
+    /// Its rule and its policies. The start counts only if `has_start`.
+    pub plan: Plan,
+    /// Whether its caller says when it starts. Else that is when it was made.
+    pub has_start: bool,
+    /// What its occurrences are.
+    pub content: Content,
+    /// What their payload was fitted to, if they have a template.
+    pub fitted: Option<TemplateHash>,
+    /// What its caller sent, as JSON.
+    pub request: String,
+    /// The hash of that.
+    pub request_hash: [u8; 16],
+    /// Written only if it has this version; 0 is that there is none of this id. `None` is whatever there is.
+    pub if_version: Option<i32>,
+}
+
+/// The outcome of writing a schedule.
+#[derive(Debug)]
+pub enum SchedulePut {
+    /// It is so now; `true` if it is new.
+    Done(Box<ScheduleRow>, bool),
+    /// It was so before: nothing was changed.
+    Same(Box<ScheduleRow>),
+    /// It has another version, or (0) there is none.
+    OtherVersion(i32),
+    /// There is no destination of this name.
+    NoDestination(String),
+    /// The payload was not fitted to its template as that is now.
+    Unfitted,
+    /// It would end before it starts.
+    EndsBeforeStart,
+    /// The store has as many as it takes ([`MAX_SCHEDULES`]).
+    Full,
+}
+
+/// A schedule that was removed.
+#[derive(Debug)]
+pub struct ScheduleGone {
+    /// Occurrences that waited for others of it and wait no longer.
+    pub pointers: Vec<Pointer>,
+}
+
+impl ColdStore {
+    /// Writes a schedule, new or in place of the one of this id, and makes its occurrences ahead as far as `reach`.
+    pub async fn put_schedule(
+        &self,
+        edit: &ScheduleEdit,
+        reach: Duration,
+    ) -> Result<(SchedulePut, Made), Error> {
+        for _ in 0..TRIES {
+            match Box::pin(self.put_schedule_once(edit, reach)).await {
+                Ok(Some(put)) => return Ok(put),
+                // Another caller has just made it.
+                Ok(None) => {}
+                Err(why) if why.is_deadlock() => {}
+                Err(why) => return Err(why),
+            }
+        }
+        Err(Error::Busy)
+    }
+
+    async fn put_schedule_once(
+        &self,
+        edit: &ScheduleEdit,
+        reach: Duration,
+    ) -> Result<Option<(SchedulePut, Made)>, Error> {
+        let mut made = Made::default();
+        let unchanged = |put| Ok(Some((put, Made::default())));
+        let mut tx = self.pool.begin().await?;
+        let before = self.lock_schedule(&mut tx, &edit.id).await?;
+        let version = before.as_ref().map_or(0, |(row, _)| row.version);
+        if edit.if_version.is_some_and(|wanted| wanted != version) {
+            return unchanged(SchedulePut::OtherVersion(version));
+        }
+        let target = edit.content.target();
+        if let Some(name) = self.missing_destinations(&mut tx, std::iter::once(&target)).await?.pop_first() {
+            return unchanged(SchedulePut::NoDestination(name));
+        }
+        let is_same = before.as_ref().is_some_and(|(row, _)| row.request_hash == edit.request_hash);
+        if let Some(name) = edit.content.template().filter(|_| !is_same) {
+            let of = TemplateUse { name: name.to_owned(), fitted: edit.fitted };
+            let says = self.templates_in_use(&mut tx, std::iter::once(&of)).await?;
+            if of.fitted.is_none() || says.get(name) != of.fitted.as_ref() {
+                return unchanged(SchedulePut::Unfitted);
+            }
+        }
+        self.keep_queues(&mut tx, std::iter::once(&target)).await?;
+        let mut late = Vec::new();
+        let is_new = before.is_none();
+        let (mut row, now) = match before {
+            Some((row, _)) if is_same => {
+                return unchanged(SchedulePut::Same(Box::new(row)));
+            }
+            Some((mut row, present)) => {
+                late = self.decide_past(&mut tx, &mut row, present, &mut made).await?;
+                self.withdraw(&mut tx, &mut row, present.now, &mut made, &mut late).await?;
+                row.state = match row.state {
+                    ScheduleState::Ended => ScheduleState::Active,
+                    other => other,
+                };
+                row.last_nominal = present.now;
+                (row, present.now)
+            }
+            None => match self.insert_schedule(&mut tx, edit).await? {
+                Some(inserted) => inserted,
+                None if self.has_schedule(&mut tx, &edit.id).await? => return Ok(None),
+                None => return unchanged(SchedulePut::Full),
+            },
+        };
+        row.plan = edit.plan.clone();
+        if !edit.has_start {
+            row.plan.timing.start_at = row.created_at;
+        }
+        if row.plan.end_at.is_some_and(|end| end < row.plan.timing.start_at) {
+            return unchanged(SchedulePut::EndsBeforeStart);
+        }
+        row.content = edit.content.clone();
+        (row.request, row.request_hash) = (edit.request.clone(), edit.request_hash);
+        if !is_new {
+            (row.version, row.changed_at) = (row.version + 1, now);
+        }
+        self.write_schedule(&mut tx, &row).await?;
+        let mut decided = Decided::default();
+        judge::ahead(&mut row, &mut decided, reach, now).map_err(unforeseen)?;
+        late.extend(
+            Box::pin(self.carry_out(&mut tx, vec![(row.clone(), decided)], now, false, &mut made)).await?,
+        );
+        tx.commit().await.map_err(Error::at_commit)?;
+        self.tell_all_late(late).await?;
+        self.note_made(&made);
+        Ok(Some((SchedulePut::Done(Box::new(row), is_new), made)))
+    }
+
+    /// Removes a schedule; `None` if there is none of this id.
+    pub async fn remove_schedule(&self, id: &str) -> Result<Option<(ScheduleGone, Made)>, Error> {
+        for _ in 0..TRIES {
+            match Box::pin(self.remove_schedule_once(id)).await {
+                Err(why) if why.is_deadlock() => {}
+                done => return done,
+            }
+        }
+        Err(Error::Busy)
+    }
+
+    async fn remove_schedule_once(&self, id: &str) -> Result<Option<(ScheduleGone, Made)>, Error> {
+        let mut made = Made::default();
+        let mut tx = self.pool.begin().await?;
+        let Some((mut row, present)) = self.lock_schedule(&mut tx, id).await? else { return Ok(None) };
+        let mut late = self.decide_past(&mut tx, &mut row, present, &mut made).await?;
+        self.withdraw(&mut tx, &mut row, present.now, &mut made, &mut late).await?;
+        self.withdraw_waiting(&mut tx, id, &mut made, &mut late).await?;
+        let pointers = self.let_go(&mut tx, id).await?;
+        for table in
+            ["skips WHERE namespace = {n} AND schedule =", "schedules WHERE namespace = {n} AND id ="]
+        {
+            let mut s = Statement::new(self.dialect(), "remove_schedule");
+            let id = s.text(id);
+            s.push(&format!("DELETE FROM {} {id}", table.replace("{n}", &NAMESPACE.to_string())));
+            tx.execute(s).await?;
+        }
+        tx.commit().await.map_err(Error::at_commit)?;
+        self.tell_all_late(late).await?;
+        self.note_made(&made);
+        Ok(Some((ScheduleGone { pointers }, made)))
+    }
+
+    /// Pauses a schedule, or resumes it; `None` if there is none of this id. One that has ended stays as it is.
+    pub async fn pause_schedule(
+        &self,
+        id: &str,
+        paused: bool,
+        reach: Duration,
+    ) -> Result<Option<(ScheduleRow, Made)>, Error> {
+        for _ in 0..TRIES {
+            match Box::pin(self.pause_schedule_once(id, paused, reach)).await {
+                Err(why) if why.is_deadlock() => {}
+                done => return done,
+            }
+        }
+        Err(Error::Busy)
+    }
+
+    async fn pause_schedule_once(
+        &self,
+        id: &str,
+        paused: bool,
+        reach: Duration,
+    ) -> Result<Option<(ScheduleRow, Made)>, Error> {
+        let mut made = Made::default();
+        let mut tx = self.pool.begin().await?;
+        let Some((mut row, present)) = self.lock_schedule(&mut tx, id).await? else { return Ok(None) };
+        let from = if paused { ScheduleState::Active } else { ScheduleState::Paused };
+        if row.state != from {
+            return Ok(Some((row, made)));
+        }
+        let mut late = self.decide_past(&mut tx, &mut row, present, &mut made).await?;
+        let now = present.now;
+        self.judge_ahead(&mut tx, id, paused, now).await?;
+        row.state = if paused { ScheduleState::Paused } else { ScheduleState::Active };
+        row.paused_until = (!paused).then_some(now);
+        (row.version, row.changed_at) = (row.version + 1, now);
+        self.write_schedule(&mut tx, &row).await?;
+        let live = self.live_occurrences(&mut tx, vec![row.id.clone()]).await?;
+        let live = live.get(id).map(Vec::as_slice).unwrap_or_default();
+        let decided = decide(&mut row, live, &[], present, reach).map_err(unforeseen)?;
+        late.extend(
+            Box::pin(self.carry_out(&mut tx, vec![(row.clone(), decided)], now, false, &mut made)).await?,
+        );
+        tx.commit().await.map_err(Error::at_commit)?;
+        self.tell_all_late(late).await?;
+        self.note_made(&made);
+        Ok(Some((row, made)))
+    }
+
+    /// Reads a schedule and keeps others from it until the end of the transaction.
+    pub(super) async fn lock_schedule(
+        &self,
+        tx: &mut Tx,
+        id: &str,
+    ) -> Result<Option<(ScheduleRow, Present)>, Error> {
+        let mut s = Statement::new(self.dialect(), "lock_schedule");
+        let (id, lock) = (s.text(id), self.dialect().lock("FOR UPDATE"));
+        s.push(&format!(
+            "SELECT {COLUMNS} FROM schedules WHERE namespace = {NAMESPACE} AND id = {id} {lock}"
+        ));
+        let Some(row) = tx.fetch(s).await?.first().map(ScheduleRow::read).transpose()? else {
+            return Ok(None);
+        };
+        // Who waited for the lock needs the time after it.
+        let mut s = Statement::new(self.dialect(), "schedule_present");
+        let now = s.now(self.bound_now());
+        s.push(&format!("SELECT {}", present(&now)));
+        let rows = tx.fetch(s).await?;
+        let present = rows.first().map(|row| Present::read(row, 0)).transpose()?;
+        Ok(present.map(|present| (row, present)))
+    }
+
+    /// Decides everything up to now, by the rule as it is.
+    pub(super) async fn decide_past(
+        &self,
+        tx: &mut Tx,
+        row: &mut ScheduleRow,
+        present: Present,
+        made: &mut Made,
+    ) -> Result<Vec<Batch>, Error> {
+        let mut late = Vec::new();
+        for _ in 0..MOST_LOOKS {
+            let live = self.live_occurrences(tx, vec![row.id.clone()]).await?;
+            let ended = self.ended_occurrences(tx, &live).await?;
+            let live = live.get(&row.id).map(Vec::as_slice).unwrap_or_default();
+            let ended = ended.get(&row.id).map(Vec::as_slice).unwrap_or_default();
+            let decided = judge::past(row, live, ended, present.lost, present.now).map_err(unforeseen)?;
+            let is_cut = decided.is_cut;
+            late.extend(
+                Box::pin(self.carry_out(tx, vec![(row.clone(), decided)], present.now, false, made)).await?,
+            );
+            if !is_cut {
+                return Ok(late);
+            }
+        }
+        Err(Error::Busy)
+    }
+
+    /// Cancels occurrences whose nominal times are ahead and that nobody has touched. Those ahead that have ended otherwise
+    /// are not made again.
+    async fn withdraw(
+        &self,
+        tx: &mut Tx,
+        row: &mut ScheduleRow,
+        now: UnixMs,
+        made: &mut Made,
+        late: &mut Vec<Batch>,
+    ) -> Result<(), Error> {
+        let ahead = self.occurrences_where(tx, &row.id, &format!("nominal > {}", now.get())).await?;
+        let withdrawn =
+            self.withdraw_all(tx, ahead.iter().map(|(uid, _)| *uid).collect(), made, late).await?;
+        row.made -= withdrawn.len() as i64;
+        let stays = |uid: &Uid| !withdrawn.contains(uid);
+        let live: BTreeSet<UnixMs> =
+            ahead.iter().filter(|(uid, _)| stays(uid)).map(|(_, nominal)| *nominal).collect();
+        let cancelled: BTreeSet<UnixMs> =
+            ahead.iter().filter(|(uid, _)| !stays(uid)).map(|(_, nominal)| *nominal).collect();
+        // A rule that cannot be read any more has made nothing that could be made again.
+        let were_made = row
+            .plan
+            .times(now)
+            .and_then(|mut times| times.take_until(row.last_nominal, MOST_GONE))
+            .map(|(times, _)| times)
+            .unwrap_or_default();
+        let gone = were_made.into_iter().filter(|at| !live.contains(at) && !cancelled.contains(at));
+        let mut all: BTreeSet<UnixMs> = row.gone.iter().copied().filter(|at| *at > now).collect();
+        all.extend(gone);
+        row.gone = all.into_iter().take(MOST_GONE).collect();
+        Ok(())
+    }
+
+    /// Cancels occurrences that wait for others and that nobody has touched.
+    async fn withdraw_waiting(
+        &self,
+        tx: &mut Tx,
+        id: &str,
+        made: &mut Made,
+        late: &mut Vec<Batch>,
+    ) -> Result<(), Error> {
+        let waiting = format!("state = 0 AND overlap IS NOT NULL AND judge_after = {}", LAST.get());
+        let waiting = self.occurrences_where(tx, id, &waiting).await?;
+        self.withdraw_all(tx, waiting.into_iter().map(|(uid, _)| uid).collect(), made, late).await?;
+        Ok(())
+    }
+
+    /// Cancels those of these occurrences that nobody has touched; returns which.
+    async fn withdraw_all(
+        &self,
+        tx: &mut Tx,
+        mut uids: Vec<Uid>,
+        made: &mut Made,
+        late: &mut Vec<Batch>,
+    ) -> Result<BTreeSet<Uid>, Error> {
+        if uids.is_empty() {
+            return Ok(BTreeSet::new());
+        }
+        uids.sort_unstable();
+        let changes: Vec<Change> =
+            uids.iter().map(|uid| Change { uid: *uid, event: ChangeEvent::Withdrawn }).collect();
+        let within = Box::pin(self.apply_within(tx, &changes, &uids, false, &[])).await?;
+        late.push(within.late);
+        let is_done = |answer: &Applied| matches!(answer, Applied::Live(_, Answer::Done));
+        let done = changes.iter().zip(&within.answers).filter(|(_, answer)| is_done(answer));
+        let withdrawn = done.map(|(change, _)| change.uid).collect();
+        made.changes.extend(changes);
+        made.answers.extend(within.answers);
+        Ok(withdrawn)
+    }
+
+    /// Live occurrences of a schedule that meet this condition, with their nominal times.
+    async fn occurrences_where(
+        &self,
+        tx: &mut Tx,
+        id: &str,
+        condition: &str,
+    ) -> Result<Vec<(Uid, UnixMs)>, Error> {
+        let mut s = Statement::new(self.dialect(), "schedule_occurrences");
+        let id = s.text(id);
+        s.push(&format!(
+            "SELECT uid, nominal FROM timers WHERE schedule = {id} AND schedule IS NOT NULL AND nominal IS NOT NULL \
+             AND {condition} ORDER BY nominal LIMIT 2000"
+        ));
+        tx.fetch(s).await?.iter().map(|row| Ok((Uid(row.get(0)?), UnixMs::new(row.get(1)?)))).collect()
+    }
+
+    /// Keeps occurrences ahead that nobody has touched from firing while their schedule is paused, or lets them again.
+    async fn judge_ahead(&self, tx: &mut Tx, id: &str, paused: bool, now: UnixMs) -> Result<(), Error> {
+        let mut s = Statement::new(self.dialect(), "schedule_judge_ahead");
+        let (id, now, scheduled) = (s.text(id), s.int(now.get()), State::Scheduled.code());
+        let (which, judge_after) = match paused {
+            true => ("nominal >".to_owned(), format!("due_at - {PAUSED_MS}")),
+            false => {
+                ("judge_after < due_at AND due_at >".to_owned(), format!("due_at + {}", MISSED.as_millis()))
+            }
+        };
+        let lock = self.dialect().lock("FOR UPDATE");
+        s.push(&format!(
+            "WITH own AS (SELECT uid AS own_uid FROM timers WHERE schedule = {id} AND schedule IS NOT NULL \
+               AND nominal IS NOT NULL AND state = {scheduled} AND version = 1 AND {which} {now} ORDER BY uid {lock}) \
+             UPDATE timers SET judge_after = {judge_after} WHERE uid IN (SELECT own_uid FROM own)"
+        ));
+        tx.execute(s).await.map(drop)
+    }
+
+    /// Inserts a schedule; `None` if there is one of this id, or the store has as many as it takes.
+    async fn insert_schedule(
+        &self,
+        tx: &mut Tx,
+        edit: &ScheduleEdit,
+    ) -> Result<Option<(ScheduleRow, UnixMs)>, Error> {
+        let mut s = Statement::new(self.dialect(), "insert_schedule");
+        let now = s.now(self.bound_now());
+        let (id, shard) = (s.text(&edit.id), s.int(shard_of(&self.namespace, &edit.id, self.shards).into()));
+        let (plan, content) = (s.text(&json(&edit.plan)), s.text(&json(&edit.content)));
+        let (request, hash) = (s.text(&edit.request), s.bytes(Some(&edit.request_hash)));
+        s.push(&format!(
+            "INSERT INTO schedules (namespace, id, shard, state, plan, content, request, request_hash, kind, lane, made, \
+               last_nominal, failures, version, created_at, changed_at) \
+             SELECT {NAMESPACE}, {id}, {shard}, 0, {plan}, {content}, {request}, {hash}, 0, 0, 0, {now}, 0, 1, {now}, {now} \
+             WHERE (SELECT count(*) FROM schedules) < {MAX_SCHEDULES} ON CONFLICT (namespace, id) DO NOTHING \
+             RETURNING {COLUMNS}, {now}"
+        ));
+        let rows = tx.fetch(s).await?;
+        rows.first().map(|row| Ok((ScheduleRow::read(row)?, UnixMs::new(row.get(AFTER)?)))).transpose()
+    }
+
+    async fn has_schedule(&self, tx: &mut Tx, id: &str) -> Result<bool, Error> {
+        let mut s = Statement::new(self.dialect(), "has_schedule");
+        let id = s.text(id);
+        s.push(&format!("SELECT 1 FROM schedules WHERE namespace = {NAMESPACE} AND id = {id}"));
+        Ok(!tx.fetch(s).await?.is_empty())
+    }
+
+    /// Writes what a caller's change concerns; the rest is written by [`ColdStore::write_steps`].
+    async fn write_schedule(&self, tx: &mut Tx, row: &ScheduleRow) -> Result<(), Error> {
+        let target = row.content.target();
+        let mut s = Statement::new(self.dialect(), "write_schedule");
+        let (id, plan, content) = (s.text(&row.id), s.text(&json(&row.plan)), s.text(&json(&row.content)));
+        let (request, hash) = (s.text(&row.request), s.bytes(Some(&row.request_hash)));
+        let (kind, lane) = (s.int(target.kind().into()), s.int(target.lane()));
+        let mut maybe = |text: Option<&str>| text.map_or_else(|| "NULL".to_owned(), |text| s.text(text));
+        let (owner, labels) = (maybe(row.content.owner()), maybe(row.content.labels()));
+        let (given_to, template) = (maybe(row.content.given_to().as_deref()), maybe(row.content.template()));
+        let (version, changed_at) = (s.int(row.version.into()), s.int(row.changed_at.get()));
+        s.push(&format!(
+            "UPDATE schedules SET plan = {plan}, content = {content}, request = {request}, request_hash = {hash}, \
+               kind = {kind}, lane = {lane}, given_to = {given_to}, template = {template}, owner = {owner}, labels = {labels}, \
+               version = {version}, changed_at = {changed_at} WHERE namespace = {NAMESPACE} AND id = {id}"
+        ));
+        tx.execute(s).await.map(drop)
+    }
+
+    /// The number of schedules whose occurrences are for a queue.
+    pub(in crate::cold) fn scheduled_for_queue(&self, name: &str) -> Statement {
+        let mut s = Statement::new(self.dialect(), "queue_schedules");
+        let of = self.of_queue(name, &mut s);
+        s.push(&format!(
+            "SELECT CAST(count(*) AS BIGINT) FROM schedules WHERE namespace = {NAMESPACE} AND {of}"
+        ));
+        s
+    }
+
+    /// The number of schedules whose payload is fitted to a template.
+    pub(in crate::cold) fn templated_schedules(&self, name: &str) -> Statement {
+        let mut s = Statement::new(self.dialect(), "template_schedules");
+        let name = s.text(name);
+        s.push(&format!(
+            "SELECT CAST(count(*) AS BIGINT) FROM schedules WHERE namespace = {NAMESPACE} AND template = {name}"
+        ));
+        s
+    }
+
+    /// The number of schedules whose occurrences go to a destination.
+    pub(in crate::cold) fn scheduled_statement(&self, name: &str) -> Statement {
+        let mut s = Statement::new(self.dialect(), "destination_schedules");
+        let of = self.of_destination(name, &mut s);
+        s.push(&format!(
+            "SELECT CAST(count(*) AS BIGINT) FROM schedules WHERE namespace = {NAMESPACE} AND {of}"
+        ));
+        s
+    }
+}
+
+fn json(value: &impl serde::Serialize) -> String {
+    serde_json::to_string(value).unwrap_or_default()
+}
+
+/// A rule that was checked has failed to tell its next nominal time.
+fn unforeseen(why: crate::model::rule::RuleError) -> Error {
+    Error::Corrupt(format!("a rule: {why}"))
+}

@@ -1,0 +1,601 @@
+//! A look at schedules: some of them in one transaction, each under its lock. What is decided ([`super::judge`]) is written
+//! here.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use super::judge::{self, Decided, Live, Lost, Make};
+use super::turn::Ended;
+use super::{AFTER, COLUMNS, NAMESPACE, SOON_MS, ScheduleRow, may_go};
+use crate::cold::apply::{Applied, Change, ChangeEvent, Within};
+use crate::cold::columns;
+use crate::cold::outbox::{Batch, Happened};
+use crate::cold::register::{NewTimer, Registered};
+use crate::cold::restore::MAY_FIRE;
+use crate::cold::row::TimerRow;
+use crate::cold::sql::{Column, Row, Statement, Tx};
+use crate::cold::{ColdStore, Error};
+use crate::model::id::{Epoch, Generation, Uid};
+use crate::model::rule::RuleError;
+use crate::model::schedule::{Occurrence, Skipped, Turn, occurrence_id};
+use crate::model::time::{LAST, UnixMs};
+use crate::model::timer::{MISSED, State};
+
+/// The most schedules that one look takes.
+const MOST_SCHEDULES: i64 = 200;
+
+/// The most live occurrences that one look reads.
+const MOST_LIVE: i64 = 20_000;
+
+/// The pause after a nominal time was not found, in milliseconds; it doubles up to an hour.
+const FAILED_MS: i64 = 60_000;
+
+/// What a look at schedules did.
+#[derive(Debug, Default)]
+pub struct Made {
+    /// Occurrences that it made.
+    pub rows: Vec<TimerRow>,
+    /// Changes of occurrences, and how each was answered.
+    pub changes: Vec<Change>,
+    /// The answers.
+    pub answers: Vec<Applied>,
+    /// Nominal times that became no occurrence, by reason.
+    pub skips: BTreeMap<&'static str, i64>,
+    /// Schedules whose next nominal time was not found, and why.
+    pub failures: Vec<(String, RuleError)>,
+    /// Schedules that this version cannot read.
+    pub unreadable: Vec<String>,
+    /// How many schedules it looked at.
+    pub looked_at: usize,
+    /// There is more to do at once.
+    pub is_cut: bool,
+    /// Timers as they were asked for, to be counted where they are spread.
+    timers: Vec<NewTimer>,
+}
+
+impl Made {
+    fn skipped(&mut self, why: Skipped, count: i64) {
+        if let Some(word) = why.word() {
+            *self.skips.entry(word).or_default() += count;
+        }
+    }
+
+    /// Adds what another transaction did.
+    pub fn add(&mut self, other: Self) {
+        self.rows.extend(other.rows);
+        self.changes.extend(other.changes);
+        self.answers.extend(other.answers);
+        other.skips.into_iter().for_each(|(why, count)| *self.skips.entry(why).or_default() += count);
+        self.failures.extend(other.failures);
+        self.unreadable.extend(other.unreadable);
+        self.looked_at += other.looked_at;
+        self.is_cut |= other.is_cut;
+        self.timers.extend(other.timers);
+    }
+}
+
+/// What the store knows beside the schedules at the time of a look.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Present {
+    pub now: UnixMs,
+    pub lost: Option<Lost>,
+}
+
+/// The columns of [`Present`].
+pub(super) fn present(now: &str) -> String {
+    format!(
+        "{now}, (SELECT held_from FROM store), (SELECT held_until FROM store), (SELECT accepted_from FROM store)"
+    )
+}
+
+impl Present {
+    /// Reads [`present`] at this position.
+    pub fn read(row: &Row, at: usize) -> Result<Self, Error> {
+        let (from, until): (Option<i64>, Option<i64>) = (row.get(at + 1)?, row.get(at + 2)?);
+        let accepted_from = row.get::<Option<i64>>(at + 3)?.map(UnixMs::new);
+        let lost = from.zip(until).map(|(from, until)| Lost {
+            from: UnixMs::new(from),
+            until: UnixMs::new(until),
+            accepted_from,
+        });
+        Ok(Self { now: UnixMs::new(row.get(at)?), lost })
+    }
+}
+
+impl ColdStore {
+    /// One look at the schedules of these shards, each under the epoch beside it: occurrences are made ahead, as far as
+    /// `reach`, and what waits for a judgement is judged. Which ones need a look is found first; another maker may have
+    /// looked at them since. One that is locked is left to the next look.
+    pub async fn make_occurrences(&self, owned: &[(i32, Epoch)], reach: Duration) -> Result<Made, Error> {
+        if owned.is_empty() {
+            return Ok(Made::default());
+        }
+        let found = self.schedules_to_look_at(owned).await?;
+        if found.is_empty() {
+            return Ok(Made::default());
+        }
+        let made = match Box::pin(self.look_at(&found, reach)).await {
+            Err(why) if !why.is_passing() => Box::pin(self.look_at_each(&found, reach)).await?,
+            made => made?,
+        };
+        let is_cut = made.is_cut || found.len() as i64 >= MOST_SCHEDULES;
+        Ok(Made { is_cut, ..made })
+    }
+
+    /// Each by itself: one that the database refuses is put off, and does not hold up the others.
+    async fn look_at_each(
+        &self,
+        found: &BTreeMap<String, (i32, Epoch)>,
+        reach: Duration,
+    ) -> Result<Made, Error> {
+        let mut made = Made::default();
+        for (id, under) in found {
+            match Box::pin(self.look_at(&BTreeMap::from([(id.clone(), *under)]), reach)).await {
+                Ok(one) => made.add(one),
+                Err(why) if why.is_passing() => return Err(why),
+                Err(why) => {
+                    tracing::error!(schedule = id, %why, "a schedule makes nothing; it is tried again in a minute");
+                    self.put_off(std::slice::from_ref(id)).await?;
+                }
+            }
+        }
+        Ok(made)
+    }
+
+    /// Has these schedules looked at again in a minute.
+    async fn put_off(&self, ids: &[String]) -> Result<(), Error> {
+        let mut tx = self.pool.begin().await?;
+        self.put_off_within(&mut tx, ids).await?;
+        tx.commit().await
+    }
+
+    async fn put_off_within(&self, tx: &mut Tx, ids: &[String]) -> Result<(), Error> {
+        let mut s = Statement::new(self.dialect(), "schedule_put_off");
+        let (now, ids) = (s.now(self.bound_now()), s.among_texts(ids));
+        s.push(&format!(
+            "UPDATE schedules SET make_at = {now} + {FAILED_MS} WHERE namespace = {NAMESPACE} AND id {ids}"
+        ));
+        tx.execute(s).await.map(drop)
+    }
+
+    /// Schedules to look at, each with the shard and the epoch under which it was found.
+    async fn schedules_to_look_at(
+        &self,
+        owned: &[(i32, Epoch)],
+    ) -> Result<BTreeMap<String, (i32, Epoch)>, Error> {
+        let mut s = Statement::new(self.dialect(), "schedule_look");
+        let shards = owned.iter().map(|(shard, _)| i64::from(*shard)).collect();
+        let batch = s.batch("b", vec![("b_shard", Column::Int(shards))]);
+        let now = s.now(self.bound_now());
+        let (refused, last) = (may_go(&now, "timers"), s.int(LAST.get()));
+        // Each part reads one of the partial indexes.
+        s.push(&format!(
+            "WITH {batch}, due AS (SELECT id AS found, shard AS in_shard FROM b CROSS JOIN schedules \
+                 WHERE shard = b_shard AND make_at IS NOT NULL AND make_at <= {now} ORDER BY make_at LIMIT {MOST_SCHEDULES}), \
+               judged AS (SELECT schedule AS found, min(shard) AS in_shard FROM b CROSS JOIN timers \
+                 WHERE shard = b_shard AND judge_after IS NOT NULL AND state = 0 AND judge_after <= {now} AND {MAY_FIRE} \
+                 GROUP BY schedule LIMIT {MOST_SCHEDULES}), \
+               refused AS (SELECT schedule AS found, min(shard) AS in_shard FROM b CROSS JOIN timers \
+                 WHERE shard = b_shard AND overlap IS NOT NULL AND state = 0 AND due_at <= {now} \
+                 AND (judge_after IS NULL OR judge_after < {last}) AND {MAY_FIRE} AND NOT ({refused}) GROUP BY schedule LIMIT {MOST_SCHEDULES}) \
+             SELECT found, in_shard FROM due UNION SELECT found, in_shard FROM judged \
+             UNION SELECT found, in_shard FROM refused"
+        ));
+        let mut found = BTreeMap::new();
+        for row in self.pool.read(s).await? {
+            let (id, shard): (String, i32) = (row.get(0)?, row.get(1)?);
+            if let Some((shard, epoch)) = owned.iter().find(|(one, _)| *one == shard) {
+                found.insert(id, (*shard, *epoch));
+            }
+            if found.len() as i64 >= MOST_SCHEDULES {
+                break;
+            }
+        }
+        Ok(found)
+    }
+
+    async fn look_at(&self, found: &BTreeMap<String, (i32, Epoch)>, reach: Duration) -> Result<Made, Error> {
+        let mut tx = self.pool.begin().await?;
+        let (mut made, rows, present) = self.lock_schedules(&mut tx, found).await?;
+        let known: BTreeSet<&str> = rows
+            .iter()
+            .map(|row| row.id.as_str())
+            .chain(made.unreadable.iter().map(String::as_str))
+            .collect();
+        let missing: Vec<String> = found.keys().filter(|id| !known.contains(id.as_str())).cloned().collect();
+        if !missing.is_empty() {
+            self.let_orphans_go(&mut tx, &missing).await?;
+        }
+        let Some(present) = present else {
+            tx.commit().await?;
+            return Ok(made);
+        };
+        let mut live =
+            self.live_occurrences(&mut tx, rows.iter().map(|row| row.id.clone()).collect()).await?;
+        let ended = self.ended_occurrences(&mut tx, &live).await?;
+        let mut steps = Vec::with_capacity(rows.len());
+        let mut makes = 0;
+        for mut row in rows {
+            let live = live.remove(&row.id).unwrap_or_default();
+            let ended = ended.get(&row.id).map(Vec::as_slice).unwrap_or_default();
+            // The rest has its turn in the next look.
+            if makes >= judge::MOST {
+                made.is_cut = true;
+                break;
+            }
+            let before = row.clone();
+            match decide(&mut row, &live, ended, present, reach) {
+                Ok(decided) => {
+                    row.failures = 0;
+                    made.is_cut |= decided.is_cut;
+                    makes += decided.makes.len();
+                    steps.push((row, decided));
+                }
+                Err(why) => {
+                    let failures = before.failures.saturating_add(1);
+                    let pause = (FAILED_MS << failures.clamp(1, 6)).min(3_600_000);
+                    let make_at = Some(UnixMs::new(present.now.get() + pause));
+                    steps.push((ScheduleRow { failures, make_at, ..before.clone() }, Decided::default()));
+                    made.failures.push((before.id, why));
+                }
+            }
+        }
+        made.looked_at = steps.len();
+        let late = Box::pin(self.carry_out(&mut tx, steps, present.now, true, &mut made)).await?;
+        tx.commit().await.map_err(Error::at_commit)?;
+        self.tell_all_late(late).await?;
+        self.note_made(&made);
+        Ok(made)
+    }
+
+    /// Counts what was made, where it is spread.
+    pub(super) fn note_made(&self, made: &Made) {
+        let rows: HashMap<Uid, &TimerRow> = made.rows.iter().map(|row| (row.uid, row)).collect();
+        let answer = |timer: &NewTimer| match rows.get(&timer.uid) {
+            Some(row) => Ok(Registered::New(Box::new((*row).clone()))),
+            None => Ok(Registered::Taken),
+        };
+        if made.timers.iter().any(|timer| timer.spread.is_some()) {
+            let answers: Vec<Result<Registered, Error>> = made.timers.iter().map(answer).collect();
+            self.note_registered(&made.timers, &answers);
+        }
+    }
+
+    /// Locks schedules that nobody else has locked, each under the epoch of the shard by which it was found.
+    async fn lock_schedules(
+        &self,
+        tx: &mut Tx,
+        found: &BTreeMap<String, (i32, Epoch)>,
+    ) -> Result<(Made, Vec<ScheduleRow>, Option<Present>), Error> {
+        let mut s = Statement::new(self.dialect(), "schedule_lock");
+        let batch = s.batch(
+            "b",
+            vec![
+                ("b_id", Column::Text(found.keys().cloned().collect())),
+                ("b_shard", Column::Int(found.values().map(|(shard, _)| i64::from(*shard)).collect())),
+                ("b_epoch", Column::Int(found.values().map(|(_, epoch)| epoch.0).collect())),
+            ],
+        );
+        let now = s.now(self.bound_now());
+        let seen = s.int(self.seen());
+        let (share, lock) = (
+            self.dialect().lock("FOR KEY SHARE"),
+            self.dialect().lock("FOR UPDATE OF schedules SKIP LOCKED"),
+        );
+        let (known, present) = (columns::is_known_kind(), present(&now));
+        s.push(&format!(
+            "WITH {batch}, own AS (SELECT shard AS own_shard, epoch AS own_epoch FROM shards \
+               WHERE shard IN (SELECT b_shard FROM b) ORDER BY shard {share}) \
+             SELECT {COLUMNS}, {present} FROM b CROSS JOIN own CROSS JOIN schedules \
+             WHERE own_shard = b_shard AND own_epoch = b_epoch AND namespace = {NAMESPACE} AND id = b_id \
+               AND {known} AND (SELECT incarnation FROM store) >= {seen} ORDER BY id {lock}"
+        ));
+        let (mut made, mut rows, mut at) = (Made::default(), Vec::new(), None);
+        for row in tx.fetch(s).await? {
+            at = Some(Present::read(&row, AFTER)?);
+            match ScheduleRow::read(&row) {
+                Ok(row) => rows.push(row),
+                Err(_) => made.unreadable.push(row.get(0)?),
+            }
+        }
+        if !made.unreadable.is_empty() {
+            self.put_off_within(tx, &made.unreadable).await?;
+        }
+        Ok((made, rows, at))
+    }
+
+    /// Of these schedules, those that there are not: nobody will judge their occurrences.
+    async fn let_orphans_go(&self, tx: &mut Tx, ids: &[String]) -> Result<(), Error> {
+        let mut s = Statement::new(self.dialect(), "schedule_orphans");
+        let batch = s.batch("b", vec![("b_id", Column::Text(ids.to_vec()))]);
+        s.push(&format!(
+            "WITH {batch} SELECT b_id FROM b WHERE NOT EXISTS (SELECT 1 FROM schedules \
+             WHERE namespace = {NAMESPACE} AND id = b_id)"
+        ));
+        for row in tx.fetch(s).await? {
+            self.let_go(tx, &row.get::<String>(0)?).await?;
+        }
+        Ok(())
+    }
+
+    /// Makes the occurrences of a schedule timers like any other. Returns those that waited.
+    pub(super) async fn let_go(
+        &self,
+        tx: &mut Tx,
+        id: &str,
+    ) -> Result<Vec<crate::model::pointer::Pointer>, Error> {
+        use crate::cold::claim::{POINTER, pointer_of};
+        let mut s = Statement::new(self.dialect(), "schedule_let_go");
+        let (now, id) = (s.now(self.bound_now()), s.text(id));
+        let last = s.int(LAST.get());
+        let (pointer, lock) = (columns::list(POINTER), self.dialect().lock("FOR UPDATE"));
+        s.push(&format!(
+            "WITH own AS (SELECT uid AS own_uid FROM timers WHERE schedule = {id} AND schedule IS NOT NULL \
+               AND (judge_after IS NOT NULL OR overlap IS NOT NULL) ORDER BY uid {lock}) \
+             UPDATE timers SET judge_after = NULL, overlap = NULL, \
+               wake_at = CASE WHEN state = 0 AND judge_after = {last} THEN {now} ELSE wake_at END \
+             WHERE uid IN (SELECT own_uid FROM own) RETURNING {pointer}"
+        ));
+        let rows = tx.fetch(s).await?;
+        rows.iter().map(|row| pointer_of(row, crate::model::pointer::Via::Express)).collect()
+    }
+
+    /// The live occurrences of these schedules that run or are due soon, in order of their nominal times.
+    pub(super) async fn live_occurrences(
+        &self,
+        tx: &mut Tx,
+        ids: Vec<String>,
+    ) -> Result<HashMap<String, Vec<Live>>, Error> {
+        let mut s = Statement::new(self.dialect(), "schedule_live");
+        let batch = s.batch("b", vec![("b_id", Column::Text(ids))]);
+        let now = s.now(self.bound_now());
+        let missed = MISSED.as_millis();
+        // The gap that is noted, or one that has not ended.
+        let unserved = format!(
+            "CASE WHEN (g.gap_from <= judge_after - {missed} AND judge_after < g.served_since) \
+             OR (g.served_until <= judge_after - {missed} AND judge_after < {now}) THEN true ELSE false END"
+        );
+        s.push(&format!(
+            "WITH {batch} SELECT schedule, uid, nominal, generation, state, due_at, overlap, judge_after, {unserved} \
+             FROM b CROSS JOIN timers JOIN shards g ON g.shard = timers.shard \
+             WHERE schedule = b_id AND schedule IS NOT NULL AND nominal IS NOT NULL \
+               AND (state <> 0 OR due_at <= {now} + {SOON_MS}) AND (state <> 0 OR {MAY_FIRE}) \
+             ORDER BY schedule, nominal LIMIT {MOST_LIVE}"
+        ));
+        let mut live: HashMap<String, Vec<Live>> = HashMap::new();
+        for row in tx.fetch(s).await? {
+            let one = Live {
+                uid: Uid(row.get(1)?),
+                nominal: UnixMs::new(row.get(2)?),
+                generation: Generation(row.get(3)?),
+                is_scheduled: row.get::<i16>(4)? == State::Scheduled.code(),
+                due_at: UnixMs::new(row.get(5)?),
+                turn: row.get::<Option<i16>>(6)?.and_then(Turn::from_code),
+                judge_after: row.get::<Option<i64>>(7)?.map(UnixMs::new),
+                is_unserved: row.get(8)?,
+            };
+            live.entry(row.get(0)?).or_default().push(one);
+        }
+        Ok(live)
+    }
+
+    /// Occurrences that were claimed and have ended since one of these was due that is skipped then.
+    pub(super) async fn ended_occurrences(
+        &self,
+        tx: &mut Tx,
+        live: &HashMap<String, Vec<Live>>,
+    ) -> Result<HashMap<String, Vec<Ended>>, Error> {
+        let since = |all: &Vec<Live>| {
+            let skipped = all.iter().filter(|one| one.is_scheduled && one.turn == Some(Turn::Skip));
+            skipped.map(|one| one.due_at.get()).min()
+        };
+        let (ids, since): (Vec<String>, Vec<i64>) =
+            live.iter().filter_map(|(id, all)| Some((id.clone(), since(all)?))).unzip();
+        if ids.is_empty() {
+            return Ok(HashMap::new());
+        }
+        let mut s = Statement::new(self.dialect(), "schedule_ended");
+        let batch = s.batch("b", vec![("b_id", Column::Text(ids)), ("b_since", Column::Int(since))]);
+        s.push(&format!(
+            "WITH {batch} SELECT schedule, nominal, ended_at FROM b CROSS JOIN history WHERE schedule = b_id \
+             AND schedule IS NOT NULL AND ended_at > b_since AND nominal IS NOT NULL AND claimed_at IS NOT NULL \
+             ORDER BY ended_at DESC LIMIT {MOST_LIVE}"
+        ));
+        let mut ended: HashMap<String, Vec<Ended>> = HashMap::new();
+        for row in tx.fetch(s).await? {
+            let one = Ended { nominal: UnixMs::new(row.get(1)?), ended_at: UnixMs::new(row.get(2)?) };
+            ended.entry(row.get(0)?).or_default().push(one);
+        }
+        Ok(ended)
+    }
+
+    /// Writes what was decided about these schedules, which this transaction has locked. `skip_locked`: a timer that
+    /// somebody has locked stays as it is, for the next look.
+    pub(super) async fn carry_out(
+        &self,
+        tx: &mut Tx,
+        steps: Vec<(ScheduleRow, Decided)>,
+        now: UnixMs,
+        skip_locked: bool,
+        made: &mut Made,
+    ) -> Result<Vec<Batch>, Error> {
+        let timers = steps.iter().flat_map(|(row, decided)| {
+            decided.makes.iter().filter_map(|make| self.occurrence(row, *make, now))
+        });
+        let (timers, missed): (Vec<NewTimer>, Vec<bool>) = timers.unzip();
+        let rows = self.insert_occurrences(tx, timers, &missed, made).await?;
+        let (mut changes, mut skips) = (Vec::new(), Vec::new());
+        for (row, decided) in &steps {
+            changes.extend(decided.changes.iter().cloned());
+            skips.extend(decided.skips.iter().map(|skip| (row, *skip)));
+        }
+        for (_, skip) in &skips {
+            made.skipped(skip.reason, skip.count);
+        }
+        self.record_skips(tx, &skips, now).await?;
+        self.write_steps(tx, steps.iter().map(|(row, _)| row)).await?;
+        let set = Box::pin(self.listeners(tx)).await?;
+        let late = Box::pin(self.tell(tx, &set, Happened::registered(rows.iter()))).await?;
+        self.tell_skips(tx, &set, &skips, now).await?;
+        let counts = [("registered", rows.len() as i64)];
+        made.rows.extend(rows);
+        if changes.is_empty() {
+            self.count(tx, &counts).await?;
+            return Ok(vec![late]);
+        }
+        let uids: BTreeSet<Uid> = changes.iter().map(|change| change.uid).collect();
+        let uids: Vec<Uid> = uids.into_iter().collect();
+        let within = Box::pin(self.apply_within(tx, &changes, &uids, skip_locked, &counts)).await?;
+        let Within { answers, skipped, late: later } = within;
+        for (change, answer) in changes.into_iter().zip(answers) {
+            if skipped.contains(&change.uid) {
+                continue;
+            }
+            if let (ChangeEvent::Skipped(_, why), Applied::Live(row, _)) = (&change.event, &answer)
+                && row.life.state.is_end()
+            {
+                made.skipped(*why, 1);
+            }
+            made.changes.push(change);
+            made.answers.push(answer);
+        }
+        Ok(vec![late, later])
+    }
+
+    /// What [`ColdStore::tell_late`] does, of several transactions' parts.
+    pub(super) async fn tell_all_late(&self, late: Vec<Batch>) -> Result<(), Error> {
+        for batch in late {
+            Box::pin(self.tell_late(batch)).await?;
+        }
+        Ok(())
+    }
+
+    /// The timer of a nominal time, and whether that was missed; `None` for a moment that no id can be made of.
+    fn occurrence(&self, row: &ScheduleRow, make: Make, now: UnixMs) -> Option<(NewTimer, bool)> {
+        let id = occurrence_id(&row.id, make.at)?;
+        let uid = id.uid(&self.namespace);
+        let occurrence = Occurrence {
+            schedule: row.id.clone(),
+            nominal: Some(make.at),
+            turn: Turn::of(row.plan.overlap),
+            judge_after: None,
+            skipped: None,
+        };
+        Some((row.content.timer(id, uid, make.at, now, occurrence), make.is_missed))
+    }
+
+    /// Inserts occurrences whose ids are not taken. One that a change has cancelled is made again.
+    async fn insert_occurrences(
+        &self,
+        tx: &mut Tx,
+        timers: Vec<NewTimer>,
+        missed: &[bool],
+        made: &mut Made,
+    ) -> Result<Vec<TimerRow>, Error> {
+        if timers.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut timers = self.choose_moments(&timers).into_owned();
+        for (timer, is_missed) in timers.iter_mut().zip(missed) {
+            let judge_after = (!is_missed).then(|| timer.due_at.plus(MISSED));
+            if let Some(one) = &mut timer.occurrence {
+                one.judge_after = judge_after;
+            }
+        }
+        let rows = self.insert_made(tx, &timers, missed).await?;
+        made.timers.extend(timers);
+        Ok(rows)
+    }
+
+    /// Inserts these occurrences as they are; with `true` beside it one is not asked how late it is.
+    pub(super) async fn insert_made(
+        &self,
+        tx: &mut Tx,
+        timers: &[NewTimer],
+        missed: &[bool],
+    ) -> Result<Vec<TimerRow>, Error> {
+        let withdrawn = self.withdrawn(tx, timers.iter().map(|timer| timer.uid.0).collect()).await?;
+        let callers = timers.iter().map(|timer| (timer.uid, withdrawn.contains(&timer.uid))).collect();
+        let mut fresh: Vec<TimerRow> = Vec::with_capacity(timers.len());
+        for (timer, is_missed) in timers.iter().zip(missed) {
+            let mut row = self.fresh_row(timer);
+            if *is_missed {
+                row.expire_at = None;
+            }
+            fresh.push(row);
+        }
+        // As registrations do, so that two of them do not deadlock.
+        fresh.sort_by_key(|row| row.uid);
+        let missing = self.missing_destinations(tx, fresh.iter().map(|row| &row.target)).await?;
+        if let Some(name) = missing.iter().next() {
+            return Err(Error::Corrupt(format!("a schedule for destination `{name}`, which there is not")));
+        }
+        let kept = Box::pin(self.insert_free(tx, &callers, fresh)).await?;
+        Ok(kept.into_values().collect())
+    }
+
+    /// Of these timers, those that ended because a rule was changed.
+    async fn withdrawn(&self, tx: &mut Tx, uids: Vec<Uuid>) -> Result<BTreeSet<Uid>, Error> {
+        let mut s = Statement::new(self.dialect(), "schedule_withdrawn");
+        let batch = s.batch("b", vec![("b_uid", Column::Uuid(uids))]);
+        let changed = Skipped::Changed.code();
+        s.push(&format!(
+            "WITH {batch} SELECT e.uid FROM b CROSS JOIN ended_ids e JOIN history h ON h.uid = e.uid \
+             AND h.generation = e.generation WHERE e.uid = b_uid AND h.skipped = {changed}"
+        ));
+        tx.fetch(s).await?.iter().map(|row| row.get(0).map(Uid)).collect()
+    }
+
+    /// Writes what a look changes of schedules.
+    pub(super) async fn write_steps<'a>(
+        &self,
+        tx: &mut Tx,
+        rows: impl Iterator<Item = &'a ScheduleRow>,
+    ) -> Result<(), Error> {
+        let rows: Vec<&ScheduleRow> = rows.collect();
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let int = |of: fn(&ScheduleRow) -> i64| Column::Int(rows.iter().map(|row| of(row)).collect());
+        let maybe = |of: fn(&ScheduleRow) -> Option<UnixMs>| {
+            Column::IntOrNull(rows.iter().map(|row| of(row).map(UnixMs::get)).collect())
+        };
+        let mut s = Statement::new(self.dialect(), "schedule_write");
+        let batch = s.batch(
+            "b",
+            vec![
+                ("b_id", Column::Text(rows.iter().map(|row| row.id.clone()).collect())),
+                ("b_state", int(|row| row.state.code().into())),
+                ("b_made", int(|row| row.made)),
+                ("b_last", int(|row| row.last_nominal.get())),
+                ("b_paused", maybe(|row| row.paused_until)),
+                ("b_make", maybe(|row| row.make_at)),
+                ("b_failures", int(|row| row.failures.into())),
+                ("b_gone", Column::TextOrNull(rows.iter().map(|row| row.stored_gone()).collect())),
+            ],
+        );
+        s.push(&format!(
+            "WITH {batch} UPDATE schedules SET state = b_state, made = b_made, last_nominal = b_last, \
+               paused_until = b_paused, make_at = b_make, failures = b_failures, gone = b_gone \
+             FROM b WHERE namespace = {NAMESPACE} AND id = b_id"
+        ));
+        tx.execute(s).await.map(drop)
+    }
+}
+
+/// Decides about the past, and if nothing of it is left, about what lies ahead.
+pub(super) fn decide(
+    row: &mut ScheduleRow,
+    live: &[Live],
+    ended: &[Ended],
+    present: Present,
+    reach: Duration,
+) -> Result<Decided, RuleError> {
+    let mut decided = judge::past(row, live, ended, present.lost, present.now)?;
+    if !decided.is_cut {
+        judge::ahead(row, &mut decided, reach, present.now)?;
+    }
+    Ok(decided)
+}

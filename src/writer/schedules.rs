@@ -1,0 +1,101 @@
+//! Schedules make timers and end them; what follows each commit is done here, as for any other.
+
+use std::time::Duration;
+
+use super::{Intake, Writer};
+use crate::cold::{Backfilled, Error, MadeOccurrences, ScheduleEdit, ScheduleGone, SchedulePut, ScheduleRow};
+use crate::model::id::Epoch;
+use crate::model::time::UnixMs;
+
+impl Writer {
+    /// One look at the schedules of these shards ([`crate::cold::ColdStore::make_occurrences`]).
+    pub async fn make_occurrences(
+        &self,
+        owned: &[(i32, Epoch)],
+        reach: Duration,
+    ) -> Result<MadeOccurrences, Error> {
+        let made = self.store.make_occurrences(owned, reach).await?;
+        Ok(self.follow_made(made).await)
+    }
+
+    /// Does what follows the commit of what schedules did.
+    async fn follow_made(&self, mut made: MadeOccurrences) -> MadeOccurrences {
+        self.promotion.written(made.rows.iter());
+        self.metrics.registered.inc_by(made.rows.len() as u64);
+        self.metrics.occurrences.inc_by(made.rows.len() as u64);
+        for (reason, count) in &made.skips {
+            let count = u64::try_from(*count).unwrap_or(0);
+            self.metrics.occurrences_skipped.with_label_values(&[*reason]).inc_by(count);
+        }
+        let answers: Vec<_> = std::mem::take(&mut made.answers).into_iter().map(Ok).collect();
+        self.regroup(&answers).await;
+        made.answers = self.follow(&made.changes, answers).into_iter().flatten().collect();
+        made
+    }
+}
+
+impl Intake {
+    /// Runs a change of a schedule and what follows it in a task of its own: a caller that hangs up stops neither.
+    async fn in_task<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T, Error>> + Send + 'static,
+    ) -> Result<T, Error> {
+        // Fails only after a panic, or at the end of the process.
+        tokio::spawn(work).await.unwrap_or(Err(Error::Busy))
+    }
+
+    /// Writes a schedule ([`crate::cold::ColdStore::put_schedule`]).
+    pub async fn put_schedule(&self, edit: ScheduleEdit, reach: Duration) -> Result<SchedulePut, Error> {
+        let writer = self.writer.clone();
+        self.in_task(async move {
+            let (put, made) = writer.store.put_schedule(&edit, reach).await?;
+            writer.follow_made(made).await;
+            Ok(put)
+        })
+        .await
+    }
+
+    /// Removes a schedule; `false` if there is none of this id.
+    pub async fn remove_schedule(&self, id: String) -> Result<bool, Error> {
+        let writer = self.writer.clone();
+        self.in_task(async move {
+            let Some((ScheduleGone { pointers }, made)) = writer.store.remove_schedule(&id).await? else {
+                return Ok(false);
+            };
+            writer.follow_made(made).await;
+            writer.promotion.promote(pointers);
+            Ok(true)
+        })
+        .await
+    }
+
+    /// Pauses a schedule, or resumes it; `None` if there is none of this id.
+    pub async fn pause_schedule(
+        &self,
+        id: String,
+        paused: bool,
+        reach: Duration,
+    ) -> Result<Option<ScheduleRow>, Error> {
+        let writer = self.writer.clone();
+        self.in_task(async move {
+            let Some((row, made)) = writer.store.pause_schedule(&id, paused, reach).await? else {
+                return Ok(None);
+            };
+            writer.follow_made(made).await;
+            Ok(Some(row))
+        })
+        .await
+    }
+
+    /// Makes occurrences of skipped nominal times; returns how many, or what kept it from that.
+    pub async fn backfill(&self, id: String, from: UnixMs, to: UnixMs) -> Result<Backfilled, Error> {
+        let writer = self.writer.clone();
+        self.in_task(async move {
+            Ok(match writer.store.backfill(&id, from, to).await? {
+                Backfilled::Done(count, made) => Backfilled::Done(count, writer.follow_made(made).await),
+                other => other,
+            })
+        })
+        .await
+    }
+}
