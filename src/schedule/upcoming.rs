@@ -1,6 +1,5 @@
 //! Nominal times of many schedules in one order, made or not. Pure, and bounded by the caller.
 
-use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
 use crate::cold::Rhythm;
@@ -26,26 +25,24 @@ pub fn upcoming(
     now: UnixMs,
     most: usize,
 ) -> Result<(Vec<Upcoming>, bool), RuleError> {
-    let mut ahead = Vec::with_capacity(rows.len());
-    let mut heap = BinaryHeap::new();
+    // The first ones so far, the last of them on top. One schedule at a time: a rule takes some kilobytes.
+    let (mut first, mut more) = (BinaryHeap::new(), false);
     for (of, row) in rows.iter().enumerate() {
-        let mut one = Ahead::new(row, from.max(now))?;
-        if let Some(at) = one.next(to)? {
-            heap.push(Reverse((at, of)));
-        }
-        ahead.push(one);
-    }
-    let mut found = Vec::new();
-    while let Some(Reverse((at, of))) = heap.pop() {
-        if found.len() == most {
-            return Ok((found, true));
-        }
-        found.push(Upcoming { at, of });
-        if let Some(at) = ahead[of].next(to)? {
-            heap.push(Reverse((at, of)));
+        let mut ahead = Ahead::new(row, from.max(now))?;
+        while let Some(at) = ahead.next(to)? {
+            if first.len() == most && first.peek().is_some_and(|last| (at, of) >= *last) {
+                more = true;
+                break;
+            }
+            first.push((at, of));
+            if first.len() > most {
+                first.pop();
+                more = true;
+            }
         }
     }
-    Ok((found, false))
+    let found = first.into_sorted_vec().into_iter().map(|(at, of)| Upcoming { at, of }).collect();
+    Ok((found, more))
 }
 
 /// How many nominal times in [from, to) are not made yet, by steps from `from` on, and whether the count was cut off after

@@ -33,7 +33,7 @@ use crate::model::time::UnixMs;
 const NAMESPACE: i64 = 0;
 
 /// The most schedules of a store.
-pub const MAX_SCHEDULES: i64 = 10_000;
+pub const MAX_SCHEDULES: i64 = 200_000;
 
 /// An occurrence that is due within so many milliseconds counts as due now for those after it. Longer than any statement
 /// runs: of two that come up together each sees the other.
