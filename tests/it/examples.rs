@@ -121,6 +121,22 @@ async fn greetings_of_a_day_are_shared_by_three_nodes_and_cancelled_by_sender_an
     succeeds("greetings", &[("GREETINGS", "3000"), ("BEGIN_IN", "12")], &told).await;
 }
 
+#[tokio::test]
+async fn tasks_reach_those_they_are_for_once_and_the_log_says_what_the_workers_say() {
+    let told = [
+        "422 at /data/room and /data/minutes; a template in use: 409 in_use",
+        "six of the group of twenty: day-1 day-2 day-3 ",
+        "eve had windows three times, one after the other; bob left noisy out, and took it later",
+        "started again: eve's lease had ended, and she got ",
+        "60 rooms are clean",
+        "visit went from bob to amy; while she had it: 409 in_flight",
+        "12 tasks of the night found by a dry run, 12 cancelled",
+        "; the workers say the same",
+        " skipped while paused",
+    ];
+    succeeds("task-dispatch", &[("TASKS", "60")], &told).await;
+}
+
 /// Its verdict is worth something: the same recipe with no second to spare.
 #[tokio::test]
 async fn a_recipe_whose_promise_does_not_hold_fails() {
