@@ -23,6 +23,7 @@ use crate::model::priority::Priority;
 use crate::model::queue::{DEFAULT_LEASE, Held, LeaseToken, MAX_ITEMS, Place, To, holder};
 use crate::model::subscription::Lifecycle;
 use crate::model::time::{LAST, Span, UnixMs};
+use crate::planted::Defect;
 
 /// The most workers that one transaction serves.
 pub const MAX_ASKING: usize = 200;
@@ -263,6 +264,12 @@ impl ColdStore {
         for (uid, places) in self.places_of(tx, had).await? {
             if let Some(row) = new.get_mut(&uid) {
                 row.places = places;
+                if self.planted.is(Defect::PlaceGivenTwice) {
+                    let is_held = |place: &&mut Place| !matches!(place.held, Held::Returned | Held::Lost);
+                    for place in row.places.iter_mut().filter(is_held) {
+                        (place.held, place.until) = (Held::Lost, desk.now);
+                    }
+                }
             }
         }
         desk.rows.extend(new);

@@ -86,6 +86,12 @@ impl Drop for Given {
     }
 }
 
+/// What takes back these items, because the answer that holds them cannot be written.
+pub fn taken_back(items: &[Leased]) -> Vec<Change> {
+    let change = |item: &Leased| Change { uid: item.token.uid, event: ChangeEvent::TakeBack(item.token) };
+    items.iter().map(change).collect()
+}
+
 impl Queues {
     /// The queues of this store. `stop` is cancelled when the node stops: calls that wait are answered then.
     pub fn new(
@@ -218,10 +224,7 @@ impl Queues {
         self.metrics.queue_taken_back.inc_by(items.len() as u64);
         let this = Arc::clone(&self);
         self.tasks.spawn(async move {
-            let changes: Vec<Change> = items
-                .iter()
-                .map(|item| Change { uid: item.token.uid, event: ChangeEvent::TakeBack(item.token) })
-                .collect();
+            let changes = taken_back(&items);
             for changes in changes.chunks(crate::cold::MAX_APPLY_BATCH) {
                 if let Some(why) = this.writer.apply(changes).await.into_iter().find_map(Result::err) {
                     // Their leases end by themselves.

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use mainspring::cold::{Applied, TimerRow};
+use mainspring::cold::{Applied, NewTimer, TimerRow};
 use mainspring::model::id::{TimerId, Uid};
 use mainspring::model::pointer::Via;
 use mainspring::model::subscription::Lifecycle;
@@ -15,6 +15,7 @@ use mainspring::positions::GRACE_MS;
 use mainspring::sink::{Claim, Delivery};
 
 use super::events::{Event, Events};
+use super::places::{Moment, Places};
 use super::world::World;
 
 /// How a receiver behaves.
@@ -116,12 +117,15 @@ pub struct Book {
     /// Lifecycle events by their timer's id.
     events: BTreeMap<String, Vec<Arrived>>,
     pub arrivals: usize,
+    /// What is for workers.
+    pub places: Places,
 }
 
 impl Book {
     pub fn new(world: Arc<World>) -> Self {
         let calm = Calm { until: i64::MAX, again: i64::MAX };
         Self {
+            places: Places::new(Arc::clone(&world)),
             world,
             timers: BTreeMap::new(),
             epochs: BTreeMap::new(),
@@ -148,8 +152,9 @@ impl Book {
     }
 
     /// A registration is asked for, maybe not for the first time.
-    pub fn registering(&mut self, uid: Uid) {
-        self.timers.entry(uid).or_insert_with(|| Known {
+    pub fn registering(&mut self, timer: &NewTimer) {
+        self.places.registering(timer);
+        self.timers.entry(timer.uid).or_insert_with(|| Known {
             generation: 0,
             due_at: i64::MIN,
             since: 0,
@@ -170,6 +175,7 @@ impl Book {
 
     /// A registration was acknowledged.
     pub fn registered(&mut self, row: &TimerRow, asked_at: i64) {
+        self.places.acknowledged(row);
         let now = self.world.now();
         let generation = row.life.generation.0;
         let sent = self.timers.remove(&row.uid).map(|known| known.sent).unwrap_or_default();
@@ -186,15 +192,17 @@ impl Book {
         self.timers.insert(row.uid, known);
     }
 
-    pub fn cancelling(&mut self, uid: Uid) {
+    pub fn cancelling(&mut self, uid: Uid) -> Moment {
         if let Some(known) = self.timers.get_mut(&uid) {
             known.cancelling = true;
         }
+        self.places.cancelling(uid)
     }
 
-    /// A cancel was answered.
-    pub fn cancelled(&mut self, applied: &Applied) {
+    /// A cancel that was asked for then was answered.
+    pub fn cancelled(&mut self, applied: &Applied, asked: Moment) {
         let Applied::Live(row, answer) = applied else { return };
+        self.places.cancelled(row, *answer, asked);
         let Some(known) = self.timers.get_mut(&row.uid) else { return };
         let token = (row.life.generation.0, row.life.attempt);
         let since = known.since;
@@ -221,6 +229,7 @@ impl Book {
 
     /// A change of the due time was acknowledged.
     pub fn moved(&mut self, row: &TimerRow, asked_at: i64) {
+        self.places.acknowledged(row);
         let now = self.world.now();
         let Some(known) = self.timers.get_mut(&row.uid) else { return };
         known.generation = known.generation.max(row.life.generation.0);
@@ -311,6 +320,9 @@ impl Book {
         let wrong = |what: String| {
             self.world.wrong(format!("{} {generation}.{attempt} ({}): {what}", uid.0.simple(), delivery.id));
         };
+        if self.places.has(uid) {
+            wrong("sent, and workers are to fetch it".into());
+        }
         if generation < known.generation {
             wrong(format!("sent after generation {} was acknowledged", known.generation));
         }
@@ -374,10 +386,11 @@ impl Book {
         sent.any(|sent| sent.process == process && sent.how == Behaviour::Ok && !sent.known)
     }
 
-    /// Timers of which something has arrived, the latest arrival last.
+    /// Timers of which something has arrived, or was given to a worker; the latest last.
     pub fn fired(&self) -> Vec<Uid> {
         let mut fired: Vec<(i64, Uid)> =
             self.timers.iter().filter_map(|(uid, known)| Some((known.sent.last()?.at, *uid))).collect();
+        fired.extend(self.places.fired());
         fired.sort_unstable();
         fired.into_iter().map(|(_, uid)| uid).collect()
     }
@@ -411,6 +424,9 @@ impl Book {
         let Some(row) = row else {
             return self.world.wrong(format!("{} is gone without a trace", uid.0));
         };
+        if self.places.has(uid) {
+            return self.places.ended(row);
+        }
         let generation = row.life.generation.0;
         let wrong = |what: String| self.world.wrong(format!("{}: {what}; {row:?}; {known:?}", row.id));
         if generation < known.generation {

@@ -14,6 +14,7 @@ use mainspring::model::timer::Answer;
 
 use super::book::Book;
 use super::node::{Node, Task};
+use super::workers::{QUEUE, dispatch};
 use super::world::World;
 use crate::support::new_timer;
 
@@ -47,6 +48,8 @@ impl Ask {
 /// What clients have under way and have to ask again. One client asks one thing of one timer at a time.
 #[derive(Default)]
 pub struct Desk {
+    /// Some timers are for the queue.
+    has_queue: bool,
     timers: BTreeMap<Uid, NewTimer>,
     busy: BTreeSet<Uid>,
     again: Vec<Ask>,
@@ -54,6 +57,10 @@ pub struct Desk {
 }
 
 impl Desk {
+    pub fn new(has_queue: bool) -> Self {
+        Self { has_queue, ..Self::default() }
+    }
+
     /// Something new to ask, if there is anything; `window` is how far the wheels reach.
     /// `fired`: timers of which something has arrived, the latest last.
     pub fn think(&mut self, world: &World, window: i64, far: bool, fired: &[Uid]) -> Option<Ask> {
@@ -100,7 +107,12 @@ impl Desk {
         let mut timer = self.timers[&uid].clone();
         timer.again = true;
         timer.due_at = due_at;
-        timer.created_at = UnixMs::new(world.now());
+        let now = UnixMs::new(world.now());
+        // The book of places tells registrations apart by their moments.
+        timer.created_at = match timer.dispatch {
+            Some(_) => now.max(timer.created_at.shifted(1)),
+            None => now,
+        };
         timer.request_hash = hash(timer.due_at);
         Ask::Register(Box::new(timer))
     }
@@ -131,6 +143,17 @@ impl Desk {
             first: Span::from_duration(Duration::from_millis(300)),
             cap: Span::from_duration(Duration::from_millis(1000)),
         };
+        if self.has_queue && world.one_in(2) {
+            // Some are given out so seldom that they end as dead.
+            let attempts = if world.one_in(5) { 3 } else { retry.attempts };
+            return NewTimer {
+                target: Target::Queue(QUEUE.into()),
+                dispatch: Some(dispatch(world)),
+                policies: Policies { retry: Some(Retry { attempts, ..retry }), ..Policies::default() },
+                request_hash: hash(due_at),
+                ..new_timer(&format!("t{}", self.made), due_at, UnixMs::new(world.now()))
+            };
+        }
         // Some go out together with others of their owner.
         let merges = world.one_in(3);
         let merge = merges.then(|| Merge { window: Span::from_duration(Duration::from_millis(2500)) });
@@ -191,16 +214,16 @@ impl Clients {
         Task::new(ask.name(), &self.world.clone(), async move {
             let answered = match &ask {
                 Ask::Register(timer) => {
-                    this.book.lock().expect("plain").registering(timer.uid);
+                    this.book.lock().expect("plain").registering(timer);
                     let answer = writer.register(std::slice::from_ref(timer)).await.remove(0);
                     this.registered(timer, answer.ok(), now)
                 }
                 Ask::Cancel(uid) => {
-                    this.book.lock().expect("plain").cancelling(*uid);
+                    let asked = this.book.lock().expect("plain").cancelling(*uid);
                     let applied =
                         writer.apply(&[Change { uid: *uid, event: ChangeEvent::Cancel }]).await.remove(0);
                     if let Ok(applied) = &applied {
-                        this.book.lock().expect("plain").cancelled(applied);
+                        this.book.lock().expect("plain").cancelled(applied, asked);
                     }
                     applied.is_ok()
                 }
