@@ -90,9 +90,9 @@ const fn has_events(seed: u64) -> bool {
     (seed / 5).is_multiple_of(10)
 }
 
-/// Whether this is one of the runs with a queue: three tenths of each [`Kind`].
+/// Whether this is one of the runs with a queue: a fifth of each [`Kind`].
 const fn has_queue(seed: u64) -> bool {
-    matches!((seed / 5) % 10, 2 | 5 | 8)
+    matches!((seed / 5) % 10, 2 | 7)
 }
 
 /// Every run of these is right.

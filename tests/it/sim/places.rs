@@ -138,6 +138,17 @@ impl Giving {
     }
 }
 
+impl Known {
+    /// Whether there may be something left to give out or to settle.
+    fn is_open(&self) -> bool {
+        self.registrations.values().next_back().is_none_or(|latest| {
+            let settled = latest.givings.iter().filter(|one| one.is_settled()).count();
+            let is_over = latest.told.is_some_and(|told| told.answer != Answer::InFlight);
+            !is_over && settled < self.dispatch.times as usize
+        })
+    }
+}
+
 impl Registration {
     /// How many places were surely acked, and how many may be.
     fn acked(&self) -> (u32, u32) {
@@ -235,13 +246,14 @@ impl Places {
 
     /// Whether workers may still get something.
     pub fn is_open(&self) -> bool {
-        self.timers.values().any(|known| {
-            known.registrations.values().next_back().is_none_or(|latest| {
-                let settled = latest.givings.iter().filter(|one| one.is_settled()).count();
-                let told = latest.told.is_some_and(|told| told.answer != Answer::InFlight);
-                !told && settled < known.dispatch.times as usize
-            })
-        })
+        self.timers.values().any(Known::is_open)
+    }
+
+    /// Whether they may now.
+    pub fn is_due(&self) -> bool {
+        let now = self.world.now();
+        let is_due = |known: &Known| known.acknowledged.is_none_or(|latest| latest.due_at <= now);
+        self.timers.values().any(|known| known.is_open() && is_due(known))
     }
 
     /// A registration is asked for, maybe not for the first time.

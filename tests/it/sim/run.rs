@@ -174,6 +174,7 @@ impl Run {
             self.until(well + WELL_MS + 3000, Self::is_at_rest).await;
             self.make_ill().await;
         }
+        self.crew(|crew| (crew.rests, crew.is_well) = (false, true));
         let healed = self.world.now();
         if self.kind != Kind::Calm {
             self.healed_at = healed;
@@ -225,12 +226,11 @@ impl Run {
         self.world.set_odds(odds(Some(self.kind)));
         self.faults = plan(self.kind, &self.world, self.seats.len());
         *self.mood.lock().expect("plain") = Mood { fails: 8, hangs: 15, lost: 5, refuses: 3 };
-        self.crew(|crew| (crew.rests, crew.is_well) = (false, false));
+        self.crew(|crew| crew.rests = false);
         self.ask(24);
         self.until(now + self.kind.ill_ms(), |_| false).await;
         self.world.set_odds(odds(None));
         self.world.set_wheels_away(false);
-        self.crew(|crew| crew.is_well = true);
         *self.mood.lock().expect("plain") = Mood { fails: 3, ..Mood::default() };
         self.faults.clear();
         let now = self.world.now();

@@ -200,10 +200,10 @@ impl Run {
             let ask = self.clients.desk.lock().expect("plain").next_again();
             ask.into_iter().for_each(|ask| self.call(ask));
         }
-        while self.has_open_places() {
-            let deed = self.workers.crew.lock().expect("plain").next(&self.world);
-            let Some(deed) = deed else { break };
-            self.work(deed);
+        if self.has_open_places() {
+            let is_due = self.clients.book.lock().expect("plain").places.is_due();
+            let deed = self.workers.crew.lock().expect("plain").next(&self.world, is_due);
+            deed.into_iter().for_each(|deed| self.work(deed));
         }
     }
 

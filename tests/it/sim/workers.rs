@@ -88,11 +88,11 @@ impl Crew {
     /// Without a queue there are no workers.
     pub fn new(has_queue: bool) -> Self {
         let count = if has_queue { WORKERS } else { 0 };
-        Self { workers: (0..count).map(|_| Worker::default()).collect(), rests: true, is_well: true }
+        Self { workers: (0..count).map(|_| Worker::default()).collect(), rests: true, is_well: false }
     }
 
-    /// What somebody does now.
-    pub fn next(&mut self, world: &World) -> Option<Deed> {
+    /// What somebody does now. `is_due`: there may be something to fetch; otherwise they seldom ask.
+    pub fn next(&mut self, world: &World, is_due: bool) -> Option<Deed> {
         let now = world.now();
         if self.rests {
             return None;
@@ -107,9 +107,14 @@ impl Crew {
                 let (_, token, action, tries) = worker.plans.remove(plan);
                 Deed::Settle(who, token, action, tries)
             }
+            None if !is_due && !world.one_in(6) => {
+                worker.asks_at = now + world.pick(100..700);
+                return None;
+            }
             None => {
-                let others = (0..self.workers.len()).filter(|one| *one != who && idle(&self.workers[*one]));
-                let others: Vec<usize> = others.filter(|_| world.one_in(3)).collect();
+                let joins = |one: &Worker| idle(one) && one.asks_at < now + 500;
+                let others = (0..self.workers.len()).filter(|one| *one != who && joins(&self.workers[*one]));
+                let others: Vec<usize> = others.filter(|_| world.one_in(2)).collect();
                 Deed::Lease([who].into_iter().chain(others).collect())
             }
         };
@@ -141,6 +146,17 @@ impl Crew {
     /// What this worker does with what it got.
     fn plan(&mut self, world: &World, who: usize, item: &Leased) {
         let (now, left) = (world.now(), item.lease_until.get() - world.now());
+        // Who had this place before, and sleeps, wakes while this one has it.
+        let is_it = |token: &LeaseToken| {
+            (token.uid, token.created_at, token.generation, token.place)
+                == (item.token.uid, item.token.created_at, item.token.generation, item.token.place)
+        };
+        let others = self.workers.iter_mut().flat_map(|one| &mut one.plans);
+        for (at, ..) in others.filter(|(_, token, ..)| *token != item.token && is_it(token)) {
+            if world.one_in(2) {
+                *at = now + world.pick(1..left.max(2));
+            }
+        }
         let worker = &mut self.workers[who];
         worker.plans.retain(|(_, token, ..)| *token != item.token);
         let within = now + world.pick(1..left.max(2)) / 2;
@@ -163,17 +179,17 @@ impl Crew {
                 plans(within + world.pick(1..500), Action::Ack);
             }
             // It sleeps beyond its lease, and does not know.
-            60..85 => {
+            60..82 => {
                 let action = match world.pick(0..6) {
                     0 => Action::Retry(Some(0)),
                     1 => Action::Dead,
                     2 => Action::Extend(1000),
                     _ => Action::Ack,
                 };
-                plans(now + left + world.pick(-100..1500), action);
+                plans(now + left + world.pick(-100..4000), action);
             }
             // It dies with all that it has.
-            85..90 => worker.plans.clear(),
+            82..86 => worker.plans.clear(),
             _ => {}
         }
     }
