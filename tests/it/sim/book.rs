@@ -93,6 +93,10 @@ struct Known {
     /// When the latest change was asked for and when it was answered.
     asked_at: i64,
     acked_at: i64,
+    /// Its pause was acknowledged, and nobody has asked for its end since.
+    is_paused: bool,
+    /// It was paused at some time: it is as late as that made it.
+    was_paused: bool,
     sent: Vec<Sent>,
 }
 
@@ -154,6 +158,8 @@ impl Book {
     /// A registration is asked for, maybe not for the first time.
     pub fn registering(&mut self, timer: &NewTimer) {
         self.places.registering(timer);
+        // It may begin anew, and is not paused then.
+        self.resuming(timer.uid);
         self.timers.entry(timer.uid).or_insert_with(|| Known {
             generation: 0,
             due_at: i64::MIN,
@@ -162,6 +168,8 @@ impl Book {
             cancelling: false,
             asked_at: 0,
             acked_at: i64::MAX,
+            is_paused: false,
+            was_paused: false,
             sent: Vec::new(),
         });
     }
@@ -187,6 +195,8 @@ impl Book {
             cancelling: false,
             asked_at,
             acked_at: now,
+            is_paused: false,
+            was_paused: false,
             sent,
         };
         self.timers.insert(row.uid, known);
@@ -236,6 +246,22 @@ impl Book {
         known.due_at = row.life.due_at.get();
         known.asked_at = asked_at;
         known.acked_at = now;
+    }
+
+    /// A pause was acknowledged.
+    pub fn paused(&mut self, uid: Uid) {
+        self.places.paused(uid);
+        if let Some(known) = self.timers.get_mut(&uid) {
+            (known.is_paused, known.was_paused) = (true, true);
+        }
+    }
+
+    /// A resume is asked for, or what ends a pause too.
+    pub fn resuming(&mut self, uid: Uid) {
+        self.places.resuming(uid);
+        if let Some(known) = self.timers.get_mut(&uid) {
+            known.is_paused = false;
+        }
     }
 
     /// An attempt is sent now, after its node's last look at the lease.
@@ -323,6 +349,9 @@ impl Book {
         if self.places.has(uid) {
             wrong("sent, and workers are to fetch it".into());
         }
+        if known.is_paused {
+            wrong("sent while it is paused".into());
+        }
         if generation < known.generation {
             wrong(format!("sent after generation {} was acknowledged", known.generation));
         }
@@ -352,7 +381,7 @@ impl Book {
         }
         // Sooner it is no rescue: until a wheel that was taken over ticks, the sweep leaves it nothing.
         let late_ms = now.saturating_sub(known.due_at);
-        let rescued = delivery.claim.via == Some(Via::Sweep) && late_ms >= GRACE_MS;
+        let rescued = delivery.claim.via == Some(Via::Sweep) && late_ms >= GRACE_MS && !known.was_paused;
         if rescued && attempt == 1 && self.calm.covers(known, now) {
             wrong(format!("left to the sweep, {late_ms} ms late, and nothing explains it"));
         }

@@ -14,6 +14,7 @@ use mainspring::model::timer::Answer;
 
 use super::book::Book;
 use super::node::{Node, Task};
+use super::run::Play;
 use super::workers::{QUEUE, dispatch};
 use super::world::World;
 use crate::support::new_timer;
@@ -25,13 +26,19 @@ pub enum Ask {
     Cancel(Uid),
     Move(Uid, UnixMs),
     Fire(Uid),
+    Pause(Uid),
+    Resume(Uid),
 }
 
 impl Ask {
     pub fn uid(&self) -> Uid {
         match self {
             Self::Register(timer) => timer.uid,
-            Self::Cancel(uid) | Self::Move(uid, _) | Self::Fire(uid) => *uid,
+            Self::Cancel(uid)
+            | Self::Move(uid, _)
+            | Self::Fire(uid)
+            | Self::Pause(uid)
+            | Self::Resume(uid) => *uid,
         }
     }
 
@@ -41,6 +48,8 @@ impl Ask {
             Self::Cancel(_) => "client cancel",
             Self::Move(..) => "client move",
             Self::Fire(_) => "client fire",
+            Self::Pause(_) => "client pause",
+            Self::Resume(_) => "client resume",
         }
     }
 }
@@ -50,6 +59,9 @@ impl Ask {
 pub struct Desk {
     /// Some timers are for the queue.
     has_queue: bool,
+    /// Some timers are paused; these may be, and have to be resumed.
+    has_pauses: bool,
+    paused: BTreeSet<Uid>,
     timers: BTreeMap<Uid, NewTimer>,
     busy: BTreeSet<Uid>,
     again: Vec<Ask>,
@@ -57,8 +69,8 @@ pub struct Desk {
 }
 
 impl Desk {
-    pub fn new(has_queue: bool) -> Self {
-        Self { has_queue, ..Self::default() }
+    pub fn new(play: Play) -> Self {
+        Self { has_queue: play.has_queue, has_pauses: play.has_pauses, ..Self::default() }
     }
 
     /// Something new to ask, if there is anything; `window` is how far the wheels reach.
@@ -69,6 +81,15 @@ impl Desk {
             return Some(ask);
         }
         let idle: Vec<Uid> = self.timers.keys().copied().filter(|uid| !self.busy.contains(uid)).collect();
+        let pause = (self.has_pauses && !idle.is_empty() && world.one_in(3)).then(|| {
+            let uid = idle[usize::try_from(world.pick(0..idle.len() as i64)).expect("small")];
+            let resumed = self.paused.iter().find(|uid| idle.contains(uid)).filter(|_| world.one_in(2));
+            resumed.map_or(Ask::Pause(uid), |uid| Ask::Resume(*uid))
+        });
+        if let Some(ask) = pause {
+            self.begins(&ask);
+            return Some(ask);
+        }
         let ask = match world.pick(0..100) {
             n if n < 50 || idle.is_empty() => {
                 Ask::Register(Box::new(self.make(world, due_at(world, window))))
@@ -117,6 +138,23 @@ impl Desk {
         Ask::Register(Box::new(timer))
     }
 
+    /// From now on nobody asks this timer for something else.
+    fn begins(&mut self, ask: &Ask) {
+        self.busy.insert(ask.uid());
+        if matches!(ask, Ask::Pause(_)) {
+            self.paused.insert(ask.uid());
+        }
+    }
+
+    /// Whatever may be paused is resumed, as soon as nobody asks for anything else of it.
+    pub fn resume_all(&mut self) {
+        let idle: Vec<Uid> = self.paused.iter().copied().filter(|uid| !self.busy.contains(uid)).collect();
+        for uid in idle {
+            self.busy.insert(uid);
+            self.again.push(Ask::Resume(uid));
+        }
+    }
+
     /// Whether somebody still waits for an answer that he needs.
     pub fn is_busy(&self) -> bool {
         !self.busy.is_empty()
@@ -129,7 +167,7 @@ impl Desk {
 
     /// No answer came. A registration is asked for until it is answered, other things at times.
     pub fn unanswered(&mut self, world: &World, ask: Ask) {
-        if matches!(ask, Ask::Register(_)) || world.one_in(2) {
+        if matches!(ask, Ask::Register(_) | Ask::Resume(_)) || world.one_in(2) {
             self.again.push(ask);
         } else {
             self.busy.remove(&ask.uid());
@@ -227,7 +265,23 @@ impl Clients {
                     }
                     applied.is_ok()
                 }
+                Ask::Pause(uid) => {
+                    let event = ChangeEvent::Pause(None);
+                    let applied = writer.apply(&[Change { uid: *uid, event }]).await.remove(0);
+                    if let Ok(Applied::Live(row, Answer::Done) | Applied::Same(row)) = &applied {
+                        this.book.lock().expect("plain").paused(row.uid);
+                    }
+                    applied.is_ok()
+                }
+                Ask::Resume(uid) => {
+                    this.book.lock().expect("plain").resuming(*uid);
+                    let event = ChangeEvent::Resume(None);
+                    writer.apply(&[Change { uid: *uid, event }]).await.remove(0).is_ok()
+                }
                 Ask::Move(uid, _) | Ask::Fire(uid) => {
+                    if matches!(ask, Ask::Fire(_)) {
+                        this.book.lock().expect("plain").resuming(*uid);
+                    }
                     let event = match &ask {
                         Ask::Move(_, due_at) => {
                             ChangeEvent::Edit(Edit { due_at: Some(*due_at), ..Edit::default() })
@@ -245,6 +299,9 @@ impl Clients {
             let mut desk = this.desk.lock().expect("plain");
             if answered {
                 desk.busy.remove(&ask.uid());
+                if matches!(ask, Ask::Resume(_)) {
+                    desk.paused.remove(&ask.uid());
+                }
             } else {
                 desk.unanswered(&this.world, ask);
             }

@@ -42,11 +42,17 @@ fn long() -> bool {
     std::env::var_os("MAINSPRING_TEST_LONG").is_some()
 }
 
+/// Webhooks alone.
+const QUIET: Play = Play { planted: None, sends_events: false, has_queue: false, has_pauses: false };
+
 /// Nodes send the lifecycle events, too.
-const WITH_EVENTS: Play = Play { planted: None, sends_events: true, has_queue: false };
+const WITH_EVENTS: Play = Play { sends_events: true, ..QUIET };
 
 /// Some timers are for workers.
-const WITH_QUEUE: Play = Play { planted: None, sends_events: false, has_queue: true };
+const WITH_QUEUE: Play = Play { has_queue: true, ..QUIET };
+
+/// Beside that clients pause timers and resume them.
+const WITH_PAUSES: Play = Play { has_pauses: true, ..WITH_QUEUE };
 
 /// Runs these seeds until one fails; that one, and why.
 fn first_wrong(seeds: &[u64], play: Play) -> Option<(u64, String, String)> {
@@ -95,6 +101,11 @@ const fn has_queue(seed: u64) -> bool {
     matches!((seed / 5) % 10, 2 | 7)
 }
 
+/// Whether clients pause timers, too: in half of those.
+const fn has_pauses(seed: u64) -> bool {
+    (seed / 5) % 10 == 7
+}
+
 /// Every run of these is right.
 fn all_are_right(play: Play, is_one: impl Fn(u64) -> bool) {
     let began = mainspring::clock::Monotonic::now();
@@ -102,6 +113,7 @@ fn all_are_right(play: Play, is_one: impl Fn(u64) -> bool) {
     if let Some((seed, what, tail)) = first_wrong(&all, play) {
         let how = match play {
             Play { sends_events: true, .. } => "with MAINSPRING_SIM_EVENTS=1: ",
+            Play { has_pauses: true, .. } => "with MAINSPRING_SIM_QUEUE=1 MAINSPRING_SIM_PAUSES=1: ",
             Play { has_queue: true, .. } => "with MAINSPRING_SIM_QUEUE=1: ",
             _ => "",
         };
@@ -119,7 +131,13 @@ fn every_promise_holds_in_every_run() {
 /// answer that they get is true.
 #[test]
 fn every_place_is_settled_once_in_every_run() {
-    all_are_right(WITH_QUEUE, has_queue);
+    all_are_right(WITH_QUEUE, |seed| has_queue(seed) && !has_pauses(seed));
+}
+
+/// Beside that, nothing is sent and nothing given out of a timer between the answer to its pause and its resume.
+#[test]
+fn every_pause_holds_in_every_run() {
+    all_are_right(WITH_PAUSES, has_pauses);
 }
 
 /// Beside that, each lifecycle event is taken, those of one timer in order, and none is sent by a node that does not own its
@@ -130,7 +148,8 @@ fn every_event_is_told_in_every_run() {
 }
 
 /// Runs the seed that `MAINSPRING_SIM_SEED` names, with the defect that `MAINSPRING_SIM_PLANTED` names, if any, with nodes
-/// that send lifecycle events, if `MAINSPRING_SIM_EVENTS` is set, and with workers, if `MAINSPRING_SIM_QUEUE` is. A run that fails tells its last `MAINSPRING_SIM_TOLD` steps.
+/// that send lifecycle events, if `MAINSPRING_SIM_EVENTS` is set, with workers, if `MAINSPRING_SIM_QUEUE` is, and
+/// with pauses, if `MAINSPRING_SIM_PAUSES` is. A run that fails tells its last `MAINSPRING_SIM_TOLD` steps.
 #[test]
 fn one_seed() {
     let seed = std::env::var("MAINSPRING_SIM_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(FIRST);
@@ -139,7 +158,7 @@ fn one_seed() {
     let told = std::env::var("MAINSPRING_SIM_TOLD").ok().and_then(|told| told.parse().ok());
     let is_set = |name: &str| std::env::var_os(name).is_some();
     let (sends_events, has_queue) = (is_set("MAINSPRING_SIM_EVENTS"), is_set("MAINSPRING_SIM_QUEUE"));
-    let play = Play { planted, sends_events, has_queue };
+    let play = Play { planted, sends_events, has_queue, has_pauses: is_set("MAINSPRING_SIM_PAUSES") };
     let verdict = ground::run(seed, play, Watch { told: told.unwrap_or(BRIEF.told), ..BRIEF });
     eprintln!(
         "seed {seed}: {} steps, {} arrivals, {} leases in {} s",
@@ -156,7 +175,7 @@ fn one_seed() {
 #[test]
 fn one_seed_is_one_run() {
     for seed in FIRST..FIRST + if long() { 200 } else { 20 } {
-        let play = [WITH_EVENTS, Play::default(), WITH_QUEUE, Play::default()][(seed % 4) as usize];
+        let play = [WITH_EVENTS, Play::default(), WITH_QUEUE, WITH_PAUSES][(seed % 4) as usize];
         let run = |hasty| ground::run(seed, play, Watch { told: usize::MAX, hasty });
         let (one, other) = (run(false), run(true));
         if (one.digest, one.steps) == (other.digest, other.steps) {

@@ -85,6 +85,8 @@ struct Known {
     /// How often a place may be given out.
     attempts: u32,
     acknowledged: Option<Acknowledged>,
+    /// When its pause was acknowledged, if nobody has asked for its end since.
+    paused: Option<Moment>,
     /// By the moment of each registration.
     registrations: BTreeMap<i64, Registration>,
     cancelling: bool,
@@ -263,6 +265,7 @@ impl Places {
             dispatch,
             attempts: timer.policies.retry.unwrap_or_default().attempts,
             acknowledged: None,
+            paused: None,
             registrations: BTreeMap::new(),
             cancelling: false,
         });
@@ -274,13 +277,28 @@ impl Places {
         let Some(timer) = self.timers.get_mut(&row.uid) else { return };
         let created_at = row.created_at.get();
         if timer.registrations.last_key_value().is_none_or(|(latest, _)| *latest < created_at) {
-            timer.cancelling = false;
+            (timer.cancelling, timer.paused) = (false, None);
         }
         timer.registrations.entry(created_at).or_default();
         let generation = row.life.generation.0;
         if timer.acknowledged.is_none_or(|before| before.generation < generation) {
             let due_at = row.life.due_at.get();
             timer.acknowledged = Some(Acknowledged { generation, due_at, known });
+        }
+    }
+
+    /// A pause was acknowledged.
+    pub fn paused(&mut self, uid: Uid) {
+        let known = self.moment();
+        if let Some(timer) = self.timers.get_mut(&uid) {
+            timer.paused.get_or_insert(known);
+        }
+    }
+
+    /// A resume is asked for, or what ends a pause too.
+    pub fn resuming(&mut self, uid: Uid) {
+        if let Some(timer) = self.timers.get_mut(&uid) {
+            timer.paused = None;
         }
     }
 
@@ -336,6 +354,9 @@ impl Places {
             endings: Vec::new(),
         });
         let latest = registration.givings.last().expect("just pushed");
+        if timer.paused.is_some_and(|paused| latest.is_after(paused)) {
+            return wrong("while it is paused".into());
+        }
         if let Some(acknowledged) = timer.acknowledged {
             if generation < acknowledged.generation && latest.is_after(acknowledged.known) {
                 return wrong(format!("after generation {} was acknowledged", acknowledged.generation));

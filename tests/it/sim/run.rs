@@ -43,6 +43,8 @@ pub struct Play {
     pub sends_events: bool,
     /// Some timers are for a queue, from which workers fetch.
     pub has_queue: bool,
+    /// Clients pause timers, and resume them.
+    pub has_pauses: bool,
 }
 
 /// How long events may take beyond the timers.
@@ -105,7 +107,7 @@ impl Run {
         let clock = Arc::new(super::gate::Door { world: Arc::clone(&world), process: 0 });
         let store = ColdStore::open(&config, clock, true, false).expect("opens");
         let book = Arc::new(Mutex::new(Book::new(Arc::clone(&world))));
-        let desk = Desk::new(play.has_queue);
+        let desk = Desk::new(play);
         let crew = Arc::new(Mutex::new(Crew::new(play.has_queue)));
         let workers = Workers { world: Arc::clone(&world), book: Arc::clone(&book), crew };
         let clients = Clients { world: Arc::clone(&world), book, desk: Arc::new(Mutex::new(desk)) };
@@ -193,6 +195,7 @@ impl Run {
         while self.world.is_wrong().is_none() {
             let next = self.world.now() + 1000;
             self.until(next, |_| false).await;
+            self.clients.desk.lock().expect("plain").resume_all();
             if self.asks_left == 0
                 && !self.clients.desk.lock().expect("plain").is_busy()
                 && self.pending().await == 0
