@@ -40,11 +40,15 @@ pub enum Defect {
     ConfirmNotAwaited,
     /// A lifecycle event that was not taken is removed all the same.
     EventGivenUp,
+    /// A lease looks past what has become of places: one that a worker has, or that is settled, is given out again.
+    PlaceGivenTwice,
+    /// A settlement counts for whoever has the place now: which giving-out its token is of is not compared.
+    SettledByAnyToken,
 }
 
 impl Defect {
     /// All defects.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 14] = [
         Self::NaiveLoader,
         Self::ClaimWithoutGeneration,
         Self::ClaimWithoutEpoch,
@@ -57,6 +61,8 @@ impl Defect {
         Self::EventAfterCommit,
         Self::ConfirmNotAwaited,
         Self::EventGivenUp,
+        Self::PlaceGivenTwice,
+        Self::SettledByAnyToken,
     ];
 }
 

@@ -23,6 +23,7 @@ use crate::model::priority::Priority;
 use crate::model::queue::{DEFAULT_LEASE, Held, LeaseToken, MAX_ITEMS, Place, To, holder};
 use crate::model::subscription::Lifecycle;
 use crate::model::time::{LAST, Span, UnixMs};
+use crate::planted::Defect;
 
 /// The most workers that one transaction serves.
 pub const MAX_ASKING: usize = 200;
@@ -75,6 +76,8 @@ pub struct Leased {
     pub lease_until: UnixMs,
     /// How long it waited for a worker, in milliseconds: since it was due, or came back.
     pub waited_ms: i64,
+    /// It was given out by this call; otherwise its worker had it already, and asked for that.
+    pub is_new: bool,
 }
 
 /// The outcome of a lease.
@@ -263,6 +266,12 @@ impl ColdStore {
         for (uid, places) in self.places_of(tx, had).await? {
             if let Some(row) = new.get_mut(&uid) {
                 row.places = places;
+                if self.planted.is(Defect::PlaceGivenTwice) {
+                    let is_held = |place: &&mut Place| !matches!(place.held, Held::Returned | Held::Lost);
+                    for place in row.places.iter_mut().filter(is_held) {
+                        (place.held, place.until) = (Held::Lost, desk.now);
+                    }
+                }
             }
         }
         desk.rows.extend(new);
@@ -560,7 +569,7 @@ impl Desk<'_> {
             result: None,
             at: self.now,
         };
-        self.given[i].push(leased(row, &place, waited_ms));
+        self.given[i].push(leased(row, &place, waited_ms, true));
         self.told.push(told);
     }
 
@@ -569,14 +578,14 @@ impl Desk<'_> {
         let Some(row) = self.rows.get(&uid) else { return };
         let own = row.places.iter().find(|place| place.worker == asking.worker && place.held == Held::Out);
         match own {
-            Some(place) => self.given[i].push(leased(row, place, 0)),
+            Some(place) => self.given[i].push(leased(row, place, 0, false)),
             None if !self.terms.paused => self.give(i, asking, uid),
             None => {}
         }
     }
 }
 
-fn leased(row: &TimerRow, place: &Place, waited_ms: i64) -> Leased {
+fn leased(row: &TimerRow, place: &Place, waited_ms: i64, is_new: bool) -> Leased {
     Leased {
         delivery_id: place.delivery_id(row.uid, row.created_at),
         timer: row.id.clone(),
@@ -593,5 +602,6 @@ fn leased(row: &TimerRow, place: &Place, waited_ms: i64) -> Leased {
         },
         lease_until: place.until,
         waited_ms,
+        is_new,
     }
 }

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::apply::{Applied, ChangeEvent};
+use super::apply::{Applied, ChangeEvent, Settlement};
 use super::decide::{Context, Writes, waits_for_judgement};
 use super::end::End;
 use super::row::{AttemptRecord, TimerRow};
@@ -11,10 +11,11 @@ use super::sql::{Column, Statement, Tx};
 use super::{ColdStore, Error};
 use crate::model::id::{Generation, Uid};
 use crate::model::policy::Retry;
-use crate::model::queue::{Action, Again, Dispatch, Held, Place, Seats, holder};
+use crate::model::queue::{Action, Again, Dispatch, Held, LeaseToken, Place, Seats, holder};
 use crate::model::subscription::Lifecycle;
 use crate::model::time::{Span, UnixMs};
 use crate::model::timer::{Answer, AttemptResult, Life, Token};
+use crate::planted::{Defect, Planted};
 
 /// For how long a timer that would be too late is not looked at again while its queue is paused, in milliseconds.
 const PAUSED_LOOK_MS: i64 = 30_000;
@@ -92,7 +93,7 @@ pub(super) fn decide(
     let mut told = Vec::new();
     match change {
         ChangeEvent::Settle(settlement) => {
-            let token = &settlement.token;
+            let token = &token_of(settlement, row, context.planted);
             if token.created_at != row.created_at || settlement.lane != row.lane {
                 return stale(row);
             }
@@ -186,6 +187,16 @@ pub(super) fn decide(
     }
     writes.records.extend(records.into_iter().map(|record| (row.uid, created_at, record)));
     Some(Applied::Live(Box::new(row.clone()), Answer::Done))
+}
+
+/// The token of a settlement, as the event sees it: a planted defect falsifies it.
+fn token_of(settlement: &Settlement, row: &TimerRow, planted: Planted) -> LeaseToken {
+    let token = settlement.token;
+    let now = row.places.iter().find(|place| place.number == token.place);
+    match now.filter(|_| planted.is(Defect::SettledByAnyToken)) {
+        Some(place) => LeaseToken { giving: place.giving, given_at: place.given_at, ..token },
+        None => token,
+    }
 }
 
 /// The record of what a worker had.

@@ -81,9 +81,16 @@ impl Given {
 impl Drop for Given {
     fn drop(&mut self) {
         if let Some(queues) = self.queues.take().filter(|_| !self.items.is_empty()) {
-            queues.take_back(std::mem::take(&mut self.items));
+            queues.take_back(&self.items);
         }
     }
+}
+
+/// What takes back these items, because the answer that holds them cannot be written. What a worker had before stays with
+/// it: an earlier answer may have told it, and it may be at work.
+pub fn taken_back(items: &[Leased]) -> Vec<Change> {
+    let change = |item: &Leased| Change { uid: item.token.uid, event: ChangeEvent::TakeBack(item.token) };
+    items.iter().filter(|item| item.is_new).map(change).collect()
 }
 
 impl Queues {
@@ -214,14 +221,11 @@ impl Queues {
     }
 
     /// Takes back what nobody got.
-    fn take_back(self: Arc<Self>, items: Vec<Leased>) {
-        self.metrics.queue_taken_back.inc_by(items.len() as u64);
+    fn take_back(self: Arc<Self>, items: &[Leased]) {
+        let changes = taken_back(&items);
+        self.metrics.queue_taken_back.inc_by(changes.len() as u64);
         let this = Arc::clone(&self);
         self.tasks.spawn(async move {
-            let changes: Vec<Change> = items
-                .iter()
-                .map(|item| Change { uid: item.token.uid, event: ChangeEvent::TakeBack(item.token) })
-                .collect();
             for changes in changes.chunks(crate::cold::MAX_APPLY_BATCH) {
                 if let Some(why) = this.writer.apply(changes).await.into_iter().find_map(Result::err) {
                     // Their leases end by themselves.

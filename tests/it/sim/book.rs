@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use mainspring::cold::{Applied, TimerRow};
+use mainspring::cold::{Applied, NewTimer, TimerRow};
 use mainspring::model::id::{TimerId, Uid};
 use mainspring::model::pointer::Via;
 use mainspring::model::subscription::Lifecycle;
@@ -15,6 +15,7 @@ use mainspring::positions::GRACE_MS;
 use mainspring::sink::{Claim, Delivery};
 
 use super::events::{Event, Events};
+use super::places::{Moment, Places};
 use super::world::World;
 
 /// How a receiver behaves.
@@ -92,6 +93,10 @@ struct Known {
     /// When the latest change was asked for and when it was answered.
     asked_at: i64,
     acked_at: i64,
+    /// Its pause was acknowledged, and nobody has asked for its end since.
+    is_paused: bool,
+    /// It was paused at some time: it is as late as that made it.
+    was_paused: bool,
     sent: Vec<Sent>,
 }
 
@@ -116,12 +121,15 @@ pub struct Book {
     /// Lifecycle events by their timer's id.
     events: BTreeMap<String, Vec<Arrived>>,
     pub arrivals: usize,
+    /// What is for workers.
+    pub places: Places,
 }
 
 impl Book {
     pub fn new(world: Arc<World>) -> Self {
         let calm = Calm { until: i64::MAX, again: i64::MAX };
         Self {
+            places: Places::new(Arc::clone(&world)),
             world,
             timers: BTreeMap::new(),
             epochs: BTreeMap::new(),
@@ -148,8 +156,11 @@ impl Book {
     }
 
     /// A registration is asked for, maybe not for the first time.
-    pub fn registering(&mut self, uid: Uid) {
-        self.timers.entry(uid).or_insert_with(|| Known {
+    pub fn registering(&mut self, timer: &NewTimer) {
+        self.places.registering(timer);
+        // It may begin anew, and is not paused then.
+        self.resuming(timer.uid);
+        self.timers.entry(timer.uid).or_insert_with(|| Known {
             generation: 0,
             due_at: i64::MIN,
             since: 0,
@@ -157,6 +168,8 @@ impl Book {
             cancelling: false,
             asked_at: 0,
             acked_at: i64::MAX,
+            is_paused: false,
+            was_paused: false,
             sent: Vec::new(),
         });
     }
@@ -170,6 +183,7 @@ impl Book {
 
     /// A registration was acknowledged.
     pub fn registered(&mut self, row: &TimerRow, asked_at: i64) {
+        self.places.acknowledged(row);
         let now = self.world.now();
         let generation = row.life.generation.0;
         let sent = self.timers.remove(&row.uid).map(|known| known.sent).unwrap_or_default();
@@ -181,20 +195,24 @@ impl Book {
             cancelling: false,
             asked_at,
             acked_at: now,
+            is_paused: false,
+            was_paused: false,
             sent,
         };
         self.timers.insert(row.uid, known);
     }
 
-    pub fn cancelling(&mut self, uid: Uid) {
+    pub fn cancelling(&mut self, uid: Uid) -> Moment {
         if let Some(known) = self.timers.get_mut(&uid) {
             known.cancelling = true;
         }
+        self.places.cancelling(uid)
     }
 
-    /// A cancel was answered.
-    pub fn cancelled(&mut self, applied: &Applied) {
+    /// A cancel that was asked for then was answered.
+    pub fn cancelled(&mut self, applied: &Applied, asked: Moment) {
         let Applied::Live(row, answer) = applied else { return };
+        self.places.cancelled(row, *answer, asked);
         let Some(known) = self.timers.get_mut(&row.uid) else { return };
         let token = (row.life.generation.0, row.life.attempt);
         let since = known.since;
@@ -221,12 +239,29 @@ impl Book {
 
     /// A change of the due time was acknowledged.
     pub fn moved(&mut self, row: &TimerRow, asked_at: i64) {
+        self.places.acknowledged(row);
         let now = self.world.now();
         let Some(known) = self.timers.get_mut(&row.uid) else { return };
         known.generation = known.generation.max(row.life.generation.0);
         known.due_at = row.life.due_at.get();
         known.asked_at = asked_at;
         known.acked_at = now;
+    }
+
+    /// A pause was acknowledged.
+    pub fn paused(&mut self, uid: Uid) {
+        self.places.paused(uid);
+        if let Some(known) = self.timers.get_mut(&uid) {
+            (known.is_paused, known.was_paused) = (true, true);
+        }
+    }
+
+    /// A resume is asked for, or what ends a pause too.
+    pub fn resuming(&mut self, uid: Uid) {
+        self.places.resuming(uid);
+        if let Some(known) = self.timers.get_mut(&uid) {
+            known.is_paused = false;
+        }
     }
 
     /// An attempt is sent now, after its node's last look at the lease.
@@ -311,6 +346,12 @@ impl Book {
         let wrong = |what: String| {
             self.world.wrong(format!("{} {generation}.{attempt} ({}): {what}", uid.0.simple(), delivery.id));
         };
+        if self.places.has(uid) {
+            wrong("sent, and workers are to fetch it".into());
+        }
+        if known.is_paused {
+            wrong("sent while it is paused".into());
+        }
         if generation < known.generation {
             wrong(format!("sent after generation {} was acknowledged", known.generation));
         }
@@ -340,7 +381,7 @@ impl Book {
         }
         // Sooner it is no rescue: until a wheel that was taken over ticks, the sweep leaves it nothing.
         let late_ms = now.saturating_sub(known.due_at);
-        let rescued = delivery.claim.via == Some(Via::Sweep) && late_ms >= GRACE_MS;
+        let rescued = delivery.claim.via == Some(Via::Sweep) && late_ms >= GRACE_MS && !known.was_paused;
         if rescued && attempt == 1 && self.calm.covers(known, now) {
             wrong(format!("left to the sweep, {late_ms} ms late, and nothing explains it"));
         }
@@ -374,10 +415,11 @@ impl Book {
         sent.any(|sent| sent.process == process && sent.how == Behaviour::Ok && !sent.known)
     }
 
-    /// Timers of which something has arrived, the latest arrival last.
+    /// Timers of which something has arrived, or was given to a worker; the latest last.
     pub fn fired(&self) -> Vec<Uid> {
         let mut fired: Vec<(i64, Uid)> =
             self.timers.iter().filter_map(|(uid, known)| Some((known.sent.last()?.at, *uid))).collect();
+        fired.extend(self.places.fired());
         fired.sort_unstable();
         fired.into_iter().map(|(_, uid)| uid).collect()
     }
@@ -411,6 +453,9 @@ impl Book {
         let Some(row) = row else {
             return self.world.wrong(format!("{} is gone without a trace", uid.0));
         };
+        if self.places.has(uid) {
+            return self.places.ended(row);
+        }
         let generation = row.life.generation.0;
         let wrong = |what: String| self.world.wrong(format!("{}: {what}; {row:?}; {known:?}", row.id));
         if generation < known.generation {

@@ -14,6 +14,8 @@ use mainspring::model::timer::Answer;
 
 use super::book::Book;
 use super::node::{Node, Task};
+use super::run::Play;
+use super::workers::{QUEUE, dispatch};
 use super::world::World;
 use crate::support::new_timer;
 
@@ -24,13 +26,19 @@ pub enum Ask {
     Cancel(Uid),
     Move(Uid, UnixMs),
     Fire(Uid),
+    Pause(Uid),
+    Resume(Uid),
 }
 
 impl Ask {
     pub fn uid(&self) -> Uid {
         match self {
             Self::Register(timer) => timer.uid,
-            Self::Cancel(uid) | Self::Move(uid, _) | Self::Fire(uid) => *uid,
+            Self::Cancel(uid)
+            | Self::Move(uid, _)
+            | Self::Fire(uid)
+            | Self::Pause(uid)
+            | Self::Resume(uid) => *uid,
         }
     }
 
@@ -40,6 +48,8 @@ impl Ask {
             Self::Cancel(_) => "client cancel",
             Self::Move(..) => "client move",
             Self::Fire(_) => "client fire",
+            Self::Pause(_) => "client pause",
+            Self::Resume(_) => "client resume",
         }
     }
 }
@@ -47,6 +57,11 @@ impl Ask {
 /// What clients have under way and have to ask again. One client asks one thing of one timer at a time.
 #[derive(Default)]
 pub struct Desk {
+    /// Some timers are for the queue.
+    has_queue: bool,
+    /// Some timers are paused; these may be, and have to be resumed.
+    has_pauses: bool,
+    paused: BTreeSet<Uid>,
     timers: BTreeMap<Uid, NewTimer>,
     busy: BTreeSet<Uid>,
     again: Vec<Ask>,
@@ -54,6 +69,10 @@ pub struct Desk {
 }
 
 impl Desk {
+    pub fn new(play: Play) -> Self {
+        Self { has_queue: play.has_queue, has_pauses: play.has_pauses, ..Self::default() }
+    }
+
     /// Something new to ask, if there is anything; `window` is how far the wheels reach.
     /// `fired`: timers of which something has arrived, the latest last.
     pub fn think(&mut self, world: &World, window: i64, far: bool, fired: &[Uid]) -> Option<Ask> {
@@ -62,6 +81,15 @@ impl Desk {
             return Some(ask);
         }
         let idle: Vec<Uid> = self.timers.keys().copied().filter(|uid| !self.busy.contains(uid)).collect();
+        let pause = (self.has_pauses && !idle.is_empty() && world.one_in(3)).then(|| {
+            let uid = idle[usize::try_from(world.pick(0..idle.len() as i64)).expect("small")];
+            let resumed = self.paused.iter().find(|uid| idle.contains(uid)).filter(|_| world.one_in(2));
+            resumed.map_or(Ask::Pause(uid), |uid| Ask::Resume(*uid))
+        });
+        if let Some(ask) = pause {
+            self.begins(&ask);
+            return Some(ask);
+        }
         let ask = match world.pick(0..100) {
             n if n < 50 || idle.is_empty() => {
                 Ask::Register(Box::new(self.make(world, due_at(world, window))))
@@ -100,9 +128,31 @@ impl Desk {
         let mut timer = self.timers[&uid].clone();
         timer.again = true;
         timer.due_at = due_at;
-        timer.created_at = UnixMs::new(world.now());
+        let now = UnixMs::new(world.now());
+        // The book of places tells registrations apart by their moments.
+        timer.created_at = match timer.dispatch {
+            Some(_) => now.max(timer.created_at.shifted(1)),
+            None => now,
+        };
         timer.request_hash = hash(timer.due_at);
         Ask::Register(Box::new(timer))
+    }
+
+    /// From now on nobody asks this timer for something else.
+    fn begins(&mut self, ask: &Ask) {
+        self.busy.insert(ask.uid());
+        if matches!(ask, Ask::Pause(_)) {
+            self.paused.insert(ask.uid());
+        }
+    }
+
+    /// Whatever may be paused is resumed, as soon as nobody asks for anything else of it.
+    pub fn resume_all(&mut self) {
+        let idle: Vec<Uid> = self.paused.iter().copied().filter(|uid| !self.busy.contains(uid)).collect();
+        for uid in idle {
+            self.busy.insert(uid);
+            self.again.push(Ask::Resume(uid));
+        }
     }
 
     /// Whether somebody still waits for an answer that he needs.
@@ -117,7 +167,7 @@ impl Desk {
 
     /// No answer came. A registration is asked for until it is answered, other things at times.
     pub fn unanswered(&mut self, world: &World, ask: Ask) {
-        if matches!(ask, Ask::Register(_)) || world.one_in(2) {
+        if matches!(ask, Ask::Register(_) | Ask::Resume(_)) || world.one_in(2) {
             self.again.push(ask);
         } else {
             self.busy.remove(&ask.uid());
@@ -131,6 +181,17 @@ impl Desk {
             first: Span::from_duration(Duration::from_millis(300)),
             cap: Span::from_duration(Duration::from_millis(1000)),
         };
+        if self.has_queue && world.one_in(2) {
+            // Some are given out so seldom that they end as dead.
+            let attempts = if world.one_in(5) { 3 } else { retry.attempts };
+            return NewTimer {
+                target: Target::Queue(QUEUE.into()),
+                dispatch: Some(dispatch(world)),
+                policies: Policies { retry: Some(Retry { attempts, ..retry }), ..Policies::default() },
+                request_hash: hash(due_at),
+                ..new_timer(&format!("t{}", self.made), due_at, UnixMs::new(world.now()))
+            };
+        }
         // Some go out together with others of their owner.
         let merges = world.one_in(3);
         let merge = merges.then(|| Merge { window: Span::from_duration(Duration::from_millis(2500)) });
@@ -191,20 +252,36 @@ impl Clients {
         Task::new(ask.name(), &self.world.clone(), async move {
             let answered = match &ask {
                 Ask::Register(timer) => {
-                    this.book.lock().expect("plain").registering(timer.uid);
+                    this.book.lock().expect("plain").registering(timer);
                     let answer = writer.register(std::slice::from_ref(timer)).await.remove(0);
                     this.registered(timer, answer.ok(), now)
                 }
                 Ask::Cancel(uid) => {
-                    this.book.lock().expect("plain").cancelling(*uid);
+                    let asked = this.book.lock().expect("plain").cancelling(*uid);
                     let applied =
                         writer.apply(&[Change { uid: *uid, event: ChangeEvent::Cancel }]).await.remove(0);
                     if let Ok(applied) = &applied {
-                        this.book.lock().expect("plain").cancelled(applied);
+                        this.book.lock().expect("plain").cancelled(applied, asked);
                     }
                     applied.is_ok()
                 }
+                Ask::Pause(uid) => {
+                    let event = ChangeEvent::Pause(None);
+                    let applied = writer.apply(&[Change { uid: *uid, event }]).await.remove(0);
+                    if let Ok(Applied::Live(row, Answer::Done) | Applied::Same(row)) = &applied {
+                        this.book.lock().expect("plain").paused(row.uid);
+                    }
+                    applied.is_ok()
+                }
+                Ask::Resume(uid) => {
+                    this.book.lock().expect("plain").resuming(*uid);
+                    let event = ChangeEvent::Resume(None);
+                    writer.apply(&[Change { uid: *uid, event }]).await.remove(0).is_ok()
+                }
                 Ask::Move(uid, _) | Ask::Fire(uid) => {
+                    if matches!(ask, Ask::Fire(_)) {
+                        this.book.lock().expect("plain").resuming(*uid);
+                    }
                     let event = match &ask {
                         Ask::Move(_, due_at) => {
                             ChangeEvent::Edit(Edit { due_at: Some(*due_at), ..Edit::default() })
@@ -222,6 +299,9 @@ impl Clients {
             let mut desk = this.desk.lock().expect("plain");
             if answered {
                 desk.busy.remove(&ask.uid());
+                if matches!(ask, Ask::Resume(_)) {
+                    desk.paused.remove(&ask.uid());
+                }
             } else {
                 desk.unanswered(&this.world, ask);
             }

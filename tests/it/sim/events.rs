@@ -96,15 +96,23 @@ fn tells(told: &[Event], row: &TimerRow) -> Result<(), &'static str> {
     if body["generation"] != row.life.generation.0 {
         return Err("end as another generation");
     }
-    let changes = told.iter().rev().take_while(|event| event.kind != Lifecycle::TimerRegistered);
-    let changes = changes.filter(|event| event.kind == Lifecycle::TimerChanged).count();
-    let registered = told.iter().rev().find(|event| event.kind == Lifecycle::TimerRegistered);
-    let registered: serde_json::Value =
-        registered.map_or_else(Default::default, |event| serde_json::from_slice(&event.body).expect("JSON"));
-    let generations = i64::from(row.life.generation.0) - registered["generation"].as_i64().unwrap_or(0);
-    // Each change of a run is one of the due time, which makes a generation.
-    if usize::try_from(generations) != Ok(changes) {
-        return Err("lack a change, or have one too many");
+    let registered = told.iter().rposition(|event| event.kind == Lifecycle::TimerRegistered).unwrap_or(0);
+    // A change of the due time makes the next generation; a pause or a resume leaves it as it is.
+    let as_of = |event: &Event| {
+        let body: serde_json::Value = serde_json::from_slice(&event.body).expect("JSON");
+        (body["generation"].as_i64().unwrap_or(0), body["state"] == "paused")
+    };
+    let mut before = as_of(&told[registered]);
+    for event in told[registered..].iter().filter(|event| event.kind == Lifecycle::TimerChanged) {
+        let now = as_of(event);
+        let is_turned = now.0 == before.0 && now.1 != before.1;
+        if !is_turned && now.0 != before.0 + 1 {
+            return Err("lack a change, or have one too many");
+        }
+        before = now;
     }
-    Ok(())
+    match before.0 == i64::from(row.life.generation.0) {
+        true => Ok(()),
+        false => Err("lack a change"),
+    }
 }

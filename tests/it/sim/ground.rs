@@ -16,6 +16,8 @@ use super::world::Watch;
 pub struct Verdict {
     pub digest: u64,
     pub arrivals: usize,
+    /// What workers were given.
+    pub given: usize,
     pub steps: usize,
     pub lasted_ms: i64,
     /// The end of the trace.

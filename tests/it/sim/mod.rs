@@ -17,10 +17,12 @@ mod faults;
 mod gate;
 mod ground;
 mod node;
+mod places;
 mod receiver;
 mod run;
 mod schedule;
 mod wheels;
+mod workers;
 mod world;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -40,8 +42,17 @@ fn long() -> bool {
     std::env::var_os("MAINSPRING_TEST_LONG").is_some()
 }
 
+/// Webhooks alone.
+const QUIET: Play = Play { planted: None, sends_events: false, has_queue: false, has_pauses: false };
+
 /// Nodes send the lifecycle events, too.
-const WITH_EVENTS: Play = Play { planted: None, sends_events: true };
+const WITH_EVENTS: Play = Play { sends_events: true, ..QUIET };
+
+/// Some timers are for workers.
+const WITH_QUEUE: Play = Play { has_queue: true, ..QUIET };
+
+/// Beside that clients pause timers and resume them.
+const WITH_PAUSES: Play = Play { has_pauses: true, ..WITH_QUEUE };
 
 /// Runs these seeds until one fails; that one, and why.
 fn first_wrong(seeds: &[u64], play: Play) -> Option<(u64, String, String)> {
@@ -85,12 +96,27 @@ const fn has_events(seed: u64) -> bool {
     (seed / 5).is_multiple_of(10)
 }
 
+/// Whether this is one of the runs with a queue: a fifth of each [`Kind`].
+const fn has_queue(seed: u64) -> bool {
+    matches!((seed / 5) % 10, 2 | 7)
+}
+
+/// Whether clients pause timers, too: in half of those.
+const fn has_pauses(seed: u64) -> bool {
+    (seed / 5) % 10 == 7
+}
+
 /// Every run of these is right.
 fn all_are_right(play: Play, is_one: impl Fn(u64) -> bool) {
     let began = mainspring::clock::Monotonic::now();
     let all: Vec<u64> = (FIRST..FIRST + seeds()).filter(|seed| is_one(*seed)).collect();
     if let Some((seed, what, tail)) = first_wrong(&all, play) {
-        let how = if play.sends_events { "with MAINSPRING_SIM_EVENTS=1: " } else { "" };
+        let how = match play {
+            Play { sends_events: true, .. } => "with MAINSPRING_SIM_EVENTS=1: ",
+            Play { has_pauses: true, .. } => "with MAINSPRING_SIM_QUEUE=1 MAINSPRING_SIM_PAUSES=1: ",
+            Play { has_queue: true, .. } => "with MAINSPRING_SIM_QUEUE=1: ",
+            _ => "",
+        };
         fail(seed, &format!("{how}{what}"), &tail);
     }
     eprintln!("{} seeds in {:?}", all.len(), began.elapsed());
@@ -98,7 +124,20 @@ fn all_are_right(play: Play, is_one: impl Fn(u64) -> bool) {
 
 #[test]
 fn every_promise_holds_in_every_run() {
-    all_are_right(Play::default(), |seed| !has_events(seed));
+    all_are_right(Play::default(), |seed| !has_events(seed) && !has_queue(seed));
+}
+
+/// Beside that, workers that fetch what is for a queue, settle it or fail to, get each place as often as they should, and every
+/// answer that they get is true.
+#[test]
+fn every_place_is_settled_once_in_every_run() {
+    all_are_right(WITH_QUEUE, |seed| has_queue(seed) && !has_pauses(seed));
+}
+
+/// Beside that, nothing is sent and nothing given out of a timer between the answer to its pause and its resume.
+#[test]
+fn every_pause_holds_in_every_run() {
+    all_are_right(WITH_PAUSES, has_pauses);
 }
 
 /// Beside that, each lifecycle event is taken, those of one timer in order, and none is sent by a node that does not own its
@@ -108,20 +147,24 @@ fn every_event_is_told_in_every_run() {
     all_are_right(WITH_EVENTS, has_events);
 }
 
-/// Runs the seed that `MAINSPRING_SIM_SEED` names, with the defect that `MAINSPRING_SIM_PLANTED` names, if any, and with nodes
-/// that send lifecycle events, if `MAINSPRING_SIM_EVENTS` is set. A run that fails tells its last `MAINSPRING_SIM_TOLD` steps.
+/// Runs the seed that `MAINSPRING_SIM_SEED` names, with the defect that `MAINSPRING_SIM_PLANTED` names, if any, with nodes
+/// that send lifecycle events, if `MAINSPRING_SIM_EVENTS` is set, with workers, if `MAINSPRING_SIM_QUEUE` is, and
+/// with pauses, if `MAINSPRING_SIM_PAUSES` is. A run that fails tells its last `MAINSPRING_SIM_TOLD` steps.
 #[test]
 fn one_seed() {
     let seed = std::env::var("MAINSPRING_SIM_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(FIRST);
     let planted = std::env::var("MAINSPRING_SIM_PLANTED").ok();
     let planted = planted.map(|name| serde_json::from_value(name.into()).expect("a defect's name"));
     let told = std::env::var("MAINSPRING_SIM_TOLD").ok().and_then(|told| told.parse().ok());
-    let play = Play { planted, sends_events: std::env::var_os("MAINSPRING_SIM_EVENTS").is_some() };
+    let is_set = |name: &str| std::env::var_os(name).is_some();
+    let (sends_events, has_queue) = (is_set("MAINSPRING_SIM_EVENTS"), is_set("MAINSPRING_SIM_QUEUE"));
+    let play = Play { planted, sends_events, has_queue, has_pauses: is_set("MAINSPRING_SIM_PAUSES") };
     let verdict = ground::run(seed, play, Watch { told: told.unwrap_or(BRIEF.told), ..BRIEF });
     eprintln!(
-        "seed {seed}: {} steps, {} arrivals in {} s",
+        "seed {seed}: {} steps, {} arrivals, {} leases in {} s",
         verdict.steps,
         verdict.arrivals,
+        verdict.given,
         verdict.lasted_ms / 1000
     );
     if let Some(what) = verdict.wrong {
@@ -132,7 +175,7 @@ fn one_seed() {
 #[test]
 fn one_seed_is_one_run() {
     for seed in FIRST..FIRST + if long() { 200 } else { 20 } {
-        let play = if seed % 4 == 0 { WITH_EVENTS } else { Play::default() };
+        let play = [WITH_EVENTS, Play::default(), WITH_QUEUE, WITH_PAUSES][(seed % 4) as usize];
         let run = |hasty| ground::run(seed, play, Watch { told: usize::MAX, hasty });
         let (one, other) = (run(false), run(true));
         if (one.digest, one.steps) == (other.digest, other.steps) {
@@ -216,4 +259,14 @@ fn an_event_that_is_written_after_the_commit_is_found() {
 #[test]
 fn an_event_that_is_given_up_is_found() {
     is_found_in(WITH_EVENTS, Defect::EventGivenUp, Kind::Calm, FIRST);
+}
+
+#[test]
+fn a_place_that_is_given_out_twice_is_found() {
+    is_found_in(WITH_QUEUE, Defect::PlaceGivenTwice, Kind::Calm, FIRST);
+}
+
+#[test]
+fn a_settlement_after_its_lease_was_lost_is_found() {
+    is_found_in(WITH_QUEUE, Defect::SettledByAnyToken, Kind::Calm, FIRST);
 }

@@ -20,6 +20,7 @@ use super::ground::{Ground, Verdict};
 use super::node::{Common, Node, Task};
 use super::receiver::Mood;
 use super::wheels::Server;
+use super::workers::{Crew, Job, Workers};
 use super::world::{Watch, World};
 
 pub const SHARDS: u16 = 4;
@@ -40,6 +41,10 @@ pub struct Play {
     pub planted: Option<Defect>,
     /// The nodes send the lifecycle events. Otherwise these wait until the end.
     pub sends_events: bool,
+    /// Some timers are for a queue, from which workers fetch.
+    pub has_queue: bool,
+    /// Clients pause timers, and resume them.
+    pub has_pauses: bool,
 }
 
 /// How long events may take beyond the timers.
@@ -52,11 +57,17 @@ pub struct Seat {
     pub until: Option<i64>,
 }
 
-/// A call of a client that is under way.
+/// A call that is under way.
 pub struct Call {
     pub process: usize,
-    pub ask: Ask,
+    pub of: Caller,
     pub task: Task,
+}
+
+/// Whose call it is, and what it is for.
+pub enum Caller {
+    Client(Ask),
+    Workers(Job),
 }
 
 /// A run under way.
@@ -66,6 +77,7 @@ pub struct Run {
     pub world: Arc<World>,
     pub common: Common,
     pub clients: Clients,
+    pub workers: Workers,
     pub mood: Arc<Mutex<Mood>>,
     pub seats: Vec<Seat>,
     pub calls: Vec<Call>,
@@ -95,8 +107,10 @@ impl Run {
         let clock = Arc::new(super::gate::Door { world: Arc::clone(&world), process: 0 });
         let store = ColdStore::open(&config, clock, true, false).expect("opens");
         let book = Arc::new(Mutex::new(Book::new(Arc::clone(&world))));
-        let clients =
-            Clients { world: Arc::clone(&world), book, desk: Arc::new(Mutex::new(Desk::default())) };
+        let desk = Desk::new(play);
+        let crew = Arc::new(Mutex::new(Crew::new(play.has_queue)));
+        let workers = Workers { world: Arc::clone(&world), book: Arc::clone(&book), crew };
+        let clients = Clients { world: Arc::clone(&world), book, desk: Arc::new(Mutex::new(desk)) };
         let common = Common {
             world: Arc::clone(&world),
             config,
@@ -112,6 +126,7 @@ impl Run {
             kind,
             common,
             clients,
+            workers,
             mood: Arc::new(Mutex::new(Mood { fails: 8, hangs: 4, lost: 3, refuses: 3 })),
             seats: (0..seats).map(|_| Seat { node: None, until: Some(0) }).collect(),
             calls: Vec::new(),
@@ -135,8 +150,11 @@ impl Run {
         drop((seats, calls));
         common.store.close().await;
         let wrong = world.is_wrong();
-        let arrivals = clients.book.lock().expect("plain").arrivals;
-        Verdict { digest: world.digest(), trace: world.tail(), arrivals, steps, lasted_ms, wrong }
+        let (arrivals, given) = {
+            let book = clients.book.lock().expect("plain");
+            (book.arrivals, book.places.given)
+        };
+        Verdict { digest: world.digest(), trace: world.tail(), arrivals, given, steps, lasted_ms, wrong }
     }
 
     pub async fn go(&mut self) {
@@ -147,15 +165,18 @@ impl Run {
         }
         let well = self.world.now();
         self.settled = true;
+        self.crew(|crew| crew.rests = false);
         self.ask(if self.kind == Kind::Calm { 50 } else { 35 });
         self.until(well + WELL_MS, |_| false).await;
         self.far = false;
         if self.kind != Kind::Calm {
             self.next_ask = i64::MAX;
+            self.crew(|crew| crew.rests = true);
             // What was written while all was well has come to rest.
             self.until(well + WELL_MS + 3000, Self::is_at_rest).await;
             self.make_ill().await;
         }
+        self.crew(|crew| (crew.rests, crew.is_well) = (false, true));
         let healed = self.world.now();
         if self.kind != Kind::Calm {
             self.healed_at = healed;
@@ -174,6 +195,7 @@ impl Run {
         while self.world.is_wrong().is_none() {
             let next = self.world.now() + 1000;
             self.until(next, |_| false).await;
+            self.clients.desk.lock().expect("plain").resume_all();
             if self.asks_left == 0
                 && !self.clients.desk.lock().expect("plain").is_busy()
                 && self.pending().await == 0
@@ -190,6 +212,10 @@ impl Run {
         self.audit().await;
     }
 
+    fn crew(&self, change: impl FnOnce(&mut Crew)) {
+        change(&mut self.workers.crew.lock().expect("plain"));
+    }
+
     /// Clients ask so often from now on.
     fn ask(&mut self, asks: i64) {
         self.asks_left = asks;
@@ -203,6 +229,7 @@ impl Run {
         self.world.set_odds(odds(Some(self.kind)));
         self.faults = plan(self.kind, &self.world, self.seats.len());
         *self.mood.lock().expect("plain") = Mood { fails: 8, hangs: 15, lost: 5, refuses: 3 };
+        self.crew(|crew| crew.rests = false);
         self.ask(24);
         self.until(now + self.kind.ill_ms(), |_| false).await;
         self.world.set_odds(odds(None));

@@ -6,7 +6,8 @@ use super::clients::Ask;
 use super::faults::{Fault, Kind};
 use super::node::{Node, Task};
 use super::receiver::Receivers;
-use super::run::{Call, Run, SHARDS, WINDOW_MS};
+use super::run::{Call, Caller, Run, SHARDS, WINDOW_MS};
+use super::workers::Deed;
 use super::world::World;
 
 /// What can be done next.
@@ -158,7 +159,8 @@ impl Run {
         let faults = self.faults.first().map(|(at, _)| *at);
         let asks = (self.asks_left > 0).then_some(self.next_ask);
         let held = self.calls.iter().map(|call| call.task.held_until).filter(|at| *at > self.world.now());
-        seats.chain(faults).chain(asks).chain(held).chain(self.world.next_waking()).min()
+        let deeds = self.workers.crew.lock().expect("plain").next_at().filter(|_| self.has_open_places());
+        seats.chain(faults).chain(asks).chain(deeds).chain(held).chain(self.world.next_waking()).min()
     }
 
     /// What comes at its time: faults, starts, ends of pauses, and clients.
@@ -198,21 +200,44 @@ impl Run {
             let ask = self.clients.desk.lock().expect("plain").next_again();
             ask.into_iter().for_each(|ask| self.call(ask));
         }
+        if self.has_open_places() {
+            let is_due = self.clients.book.lock().expect("plain").places.is_due();
+            let deed = self.workers.crew.lock().expect("plain").next(&self.world, is_due);
+            deed.into_iter().for_each(|deed| self.work(deed));
+        }
+    }
+
+    /// Whether workers have something to do, as far as anybody knows.
+    fn has_open_places(&self) -> bool {
+        self.clients.book.lock().expect("plain").places.is_open()
+    }
+
+    /// Any node that answers.
+    fn open(&self) -> Option<&Node> {
+        let open: Vec<&Node> = self
+            .seats
+            .iter()
+            .filter_map(|seat| seat.node.as_ref().filter(|node| self.world.runs(node.process)))
+            .collect();
+        match open.len() {
+            0 => None,
+            n => Some(open[usize::try_from(self.world.pick(0..n as i64)).expect("small")]),
+        }
     }
 
     fn call(&mut self, ask: Ask) {
-        let open: Vec<usize> = (0..self.seats.len())
-            .filter(|place| {
-                self.seats[*place].node.as_ref().is_some_and(|node| self.world.runs(node.process))
-            })
-            .collect();
-        if open.is_empty() {
+        let Some(node) = self.open() else {
             return self.clients.desk.lock().expect("plain").unanswered(&self.world, ask);
-        }
-        let place = open[usize::try_from(self.world.pick(0..open.len() as i64)).expect("small")];
-        let node = self.seats[place].node.as_ref().expect("open");
-        let task = self.clients.ask(node, ask.clone());
-        self.calls.push(Call { process: node.process, ask, task });
+        };
+        let (process, task) = (node.process, self.clients.ask(node, ask.clone()));
+        self.calls.push(Call { process, of: Caller::Client(ask), task });
+    }
+
+    fn work(&mut self, deed: Deed) {
+        let Some(node) = self.open() else { return self.workers.put_off(deed) };
+        let process = node.process;
+        let (job, task) = self.workers.begin(node, deed);
+        self.calls.push(Call { process, of: Caller::Workers(job), task });
     }
 
     fn start(&mut self, place: usize) {
@@ -238,8 +263,13 @@ impl Run {
             std::mem::take(&mut self.calls).into_iter().partition(|call| call.process == process);
         self.calls = calls;
         let cut_off: Vec<Call> = cut_off;
-        for Call { ask, .. } in cut_off {
-            self.clients.desk.lock().expect("plain").unanswered(&self.world, ask);
+        for Call { of, .. } in cut_off {
+            match of {
+                Caller::Client(ask) => {
+                    self.clients.desk.lock().expect("plain").unanswered(&self.world, ask);
+                }
+                Caller::Workers(job) => self.workers.unanswered(job),
+            }
         }
     }
 

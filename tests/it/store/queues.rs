@@ -15,6 +15,7 @@ use mainspring::model::queue::{Action, Dispatch, Held, LeaseToken, Settings, To,
 use mainspring::model::target::Target;
 use mainspring::model::time::{LAST, Span, UnixMs};
 use mainspring::model::timer::{Answer, State};
+use mainspring::queue::taken_back;
 
 use super::fixture::{Fixture, on_both_stores};
 
@@ -493,6 +494,21 @@ async fn a_change_gives_out_anew_what_is_not_settled(f: Fixture) {
     f.balanced().await;
 }
 
+async fn what_a_worker_had_before_is_not_taken_back(f: Fixture) {
+    let uid = f.put_for("t", 0, Dispatch { times: 2, ..Dispatch::default() }).await;
+    let first = f.item("w1").await;
+    // It asks for that again, and this answer cannot be written.
+    let again = f.lease(Asking { redo: true, ..asking("w1") }).await;
+    assert_eq!(again.iter().map(|item| item.token).collect::<Vec<_>>(), [first.token]);
+    assert!(taken_back(&again).is_empty(), "it may be at work on it");
+    // Nor is there another answer than this to take back of.
+    let other = f.lease(Asking { redo: true, ..asking("w2") }).await;
+    f.apply(&taken_back(&other)).await;
+    assert!(f.settle(&other[0], Action::Ack).await.is_none(), "nobody got it");
+    assert!(f.settle(&first, Action::Ack).await.is_some(), "its first answer holds");
+    assert_eq!(f.find(uid).await.seats.map(|seats| (seats.acked, seats.fresh)), Some((1, 1)));
+}
+
 async fn what_nobody_got_is_taken_back_and_does_not_count(f: Fixture) {
     let uid = f.put_for("t", 0, times(2, false)).await;
     let item = f.item("w1").await;
@@ -652,6 +668,7 @@ on_both_stores!(
     what_nobody_took_in_time_follows_its_late,
     a_paused_queue_gives_nothing_out_and_judges_at_its_resume,
     a_change_gives_out_anew_what_is_not_settled,
+    what_a_worker_had_before_is_not_taken_back,
     what_nobody_got_is_taken_back_and_does_not_count,
     no_dispatcher_claims_it_and_no_take_over_takes_it_back,
     a_queue_says_what_waits_in_it_and_goes_when_nothing_does,
