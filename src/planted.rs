@@ -40,11 +40,13 @@ pub enum Defect {
     ConfirmNotAwaited,
     /// A lifecycle event that was not taken is removed all the same.
     EventGivenUp,
+    /// A lease does not see that a place is out, and gives it to the next worker.
+    PlaceGivenTwice,
 }
 
 impl Defect {
     /// All defects.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::NaiveLoader,
         Self::ClaimWithoutGeneration,
         Self::ClaimWithoutEpoch,
@@ -57,6 +59,7 @@ impl Defect {
         Self::EventAfterCommit,
         Self::ConfirmNotAwaited,
         Self::EventGivenUp,
+        Self::PlaceGivenTwice,
     ];
 }
 

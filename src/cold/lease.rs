@@ -23,6 +23,7 @@ use crate::model::priority::Priority;
 use crate::model::queue::{DEFAULT_LEASE, Held, LeaseToken, MAX_ITEMS, Place, To, holder};
 use crate::model::subscription::Lifecycle;
 use crate::model::time::{LAST, Span, UnixMs};
+use crate::planted::Defect;
 
 /// The most workers that one transaction serves.
 pub const MAX_ASKING: usize = 200;
@@ -263,6 +264,10 @@ impl ColdStore {
         for (uid, places) in self.places_of(tx, had).await? {
             if let Some(row) = new.get_mut(&uid) {
                 row.places = places;
+                if self.planted().is(Defect::PlaceGivenTwice) {
+                    let out = row.places.iter_mut().filter(|place| place.held == Held::Out);
+                    out.for_each(|place| (place.held, place.until) = (Held::Lost, desk.now));
+                }
             }
         }
         desk.rows.extend(new);

@@ -128,6 +128,7 @@ mod planted {
             "event-after-commit",
             "confirm-not-awaited",
             "event-given-up",
+            "place-given-twice",
         ];
         for (name, defect) in names.into_iter().zip(Defect::ALL) {
             let planted = load(&format!("planted={name}")).expect("settings").planted();
