@@ -18,6 +18,12 @@
 //! | joined | a timer that came with a merged set which had come without it before |
 //! | straggler | late by the sweep's grain in healthy times, while its neighbours were not: the wheel had lost it |
 //! | late | the same, and its neighbours were late too, while the machine had time: the service is too slow |
+//! | too many places | a timer for a queue was given out under more delivery ids than it has places |
+//! | given twice | a place was given to a worker while another had it, or after it was settled; or a worker got a timer twice that does not repeat, or two of its places at once |
+//! | untrue settlement | it counts, and its lease had ended; or `lease_lost` while the lease lasted |
+//! | fetched late | a worker got what was due, or what had come back, too late in healthy times |
+//! | unseen attempts | an attempt was counted of which nothing was written to any worker |
+//! | polls | nodes asked the store more often than time and items explain |
 //! | unheld | fell due between a backup and its restore, and was sent before the operator accepted it |
 //! | nonsense | an answer that the contract does not have |
 //!
@@ -29,6 +35,7 @@ mod calls;
 mod clock;
 mod findings;
 mod lateness;
+mod places;
 mod restored;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -36,6 +43,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use calls::{due_before, dues, in_force, story};
 use clock::StoreClock;
 pub use findings::Findings;
+use places::Work;
 use restored::Restore;
 
 use super::history::{Affected, Answer, Arrival, Ask, Call, Fault, History, Micros, Terms};
@@ -125,6 +133,7 @@ pub fn check(history: &History, limits: Limits) -> Findings {
         late_or_lost: Vec::new(),
     };
     let restores = Restore::all(history);
+    let mut work = Work::of(&history.givings, &history.settlements);
     let mut touched = HashSet::new();
     let mut arrived = arrivals.chunk_by(|a, b| a.timer == b.timer).peekable();
     for calls in calls.chunk_by(|a, b| a.timer == b.timer) {
@@ -132,12 +141,14 @@ pub fn check(history: &History, limits: Limits) -> Findings {
         while arrived.next_if(|group| group[0].timer < number).is_some_and(|group| check.unasked(group)) {}
         let arrivals = arrived.next_if(|group| group[0].timer == number).unwrap_or_default();
         let terms = history.terms.get(number as usize).copied().unwrap_or_default();
-        match restores.iter().find(|restore| restore.touches(calls, arrivals)) {
-            Some(restore) => {
+        let restore = restores.iter().find(|restore| restore.touches(calls, arrivals));
+        match (terms.places, restore) {
+            (Some(places), _) => check.task(number, calls, places, &mut work),
+            (None, Some(restore)) => {
                 touched.insert(number);
                 check.restored(*restore, calls, arrivals, terms);
             }
-            None => check.timer(number, calls, arrivals, terms),
+            (None, None) => check.timer(number, calls, arrivals, terms),
         }
     }
     while arrived.next().is_some_and(|group| check.unasked(group)) {}
@@ -148,6 +159,7 @@ pub fn check(history: &History, limits: Limits) -> Findings {
     check.identities(&arrivals);
     check.sets(&arrivals);
     check.lateness();
+    check.queues(work);
     check.found
 }
 

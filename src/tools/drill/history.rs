@@ -3,6 +3,8 @@
 //! Callers, receivers and faults live in one process and read one clock, so their moments can be compared. Nothing
 //! here comes from the server's own account of itself.
 
+mod work;
+
 use std::collections::HashSet;
 use std::net::IpAddr;
 use std::ops::Range;
@@ -12,6 +14,7 @@ use std::sync::{Mutex, PoisonError};
 use serde::Serialize;
 
 use crate::tools::brokers::Kind;
+pub use work::{Giving, Looks, Places, Settled, Settlement, Wish};
 
 /// Microseconds: a moment since the Unix epoch by this machine's wall clock, or a span.
 pub type Micros = i64;
@@ -60,6 +63,11 @@ pub enum Answer {
     Cancelled,
     /// What was sent has surely failed, and nothing more will be.
     Stopped,
+    /// The same of a timer for a queue, of which so many places were acked before.
+    StoppedAfter {
+        /// How many.
+        acked: u32,
+    },
     /// Under way, or unknown.
     InFlight,
     /// Too late.
@@ -257,6 +265,8 @@ pub struct Terms {
     pub attempts: Option<i32>,
     /// Its receiver does not always accept at once.
     pub difficult: bool,
+    /// It is for a queue.
+    pub places: Option<Places>,
 }
 
 /// Everything that was seen.
@@ -268,6 +278,14 @@ pub struct History {
     pub calls: Vec<Call>,
     /// All arrivals.
     pub arrivals: Vec<Arrival>,
+    /// What workers were given.
+    pub givings: Vec<Giving>,
+    /// What workers did with it.
+    pub settlements: Vec<Settlement>,
+    /// What it cost the store.
+    pub looks: Vec<Looks>,
+    /// What workers were answered that the contract does not have.
+    pub strange: Vec<String>,
     /// All faults, in order.
     pub faults: Vec<Fault>,
     /// When this machine held everything up, by a measure that no timer and no call is part of. In the order of their
@@ -284,6 +302,10 @@ pub struct History {
 pub struct Recorder {
     calls: Mutex<Vec<Call>>,
     arrivals: Mutex<Vec<Arrival>>,
+    givings: Mutex<Vec<Giving>>,
+    settlements: Mutex<Vec<Settlement>>,
+    looks: Mutex<Vec<Looks>>,
+    strange: Mutex<Vec<String>>,
     refused: AtomicU64,
 }
 
@@ -306,6 +328,36 @@ impl Recorder {
         for arrival in lock(&self.arrivals).get_mut(numbers).into_iter().flatten() {
             (arrival.replied, arrival.took_us) = (Some(status), took_us);
         }
+    }
+
+    /// Notes what a worker was given.
+    pub fn gave(&self, giving: Giving) {
+        lock(&self.givings).push(giving);
+    }
+
+    /// Notes a settlement.
+    pub fn settled(&self, settlement: Settlement) {
+        lock(&self.settlements).push(settlement);
+    }
+
+    /// Notes how often nodes asked the store.
+    pub fn looked(&self, looks: Looks) {
+        lock(&self.looks).push(looks);
+    }
+
+    /// How often nodes asked the store.
+    pub fn looks(&self) -> Vec<Looks> {
+        lock(&self.looks).clone()
+    }
+
+    /// Notes an answer to a worker that the contract does not have.
+    pub fn strange(&self, what: String) {
+        lock(&self.strange).push(what);
+    }
+
+    /// How many items workers have got since a moment.
+    pub fn given_since(&self, since_us: Micros) -> u64 {
+        lock(&self.givings).iter().filter(|giving| giving.at_us >= since_us).count() as u64
     }
 
     /// Notes that a call was refused as the contract says: 503 with `Retry-After`.
@@ -356,7 +408,10 @@ impl Recorder {
     /// A copy of what is written down, `terms` and `faults` added.
     pub fn history(&self, terms: Vec<Terms>, faults: Vec<Fault>, ended_us: Micros) -> History {
         let (calls, arrivals) = (lock(&self.calls).clone(), lock(&self.arrivals).clone());
-        History { terms, calls, arrivals, faults, ended_us, ..History::default() }
+        let (givings, settlements) = (lock(&self.givings).clone(), lock(&self.settlements).clone());
+        let (looks, strange) = (lock(&self.looks).clone(), lock(&self.strange).clone());
+        let seen = History { calls, arrivals, givings, settlements, looks, strange, ..History::default() };
+        History { terms, faults, ended_us, ..seen }
     }
 }
 

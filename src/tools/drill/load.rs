@@ -107,6 +107,14 @@ impl Callers {
         };
     }
 
+    /// Registers a timer for a queue, and cancels it at a later moment if there is one.
+    pub async fn task(&self, number: u32, due_ms: i64, timer: &Value, cancel_us: Option<Micros>) {
+        let done = self.ask(number, Ask::Register { due_ms }, Method::PUT, Some(timer)).await;
+        let (Answer::Done { .. }, Some(at_us)) = (done, cancel_us) else { return };
+        wait_until(at_us).await;
+        self.ask(number, Ask::Cancel, Method::DELETE, None).await;
+    }
+
     /// Makes one call until it is answered.
     async fn ask(&self, timer: u32, ask: Ask, method: Method, body: Option<&Value>) -> Answer {
         let mut wait = AGAIN[0];
@@ -288,7 +296,10 @@ fn judge(ask: Ask, status: StatusCode, says_when: bool, body: &Value) -> Answer 
         },
         (Ask::Cancel, 200) => match body["outcome"].as_str() {
             Some("cancelled") => Answer::Cancelled,
-            Some("stopped") => Answer::Stopped,
+            Some("stopped") => match body["acked"].as_u64() {
+                None => Answer::Stopped,
+                Some(acked) => Answer::StoppedAfter { acked: u32::try_from(acked).unwrap_or(u32::MAX) },
+            },
             _ => Answer::Nonsense(200),
         },
         (Ask::Cancel | Ask::Move { .. }, 404) => Answer::NotFound,

@@ -9,6 +9,7 @@
 //! |---|---|
 //! | [`schedule`], [`fault`], `backup` | which faults come when; how each is injected, healed and proved |
 //! | [`plan`], `extra`, [`load`], [`receiver`] | the timers; those beside the load; the callers; the receivers |
+//! | `crew` | the timers of a queue, and the workers who fetch them |
 //! | [`history`], [`checker`], [`verdict`] | what was seen; what it proves; how it is reported |
 //! | [`brokers`] | the brokers, and who reads what comes there |
 //! | [`machine`] | when this machine stood still by itself |
@@ -18,6 +19,7 @@ mod backup;
 pub mod brokers;
 pub mod checker;
 pub mod cluster;
+mod crew;
 mod extra;
 pub mod fault;
 pub mod history;
@@ -41,6 +43,7 @@ use crate::limits;
 use crate::tools::brokers::Kind;
 use checker::{Findings, Limits, check};
 use cluster::{Cluster, Environment};
+use crew::Crew;
 use extra::Extra;
 use fault::{ActiveFault, heal, inject};
 use history::{Affected, Fault, History, Micros, Recorder, Terms};
@@ -62,6 +65,8 @@ const SEEN: Duration = Duration::from_secs(10);
 /// within milliseconds of its time, and the sweep looks at what is a second overdue once a second: in two
 /// seconds each of them has had its chance.
 const SETTLE: Duration = Duration::from_secs(2);
+/// How long workers of a queue do no harm at first.
+const HEALTHY_MS: i64 = 1000;
 /// How often the drill looks whether every timer has ended.
 const POLL: Duration = Duration::from_millis(500);
 /// How long after a fault lateness may still be its doing, beside the lease.
@@ -169,6 +174,12 @@ async fn rehearse(
         extra.register(&callers, options).await;
     }
 
+    let mut terms: Vec<Terms> = plan.iter().map(plan::Planned::terms).collect();
+    extra.add_terms(&mut terms);
+    let crew = Crew::of(drill, terms.len() as u32, seed, options);
+    if let Some(crew) = &crew {
+        crew.add_terms(&mut terms);
+    }
     let machine = Machine::watch(cluster.dir()).context("the drill's own directory cannot be written")?;
     let began_us = wall_us();
     let load_ms = i64::from(options.seconds) * 1000;
@@ -176,6 +187,10 @@ async fn rehearse(
         let (callers, plan) = (Arc::clone(&callers), plan.clone());
         tokio::spawn(async move { callers.run(&plan, began_us).await })
     };
+    // The last second is to be healthy, as with other faults.
+    let harm = began_us + HEALTHY_MS * 1000..began_us + (load_ms - 1000) * 1000;
+    let begin = |crew: Crew| crew.begin(cluster, &callers, &recorder, began_us, harm);
+    let crew = crew.map(begin).transpose()?;
     let mut faults = Vec::new();
     play(cluster, &recorder, &receivers, &schedule, began_us, &mut faults, |at_ms, phase| {
         progress(phase, at_ms.unsigned_abs() / 1000, load_ms.unsigned_abs() / 1000);
@@ -184,8 +199,6 @@ async fn rehearse(
     for node in &cluster.nodes {
         node.ready().await?;
     }
-    let mut terms: Vec<Terms> = plan.iter().map(plan::Planned::terms).collect();
-    extra.add_terms(&mut terms);
     let limits =
         Limits { recovery_us: RECOVERY_US + lease_ms * 1000, answer_us: plan::TIMEOUT_MS as Micros * 750 };
     let all_faults = || [faults.clone(), machine.stood_still()].concat();
@@ -197,15 +210,16 @@ async fn rehearse(
     let (mut ledger, mut ended_us) = (None, None);
     loop {
         let now_us = wall_us();
+        let is_asked = load.is_finished() && crew.as_ref().is_none_or(crew::AtWork::is_registered);
         // Calls that are still under way may move a timer to a later time.
         let planned_us = began_us + (load_ms + plan::TAIL_MS) * 1000;
-        let last_due_us = recorder.last_due_us().max(if load.is_finished() { 0 } else { planned_us });
+        let last_due_us = recorder.last_due_us().max(if is_asked { 0 } else { planned_us });
         let give_up = now_us > last_due_us + END.as_micros() as Micros;
         progress("waiting for what is due", seconds(now_us - began_us), seconds(last_due_us - began_us));
         if give_up {
             callers.give_up();
         }
-        if load.is_finished() && now_us >= last_due_us {
+        if is_asked && now_us >= last_due_us {
             ledger = callers.ledger().await.or(ledger);
             let ended = ledger.as_ref().is_some_and(|ledger| ledger["pending"] == 0);
             ended_us = ended.then(|| ended_us.unwrap_or(now_us));
@@ -224,6 +238,9 @@ async fn rehearse(
     let mut faults = all_faults();
     faults.extend(bad_receivers(drill, &recorder, began_us));
     faults.extend(extra.came(&recorder, cluster));
+    if let Some(crew) = crew {
+        faults.push(crew.end().await?);
+    }
     let verdict = judge(drill, seed, options, findings, faults, ledger);
     Ok(Verdict { nodes, seconds: (wall_us() - began_us) as f64 / 1e6, ..verdict })
 }
@@ -401,6 +418,12 @@ mod tests {
             Findings { late: 1, ..nothing.clone() },
             Findings { nonsense: 1, ..nothing.clone() },
             Findings { unheld: 1, ..nothing.clone() },
+            Findings { too_many_places: 1, ..nothing.clone() },
+            Findings { given_twice: 1, ..nothing.clone() },
+            Findings { untrue_settlements: 1, ..nothing.clone() },
+            Findings { fetched_late: 1, ..nothing.clone() },
+            Findings { unseen_attempts: 1, ..nothing.clone() },
+            Findings { polls: 1, ..nothing.clone() },
         ] {
             assert_eq!(outcome(&wrong, killed(), balanced()), Outcome::Violated, "{wrong:?}");
         }

@@ -142,6 +142,7 @@ impl Planned {
             attempts: self.behaviour.attempts(),
             // A timer that merges waits for others, which may be moved away.
             difficult: self.behaviour != Behaviour::Accepts || self.merges.is_some(),
+            places: None,
         }
     }
 }

@@ -67,6 +67,10 @@ pub enum Drill {
     BrokerStop,
     /// Brokers are full, or short of disk
     BrokerFull,
+    /// Workers of a queue are killed at work, settle too late or hang up; nodes are killed, too
+    WorkerKill,
+    /// Hundreds of workers wait, hang up and come again at once
+    LeaseStorm,
     /// Two random faults every ten seconds
     Compound,
 }
@@ -84,7 +88,7 @@ pub struct ScheduledFault {
 
 impl Drill {
     /// All of them, in the order in which `all` runs them.
-    pub const ALL: [Self; 26] = [
+    pub const ALL: [Self; 28] = [
         Self::Restart,
         Self::Kill,
         Self::Pause,
@@ -110,6 +114,8 @@ impl Drill {
         Self::BrokerKill,
         Self::BrokerStop,
         Self::BrokerFull,
+        Self::WorkerKill,
+        Self::LeaseStorm,
         Self::Compound,
     ];
 
@@ -136,6 +142,8 @@ impl Drill {
                 | Self::BrokerKill
                 | Self::BrokerStop
                 | Self::BrokerFull
+                | Self::WorkerKill
+                | Self::LeaseStorm
                 | Self::Compound
         )
     }
@@ -250,6 +258,14 @@ impl Drill {
                 };
                 (down, FaultKind::Kill(node(round)))
             }),
+            // The workers need nodes to do harm at: a single one is killed once.
+            Self::WorkerKill => rounds(rng, first, last, usize::from(nodes).min(2), |round, rng| {
+                let down = match round % 2 {
+                    0 => rng.random_range(100..1000),
+                    _ => lease_ms + rng.random_range(500..1500),
+                };
+                (down, FaultKind::Kill(node(round)))
+            }),
             // The first has any length. The second comes when much is under way and is just long enough for a
             // take-over: the second attempts have not ended when the node goes on.
             Self::Pause => rounds(rng, first, last, 2, |round, rng| {
@@ -281,7 +297,7 @@ impl Drill {
             Self::Outage => {
                 rounds(rng, first, last, 1, |_, rng| (rng.random_range(6000..9000), FaultKind::Outage))
             }
-            Self::SlowHook | Self::Crowd | Self::Fds => Vec::new(),
+            Self::SlowHook | Self::Crowd | Self::Fds | Self::LeaseStorm => Vec::new(),
             Self::Storm => vec![scheduled(first, last - first, FaultKind::Storm)],
             Self::Blackhole => vec![scheduled(first, last - first, FaultKind::Blackhole)],
             Self::Lock => rounds(rng, first, last, 2, |round, rng| {
@@ -441,7 +457,9 @@ mod tests {
                 let schedule = drill.schedule(seed, 24, 3000, 3, Breakable::Servers, &KINDS);
                 assert!(schedule.iter().all(|s| s.from_ms >= 3000 && s.from_ms < s.until_ms), "{drill:?}");
                 assert!(schedule.iter().all(|s| s.until_ms <= 24_000), "{drill:?} {seed} {schedule:?}");
-                assert_eq!(schedule.is_empty(), matches!(drill, Drill::SlowHook | Drill::Crowd | Drill::Fds));
+                let has_none =
+                    matches!(drill, Drill::SlowHook | Drill::Crowd | Drill::Fds | Drill::LeaseStorm);
+                assert_eq!(schedule.is_empty(), has_none);
             }
         }
     }

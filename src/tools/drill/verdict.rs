@@ -104,6 +104,15 @@ impl Verdict {
                 found.answered, found.raced, found.untrue_cancels, found.untrue_changes, found.unanswered
             ),
         );
+        if found.given > 0 {
+            line(
+                "queue",
+                format!(
+                    "{} items given, {} settlements count, {} were told that their lease is lost",
+                    found.given, found.settled, found.leases_lost
+                ),
+            );
+        }
         let lateness = |late: &Quantiles| match late.count {
             0 => "-".to_owned(),
             _ => format!("{:.1} / {:.1} / {:.0} ms of {}", late.p50_ms, late.p99_ms, late.max_ms, late.count),
@@ -111,6 +120,9 @@ impl Verdict {
         line("late p50 / p99 / max", format!("healthy {}", lateness(&found.healthy)));
         line("", format!("faulted {}", lateness(&found.faulted)));
         line("", format!("recovering {}", lateness(&found.recovering)));
+        if found.fetched.count > 0 {
+            line("", format!("fetched {}", lateness(&found.fetched)));
+        }
         let recovered = found.recovered_ms.map(|ms| format!("{ms:.0} ms until nothing came a second late"));
         line("time to recover", recovered.unwrap_or_else(|| "at once: nothing came a second late".into()));
         let began = self.faults.iter().map(|fault| fault.from_us).min().unwrap_or_default();

@@ -102,6 +102,10 @@ mod quick {
         broker_kill: "broker-kill --seed 16 --rate 100 --seconds 14";
         broker_stop: "broker-stop --seed 17 --rate 120 --seconds 15";
         broker_full_embedded: "broker-full --embedded --seed 18 --rate 100 --seconds 18";
+        worker_kill: "worker-kill --seed 19 --rate 80 --seconds 12";
+        worker_kill_embedded: "worker-kill --embedded --seed 20 --rate 80 --seconds 10";
+        lease_storm: "lease-storm --seed 21 --rate 60 --seconds 8 --nodes 2";
+        lease_storm_embedded: "lease-storm --embedded --seed 22 --rate 80 --seconds 8";
         kill_embedded: "kill --embedded --seed 6 --rate 80 --seconds 10";
     }
 }
@@ -138,6 +142,12 @@ mod planted {
     async fn a_confirm_that_is_not_awaited_is_caught_by_broker_full() {
         let line = "broker-full --embedded --brokers redis-stream --rate 80 --seconds 10";
         is_caught("confirm-not-awaited", line, "lost").await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_place_that_is_given_twice_is_caught_by_worker_kill() {
+        let line = "worker-kill --embedded --rate 80 --seconds 10";
+        is_caught("place-given-twice", line, "given twice").await;
     }
 
     #[tokio::test(flavor = "multi_thread")]

@@ -27,6 +27,8 @@ macro_rules! findings {
             pub faulted: Quantiles,
             /// Of those due soon after one.
             pub recovering: Quantiles,
+            /// From due to read of what workers fetched first, while nothing was wrong.
+            pub fetched: Quantiles,
             /// From the end of a fault until nothing came a second late any more; the longest.
             pub recovered_ms: Option<f64>,
             /// The first findings of each kind, in words.
@@ -99,6 +101,24 @@ findings! {
     late: Violation("late");
     /// Answers that the contract does not have.
     nonsense: Violation("nonsense");
+    /// Items that workers were given.
+    given: Counted;
+    /// Settlements that count.
+    settled: Counted;
+    /// Settlements that were told that their lease is lost.
+    leases_lost: Counted;
+    /// More places than there are, by their delivery ids.
+    too_many_places: Violation("too many places");
+    /// Places that were given out while a worker had them or after it had settled them, and workers that got a timer twice.
+    given_twice: Violation("given twice");
+    /// Settlements that were answered falsely.
+    untrue_settlements: Violation("untrue settlements");
+    /// Places that workers got, or got again, too late.
+    fetched_late: Violation("fetched late");
+    /// Attempts that were counted though nothing was written to any worker.
+    unseen_attempts: Violation("unseen attempts");
+    /// Calls to the store beyond what the time and the items allow.
+    polls: Violation("polls");
     /// Cancels and changes answered within 50 ms of the due time.
     raced: Counted;
     /// All cancels and changes answered.

@@ -72,8 +72,7 @@ impl Check<'_> {
     /// together with them it is late.
     fn unexcused(&mut self, too_late: &[(FirstAttempt, bool)], faults: &[&Fault]) {
         let history = self.history;
-        let mut busy = [&history.held_up[..], &history.crowded[..]].concat();
-        busy.sort_unstable();
+        let busy = self.busy();
         let began = || history.calls.iter().map(|call| call.asked_us).min();
         let origin = faults.iter().map(|fault| fault.from_us).min().or_else(began).unwrap_or_default();
         let mut calls_of: HashMap<u32, Vec<&Call>> =
@@ -104,6 +103,13 @@ impl Check<'_> {
         }
     }
 
+    /// When the machine was busy with something else, in order.
+    pub(super) fn busy(&self) -> Vec<(Micros, Micros)> {
+        let mut busy = [&self.history.held_up[..], &self.history.crowded[..]].concat();
+        busy.sort_unstable();
+        busy
+    }
+
     /// Whether half of the calls that were answered between two moments were slow: then the machine is too small for
     /// the load, or for what else runs on it, and full lanes drop pointers, whose timers the sweep finds. It excuses
     /// no lateness of all together: a service that is slow in everything would excuse itself.
@@ -128,7 +134,7 @@ impl Check<'_> {
 
 /// Whether these spans, in the order of their beginnings, cover half of the time between two moments. How late the
 /// timers were, or how slow the calls, has no part in it.
-fn covers_half(spans: &[(Micros, Micros)], from_us: Micros, until_us: Micros) -> bool {
+pub(super) fn covers_half(spans: &[(Micros, Micros)], from_us: Micros, until_us: Micros) -> bool {
     let (mut covered_us, mut upto_us) = (0, from_us);
     for (from, until) in spans {
         let (from, until) = ((*from).max(upto_us), (*until).min(until_us));

@@ -2,6 +2,7 @@
 
 mod brokers;
 mod clock;
+mod places;
 mod restored;
 
 use super::*;
