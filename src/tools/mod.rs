@@ -12,6 +12,7 @@
 //! | [`brokers`] | a broker of each kind with one place, and a publisher that has no node before it |
 //! | [`proc`] | CPU time, memory and children of processes, from `/proc` |
 //! | [`quantiles`] | p50 to max of durations |
+//! | [`wire`] | HTTP/1.1 on one connection, at little cost |
 
 pub mod bench;
 pub mod brokers;
@@ -21,3 +22,4 @@ pub mod proc;
 pub mod process;
 pub mod quantiles;
 pub mod servers;
+pub mod wire;

@@ -44,16 +44,24 @@ const SOON_MS: i64 = 60_000;
 const PAUSED_MS: i64 = super::decide::COMING_UP_MS;
 
 /// The condition that no schedule has to judge a row of `of` before it is claimed. Other rows pay nothing: theirs are NULL.
+/// It does not ask `history`: a claim must not wait for whoever drops one of its partitions.
 pub(super) fn may_go(now: &str, of: &str) -> String {
-    let skip = Turn::Skip.code();
     format!(
         "(judge_after IS NULL OR state <> 0 OR judge_after > {now}) \
          AND CASE WHEN overlap IS NULL OR state <> 0 THEN true ELSE NOT EXISTS (SELECT 1 FROM timers s \
              WHERE s.schedule = {of}.schedule AND s.schedule IS NOT NULL AND s.nominal IS NOT NULL AND s.uid <> {of}.uid \
-             AND (s.state <> 0 OR (s.nominal < {of}.nominal AND s.due_at <= {now} + {SOON_MS}))) \
-           AND (overlap <> {skip} OR NOT EXISTS (SELECT 1 FROM history h \
-             WHERE h.schedule = {of}.schedule AND h.schedule IS NOT NULL AND h.ended_at > {of}.due_at \
-             AND h.nominal < {of}.nominal AND h.claimed_at IS NOT NULL)) END"
+             AND (s.state <> 0 OR (s.nominal < {of}.nominal AND s.due_at <= {now} + {SOON_MS}))) END"
+    )
+}
+
+/// The condition that a row of `timers` that is due waits for its schedule: a claim refuses it ([`may_go`]), or one before it
+/// that had not ended at its due time has ended since.
+fn waits(now: &str) -> String {
+    let (may_go, skip) = (may_go(now, "timers"), Turn::Skip.code());
+    format!(
+        "(NOT ({may_go}) OR (overlap = {skip} AND EXISTS (SELECT 1 FROM history h \
+             WHERE h.schedule = timers.schedule AND h.schedule IS NOT NULL AND h.ended_at > timers.due_at \
+             AND h.nominal < timers.nominal AND h.claimed_at IS NOT NULL)))"
     )
 }
 

@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::judge::{self, Decided, Live, Lost, Make};
 use super::turn::Ended;
-use super::{AFTER, COLUMNS, NAMESPACE, SOON_MS, ScheduleRow, may_go};
+use super::{AFTER, COLUMNS, NAMESPACE, SOON_MS, ScheduleRow, waits};
 use crate::cold::apply::{Applied, Change, ChangeEvent, Within};
 use crate::cold::columns;
 use crate::cold::outbox::{Batch, Happened};
@@ -169,7 +169,7 @@ impl ColdStore {
         let shards = owned.iter().map(|(shard, _)| i64::from(*shard)).collect();
         let batch = s.batch("b", vec![("b_shard", Column::Int(shards))]);
         let now = s.now(self.bound_now());
-        let (refused, last) = (may_go(&now, "timers"), s.int(LAST.get()));
+        let (waits, last) = (waits(&now), s.int(LAST.get()));
         // Each part reads one of the partial indexes.
         s.push(&format!(
             "WITH {batch}, due AS (SELECT id AS found, shard AS in_shard FROM b CROSS JOIN schedules \
@@ -179,7 +179,7 @@ impl ColdStore {
                  GROUP BY schedule LIMIT {MOST_SCHEDULES}), \
                refused AS (SELECT schedule AS found, min(shard) AS in_shard FROM b CROSS JOIN timers \
                  WHERE shard = b_shard AND overlap IS NOT NULL AND state = 0 AND due_at <= {now} \
-                 AND (judge_after IS NULL OR judge_after < {last}) AND {MAY_FIRE} AND NOT ({refused}) GROUP BY schedule LIMIT {MOST_SCHEDULES}) \
+                 AND (judge_after IS NULL OR judge_after < {last}) AND {MAY_FIRE} AND {waits} GROUP BY schedule LIMIT {MOST_SCHEDULES}) \
              SELECT found, in_shard FROM due UNION SELECT found, in_shard FROM judged \
              UNION SELECT found, in_shard FROM refused"
         ));

@@ -18,9 +18,9 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::timers::{Due, Ids, Shape, Timer};
-use super::wire::{Body, Connection};
 use crate::clock::wall_us;
 use crate::model::time::UnixMs;
+use crate::tools::wire::{Body, Connection};
 
 /// How much of a stream is written at once.
 const STREAM_CHUNK: usize = 64 * 1024;

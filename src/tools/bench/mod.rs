@@ -11,7 +11,7 @@
 //! | room | what it is for |
 //! |---|---|
 //! | [`scenario`] | the measurements, a file each |
-//! | [`load`], [`wire`], [`timers`] | the calls: many connections, HTTP as bytes, numbered timers |
+//! | [`load`], [`timers`] | the calls: many connections, numbered timers |
 //! | [`receiver`] | deliveries, counted and judged |
 //! | [`cost`], [`figures`] | CPU and memory, medians, rows |
 
@@ -22,7 +22,6 @@ pub mod receiver;
 pub mod scenario;
 mod subscribed;
 pub mod timers;
-pub mod wire;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;

@@ -18,10 +18,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
 use super::timers::{self, HOST, MARK};
-use super::wire::{find, header, lines, number};
 use crate::clock::wall_us;
 use crate::model::time::UnixMs;
 use crate::tools::quantiles::Quantiles;
+use crate::tools::wire::{find, header, lines, number};
 
 /// A request longer than this is no delivery of the bench.
 const MAX_REQUEST: usize = 1 << 20;

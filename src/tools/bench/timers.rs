@@ -2,9 +2,9 @@
 //!
 //! Number, id and due time have fixed widths, so that a request keeps its length whatever it carries.
 
-use super::wire::find;
 use crate::clock::{Clock, SystemClock};
 use crate::model::time::UnixMs;
+use crate::tools::wire::find;
 
 /// What stands before a timer's number in its payload.
 pub const MARK: &[u8] = b"\"n\":\"";

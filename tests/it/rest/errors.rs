@@ -112,7 +112,7 @@ async fn what_is_not_there_is_404_and_a_wrong_method_405() {
         (Method::GET, "/v1"),
         (Method::GET, "/v1/nothing"),
         (Method::GET, "/v1/timers/a/b/c"),
-        (Method::POST, "/v1/schedules"),
+        (Method::GET, "/v1/schedules/none"),
     ] {
         println!("{method} {path}");
         problem(&call(&api, method, path, Some(&change)).await, 404, "not_found");
@@ -122,6 +122,7 @@ async fn what_is_not_there_is_404_and_a_wrong_method_405() {
         (Method::POST, "/v1/timers/t", "PUT"),
         (Method::GET, "/v1/timers/t/fire", "POST"),
         (Method::POST, "/v1/ledger", "GET"),
+        (Method::POST, "/v1/schedules", "GET"),
     ] {
         let answer = call(&api, method, path, None).await;
         problem(&answer, 405, "method_not_allowed");

@@ -161,7 +161,7 @@ async fn a_filter_that_cannot_be_is_422() {
         ("queue=.x", "?queue"),
         ("to=team:a", "?to"),
         ("worker=a%20b", "?worker"),
-        ("schedule=x", "?schedule"),
+        ("schedule=a%20b", "?schedule"),
     ] {
         let answer = node.api().send(Method::GET, &format!("/v1/timers?{query}"), &[], None).await;
         problem(&answer, 422, "invalid");

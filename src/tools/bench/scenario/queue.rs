@@ -21,8 +21,8 @@ use crate::model::time::UnixMs;
 use crate::tools::bench::load::Endpoint;
 use crate::tools::bench::require_complete;
 use crate::tools::bench::timers::{Due, Ids};
-use crate::tools::bench::wire::Connection;
 use crate::tools::quantiles::Quantiles;
+use crate::tools::wire::Connection;
 
 /// The queue.
 const NAME: &str = "bench";

@@ -18,9 +18,9 @@ use tokio::time::timeout;
 use super::Team;
 use super::desk::{Item, Leased, QUEUE, lease_body, settle_body, settled_of};
 use crate::clock::wall_us;
-use crate::tools::bench::wire::Connection;
 use crate::tools::drill::history::{Looks, Settled, Wish};
 use crate::tools::drill::wait_until;
+use crate::tools::wire::Connection;
 
 /// How many workers come at once, for each node: more than one transaction serves.
 const CALLERS: u32 = 220;
@@ -98,7 +98,7 @@ async fn call(team: &Team, node: SocketAddr, worker: u32, mut rng: SmallRng) {
 async fn read(
     team: &Team,
     connection: &mut Connection,
-    head: crate::tools::bench::wire::Head,
+    head: crate::tools::wire::Head,
     worker: u32,
 ) -> Vec<Item> {
     let mut body = Vec::new();
