@@ -222,7 +222,7 @@ impl Queues {
 
     /// Takes back what nobody got.
     fn take_back(self: Arc<Self>, items: &[Leased]) {
-        let changes = taken_back(&items);
+        let changes = taken_back(items);
         self.metrics.queue_taken_back.inc_by(changes.len() as u64);
         let this = Arc::clone(&self);
         self.tasks.spawn(async move {
