@@ -389,18 +389,18 @@ fn untrue_cancel(call: &Call, calls: &[&Call], terms: Places, holds: &[Hold<'_>]
             |hold: &Hold<'_>| matches!(hold.ended, Ended::Settled { acked: true } | Ended::Doubtful);
         let perhaps = acks(since_us, perhaps, |(asked, _)| asked);
         if holds.iter().any(is_out) {
-            Some("stopped, while a worker had it")
+            Some("cancelled or stopped, while a worker had it")
         } else if is_given_after {
-            Some("stopped, and given out once more")
+            Some("cancelled or stopped, and given out once more")
         } else if !(surely..=perhaps).contains(&(acked as usize)) {
-            Some("stopped, with another number of acks")
+            Some("cancelled or stopped, with another number of acks")
         } else {
             None
         }
     };
     match call.answer {
-        Answer::Cancelled => (!holds.is_empty()).then_some("cancelled, and yet it was given out"),
-        Answer::Stopped => stopped(0),
+        // Without an ack it is `cancelled`, also where leases of it had ended.
+        Answer::Cancelled | Answer::Stopped => stopped(0),
         Answer::StoppedAfter { acked } => stopped(acked),
         Answer::InFlight => is_given_after.then_some("in_flight, and given out once more"),
         Answer::AlreadyFired => {

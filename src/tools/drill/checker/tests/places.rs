@@ -189,7 +189,8 @@ fn a_cancel_tells_the_truth_about_places() {
     assert_eq!(acked().cancel(at, Answer::StoppedAfter { acked: 2 }).violations(), untrue);
     assert_eq!(acked().cancel(at, Answer::Stopped).violations(), untrue, "one was acked");
     assert_eq!(given().cancel(at, Answer::Stopped).violations(), untrue, "a worker had it");
-    let lost = || given().cancel(DUE + 2100, Answer::Stopped);
+    assert_eq!(acked().cancel(at, Answer::Cancelled).violations(), untrue, "one was acked");
+    let lost = || given().cancel(DUE + 2100, Answer::Cancelled);
     assert_eq!(lost().violations(), [], "its lease had ended");
     assert_eq!(lost().given(2, 7, 2, DUE + 2300).violations(), untrue, "given out once more");
     let in_flight = || given().cancel(at, Answer::InFlight);
