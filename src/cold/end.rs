@@ -6,7 +6,8 @@ use super::row::AttemptRecord;
 use super::sql::{Column, Dialect, Row, Statement, Tx};
 use super::{ColdStore, Error};
 use crate::model::id::{Generation, Uid};
-use crate::model::schedule::Skipped;
+use crate::model::schedule::{Skipped, Turn};
+use crate::model::time::LAST;
 use crate::model::timer::{Life, State, Token};
 use crate::planted::Defect;
 
@@ -66,7 +67,8 @@ impl ColdStore {
         ended.iter().map(|row| row.get(0).map(Uid)).collect()
     }
 
-    /// Moves rows to history and keeps callers' ids taken. Returns these columns of the rows that it moved.
+    /// Moves rows to history and keeps callers' ids taken. Returns these columns of the rows that it moved, and
+    /// two more.
     pub(super) async fn end(
         &self,
         tx: &mut Tx,
@@ -75,6 +77,9 @@ impl ColdStore {
         returned: &str,
     ) -> Result<Vec<Row>, Error> {
         ends.sort_by_key(|end| end.uid);
+        let skip = Turn::Skip.code();
+        let ran = format!("overlap = {skip} AND nominal IS NOT NULL AND claimed_at IS NOT NULL");
+        let returned = format!("{returned}, CASE WHEN {ran} THEN schedule END, nominal");
         let columns = |ends: &[End]| {
             let of = |pick: fn(&End) -> i64| Column::Int(ends.iter().map(pick).collect());
             let life = |pick: fn(&Life) -> i64| {
@@ -123,7 +128,7 @@ impl ColdStore {
             let retention = s.int(self.retention_ms);
             (s, now, retention, batch)
         };
-        match self.dialect() {
+        let ended = match self.dialect() {
             Dialect::Postgres => {
                 let (mut s, now, retention, batch) = new("end");
                 s.push(&format!(
@@ -133,7 +138,7 @@ impl ColdStore {
                        SELECT uid, request_hash, generation, {now} + {retention} FROM gone WHERE caller_id {taken}) \
                      SELECT {returned} FROM gone"
                 ));
-                tx.fetch(s).await
+                tx.fetch(s).await?
             }
             Dialect::Sqlite => {
                 let (mut s, now, _, batch) = new("end_keep");
@@ -154,9 +159,37 @@ impl ColdStore {
                     "WITH {batch} DELETE FROM timers WHERE rowid IN \
                      (SELECT timers.rowid FROM b CROSS JOIN timers ON {matched}) RETURNING {returned}"
                 ));
-                tx.fetch(s).await
+                tx.fetch(s).await?
+            }
+        };
+        self.judge_next(tx, &ended).await?;
+        Ok(ended)
+    }
+
+    /// Lets their schedules judge what was due while these ran, if it is to be skipped then: the claim sees only what still
+    /// runs. A row that somebody has locked is left: who claims it meanwhile sees these still running.
+    async fn judge_next(&self, tx: &mut Tx, ended: &[Row]) -> Result<(), Error> {
+        let (mut schedules, mut nominals) = (Vec::new(), Vec::new());
+        for row in ended {
+            if let Some(schedule) = row.get_back::<Option<String>>(2)? {
+                schedules.push(schedule);
+                nominals.push(row.get_back::<i64>(1)?);
             }
         }
+        if schedules.is_empty() {
+            return Ok(());
+        }
+        let mut s = Statement::new(self.dialect(), "end_judge_next");
+        let columns = vec![("b_schedule", Column::Text(schedules)), ("b_nominal", Column::Int(nominals))];
+        let (batch, now, skip) = (s.batch("b", columns), s.now(self.bound_now()), Turn::Skip.code());
+        let lock = self.dialect().lock("FOR NO KEY UPDATE OF timers SKIP LOCKED");
+        s.push(&format!(
+            "WITH {batch} UPDATE timers SET judge_after = {now} WHERE uid IN (SELECT uid FROM b CROSS JOIN timers \
+             WHERE schedule = b_schedule AND schedule IS NOT NULL AND nominal IS NOT NULL AND nominal > b_nominal \
+               AND overlap = {skip} AND state = 0 AND due_at < {now} AND (judge_after IS NULL OR judge_after > {now} AND judge_after < {last}) {lock})",
+            last = LAST.get()
+        ));
+        tx.execute(s).await.map(drop)
     }
 }
 

@@ -344,6 +344,21 @@ impl Row {
         self.get(column as usize)
     }
 
+    /// The value of the column at `from_end`, counted back from the last, which is 1.
+    pub fn get_back<T>(&self, from_end: usize) -> Result<T, Error>
+    where
+        T: for<'r> sqlx::Decode<'r, Postgres>
+            + sqlx::Type<Postgres>
+            + for<'r> sqlx::Decode<'r, Sqlite>
+            + sqlx::Type<Sqlite>,
+    {
+        let columns = match self {
+            Self::Postgres(row) => sqlx::Row::len(row),
+            Self::Sqlite(row) => sqlx::Row::len(row),
+        };
+        self.get(columns - from_end)
+    }
+
     /// The value of the column at `index`.
     pub fn get<T>(&self, index: usize) -> Result<T, Error>
     where

@@ -3,7 +3,7 @@
 //! An occurrence is *blocked* while another of its schedule has not ended: one that was claimed, retries or is paused, or
 //! one for an earlier nominal time that is scheduled for now. One that somebody has moved far ahead blocks nobody. The claim
 //! refuses what is blocked ([`super::may_go`]); here is what becomes of it then. With [`Turn::Skip`] one that had not ended at
-//! the due time blocks too, if the maker sees it before the claim does.
+//! the due time blocks too: its end keeps the claim from those after it.
 
 use std::collections::HashSet;
 
