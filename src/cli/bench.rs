@@ -19,6 +19,7 @@ use crate::tools::bench::scenario::parked::Parked;
 use crate::tools::bench::scenario::queue::Queue;
 use crate::tools::bench::scenario::recover::Recover;
 use crate::tools::bench::scenario::register::{Register, Step};
+use crate::tools::bench::scenario::schedules::Schedules;
 use crate::tools::bench::scenario::sinks::Sinks;
 use crate::tools::bench::scenario::{Scenario, plan};
 use crate::tools::bench::timers::{Ids, MIN_PAYLOAD, MOST_HOSTS};
@@ -115,7 +116,9 @@ enum Verb {
     Sinks(SinksArgs),
     /// Workers that fetch and settle, beside a bare table without a server
     Queue(QueueArgs),
-    /// All of them but sinks and queue, as docs/benchmarks.md lists the figures
+    /// Rules that each make one occurrence a minute, and what they cost while nothing is due
+    Schedules(SchedulesArgs),
+    /// All of them but sinks, queue and schedules, as docs/benchmarks.md lists the figures
     All {
         /// With small numbers: whether it works, not how fast
         #[arg(long)]
@@ -269,6 +272,25 @@ struct QueueArgs {
 }
 
 #[derive(Args)]
+struct SchedulesArgs {
+    /// Rules
+    #[arg(long, value_name = "N", default_value_t = 100_000, value_parser = count)]
+    count: u64,
+    /// From one occurrence of a rule to its next
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = input::duration)]
+    every: Duration,
+    /// Occurrences of each
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = count)]
+    times: u64,
+    /// How long nothing is due first; 0s leaves it out
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = input::duration)]
+    idle: Duration,
+    /// Connections that put the rules
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = count)]
+    connections: u64,
+}
+
+#[derive(Args)]
 struct IdleArgs {
     /// Far-future timers
     #[arg(long, value_name = "N", default_value_t = plan::MANY)]
@@ -390,6 +412,7 @@ impl Verb {
             Self::Idle(args) => vec![Scenario::Idle(args.scenario())],
             Self::Sinks(args) => vec![Scenario::Sinks(args.scenario())],
             Self::Queue(args) => vec![Scenario::Queue(args.scenario())],
+            Self::Schedules(args) => vec![Scenario::Schedules(args.scenario())],
             Self::All { quick: true } => plan::quick(),
             Self::All { quick: false } => plan::figures(),
         }
@@ -457,6 +480,18 @@ impl QueueArgs {
             rate: self.rate,
             seconds: self.seconds,
             waiting: many(self.waiting),
+        }
+    }
+}
+
+impl SchedulesArgs {
+    fn scenario(&self) -> Schedules {
+        Schedules {
+            count: self.count,
+            every: self.every,
+            times: self.times,
+            idle: self.idle,
+            connections: self.connections,
         }
     }
 }

@@ -106,6 +106,15 @@ async fn every_scenario_counts_what_it_did_embedded() {
 }
 
 #[tokio::test]
+async fn occurrences_of_rules_are_counted_each_under_its_nominal_time() {
+    let args = ["schedules", "--count", "30", "--every", "1s", "--times", "3", "--idle", "0s"];
+    let rows = rows(&args).await;
+    assert_eq!(rows.len(), 2, "put and fire");
+    assert_eq!(rows[0]["count"], 30, "{}", rows[0]);
+    delivered(&rows[1], 90);
+}
+
+#[tokio::test]
 async fn runs_on_postgres_have_a_median_and_leave_no_database() {
     let server = fresh_database().await;
     let args = ["burst", "--count", "200", "--ahead", "3s", "--runs", "2", "--cold-url", &server];

@@ -145,6 +145,11 @@ impl Receiver {
         lock(&self.deliveries).distinct
     }
 
+    /// How many deliveries of this step have come.
+    pub fn total(&self) -> u64 {
+        lock(&self.deliveries).arrivals.len() as u64
+    }
+
     /// When the last delivery came, in microseconds since the Unix epoch.
     pub fn last_at_us(&self) -> Option<i64> {
         lock(&self.deliveries).arrivals.last().map(|arrival| arrival.at_us)
@@ -162,7 +167,8 @@ impl Receiver {
     }
 }
 
-fn judge(timers: Range<u64>, unacknowledged: &[u64], arrivals: &[Arrival]) -> Verdict {
+/// What these arrivals of these timers amount to; `unacknowledged` ones need not have come.
+pub fn judge(timers: Range<u64>, unacknowledged: &[u64], arrivals: &[Arrival]) -> Verdict {
     let excused: HashSet<u64> = unacknowledged.iter().copied().collect();
     let mut deliveries = HashSet::with_capacity(arrivals.len());
     let mut seen = HashSet::with_capacity(arrivals.len());

@@ -9,6 +9,7 @@ pub mod plan;
 pub mod queue;
 pub mod recover;
 pub mod register;
+pub mod schedules;
 pub mod sinks;
 
 use super::Env;
@@ -38,6 +39,8 @@ pub enum Scenario {
     Sinks(sinks::Sinks),
     /// Workers that fetch and settle.
     Queue(queue::Queue),
+    /// Rules that make occurrences every minute.
+    Schedules(schedules::Schedules),
 }
 
 impl Scenario {
@@ -53,6 +56,7 @@ impl Scenario {
             Self::Idle(_) => "idle",
             Self::Sinks(_) => "sinks",
             Self::Queue(_) => "queue",
+            Self::Schedules(_) => "schedules",
         }
     }
 
@@ -73,6 +77,7 @@ impl Scenario {
             Self::Idle(scenario) => scenario.run(env).await,
             Self::Sinks(scenario) => scenario.run(env).await,
             Self::Queue(scenario) => scenario.run(env).await,
+            Self::Schedules(scenario) => scenario.run(env).await,
         }
     }
 }
