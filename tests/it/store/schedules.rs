@@ -1,6 +1,7 @@
 //! Schedules: each nominal time makes one occurrence, or a recorded skip.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use mainspring::cold::{
     Backfilled, ChangeEvent, Content, Edit, Filter, Leased, MadeOccurrences, NewTimer, ScheduleEdit,
@@ -210,6 +211,70 @@ async fn a_maker_that_is_late_by_less_than_a_minute_makes_what_is_due(f: Fixture
     let late = &made[&(first + 20 * MINUTE)];
     assert_eq!((late.life.due_at, late.life.state), (at(first + 20 * MINUTE), State::Scheduled));
     assert!(late.occurrence.as_ref().expect("one").judge_after.is_some());
+}
+
+/// One that its maker makes late is not claimed before it is known what ran at its time.
+async fn one_that_is_made_late_is_skipped_if_the_one_before_ran_over_its_time(f: Fixture) {
+    let owned = f.own_all().await;
+    let reach = Duration::from_secs(1);
+    let one = edit(&f, every("PT10S"));
+    let plan = Plan { overlap: Overlap::Skip, ..one.plan.clone() };
+    f.store.put_schedule(&with(&f, ScheduleEdit { plan, ..one }), reach).await.expect("writes");
+    serve(&f, &owned, 10_000).await;
+    let first = f.claim_due(&owned).await;
+    assert_eq!(nominals(&first), [10]);
+    // It ends after the second nominal time, of which nobody has made anything yet.
+    serve(&f, &owned, 21_000).await;
+    deliver(&f, &first).await;
+    let made = f.store.make_occurrences(&owned, reach).await.expect("makes");
+    assert_eq!((nominals(&made.rows), made.is_cut), (vec![20, 30], true));
+    assert!(f.claim_due(&owned).await.is_empty(), "it is not judged yet");
+    f.store.make_occurrences(&owned, reach).await.expect("makes");
+    assert!(f.claim_due(&owned).await.is_empty(), "it was skipped");
+    let expected = [(10, State::Delivered, None), (20, State::Expired, Some(Skipped::Overlap))];
+    assert_eq!(states(&f).await[..2], expected);
+    f.balanced().await;
+}
+
+/// A change does not forget who waits, though there is nothing left to make.
+async fn one_that_waits_goes_on_after_a_change_of_its_schedule(f: Fixture) {
+    let owned = f.own_all().await;
+    let one = edit(&f, every("PT10S"));
+    let one = ScheduleEdit { plan: Plan { overlap: Overlap::QueueOne, ..one.plan.clone() }, ..one };
+    put(&f, &with(&f, one.clone())).await;
+    serve(&f, &owned, 10_000).await;
+    let first = f.claim_due(&owned).await;
+    serve(&f, &owned, 21_000).await;
+    let plan = Plan { end_at: Some(at(25_000)), ..one.plan.clone() };
+    assert_eq!(put(&f, &with(&f, ScheduleEdit { plan, ..one })).await.state, ScheduleState::Ended);
+    deliver(&f, &first).await;
+    serve(&f, &owned, 35_000).await;
+    make(&f, &owned).await;
+    assert_eq!(nominals(&f.claim_due(&owned).await), [20]);
+    f.balanced().await;
+}
+
+/// What a removal makes of the past does not go all at once.
+async fn what_a_removal_makes_of_the_past_does_not_overlap(f: Fixture) {
+    for (overlap, ends) in [(Overlap::Skip, State::Expired), (Overlap::QueueOne, State::Cancelled)] {
+        let owned = f.own_all().await;
+        let now = f.now().get() - START.get();
+        let one = edit(&f, every("PT10S"));
+        let timing = Timing { start_at: at(now), ..one.plan.timing.clone() };
+        let plan = Plan { overlap, timing, ..one.plan.clone() };
+        let one = with(&f, ScheduleEdit { plan, has_start: true, ..one });
+        f.store.put_schedule(&one, Duration::from_secs(1)).await.expect("writes");
+        // Nobody makes the second to the fourth.
+        serve(&f, &owned, now + 45_000).await;
+        f.store.remove_schedule("s").await.expect("removes");
+        let claimed = f.claim_due(&owned).await;
+        assert_eq!(claimed.len(), 1, "{overlap:?}");
+        deliver(&f, &claimed).await;
+        assert!(f.claim_due(&owned).await.is_empty(), "{overlap:?}");
+        let second = all(&f).await.remove(&(now + 20_000)).expect("was made");
+        assert_eq!(second.life.state, ends, "{overlap:?}");
+    }
+    f.balanced().await;
 }
 
 /// Nobody serves from before the third minute until long after it: what is made and what is not comes out by the policy.
@@ -673,6 +738,9 @@ on_both_stores! {
     one_whose_time_comes_while_another_runs_is_skipped,
     one_waits_until_the_one_before_has_ended,
     what_may_overlap_does,
+    one_that_is_made_late_is_skipped_if_the_one_before_ran_over_its_time,
+    one_that_waits_goes_on_after_a_change_of_its_schedule,
+    what_a_removal_makes_of_the_past_does_not_overlap,
     a_worker_gets_nothing_that_is_to_be_judged_first,
     of_a_paused_schedule_nothing_fires_and_all_is_recorded,
     a_pause_and_a_resume_before_the_time_change_nothing,
