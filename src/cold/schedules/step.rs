@@ -356,9 +356,9 @@ impl ColdStore {
         let batch = s.batch("b", vec![("b_id", Column::Text(ids))]);
         let now = s.now(self.bound_now());
         let missed = MISSED.as_millis();
-        // The gap that is noted, or one that has not ended.
+        // The gap that is noted, or one that has not ended. One that is judged sooner is judged for something else.
         let unserved = format!(
-            "CASE WHEN (g.gap_from <= judge_after - {missed} AND judge_after < g.served_since) \
+            "CASE WHEN judge_after < due_at + {missed} THEN false WHEN (g.gap_from <= judge_after - {missed} AND judge_after < g.served_since) \
              OR (g.served_until <= judge_after - {missed} AND judge_after < {now}) THEN true ELSE false END"
         );
         s.push(&format!(
@@ -511,12 +511,13 @@ impl ColdStore {
         for (timer, is_missed) in timers.iter_mut().zip(missed) {
             let (due_at, now) = (timer.due_at, timer.created_at);
             if let Some(one) = &mut timer.occurrence {
-                one.judge_after = match one.turn {
-                    // One before it may have ended since: the claim sees only what still runs.
-                    Some(Turn::Skip) if due_at < now => Some(now),
-                    _ => (!is_missed).then(|| due_at.plus(MISSED)),
+                // One before it may have ended since: the claim sees only what still runs.
+                let is_behind = one.turn == Some(Turn::Skip) && due_at < now;
+                one.judge_after = match is_behind {
+                    true => Some(due_at),
+                    false => (!is_missed).then(|| due_at.plus(MISSED)),
                 };
-                made.is_cut |= one.judge_after == Some(now);
+                made.is_cut |= is_behind;
             }
         }
         let rows = self.insert_made(tx, &timers, missed).await?;

@@ -299,5 +299,5 @@ fn an_occurrence_that_is_made_twice_is_found() {
 
 #[test]
 fn a_nominal_time_that_is_passed_over_is_found() {
-    is_found_in(WITH_SCHEDULES, Defect::SkipNotRecorded, Kind::Calm, FIRST);
+    is_found_in(WITH_SCHEDULES, Defect::SkipNotRecorded, Kind::Nodes, FIRST);
 }

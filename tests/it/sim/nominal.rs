@@ -230,6 +230,9 @@ impl Recurring {
         if let Some((at, row)) = unheard.into_iter().find(|(at, _)| !known.was_claimed_ahead(*at)) {
             return Err(format!("{at} is none of its nominal times: {row:?}; {known:?}"));
         }
+        if let Some(what) = self.outages.iter().find_map(|outage| known.fired_twice(&made, *outage)) {
+            return Err(format!("of those that were missed in {what} two fired: {known:?}"));
+        }
         let latest = known.segments.iter().rev().find(|segment| segment.is_removed);
         let since = latest.map_or(i64::MIN, |segment| segment.until.1);
         let counts = skipped.keys().filter(|at| **at > since && !made.contains_key(at)).count();
@@ -281,6 +284,16 @@ impl Known {
     fn is_backfilled(&self, at: i64, row: &TimerRow) -> bool {
         let is_asked = |one: &Backfill| (one.range.0..=one.range.1).contains(&at);
         row.life.due_at.get() != at && row.created_at.get() > at && self.backfills.iter().any(is_asked)
+    }
+
+    /// Two of the nominal times that were missed in an outage and fired, if that is one too many.
+    fn fired_twice(&self, made: &BTreeMap<i64, &TimerRow>, outage: (i64, i64)) -> Option<String> {
+        let fires = |(at, row): &(&i64, &&TimerRow)| {
+            is_missed(**at, outage) && row.life.state == State::Delivered && !self.is_backfilled(**at, row)
+        };
+        let fired: Vec<&i64> = made.iter().filter(fires).map(|(at, _)| at).collect();
+        let is_too_many = self.missed.policy == MissedPolicy::FireOnce && fired.len() > 1;
+        is_too_many.then(|| format!("{outage:?}, {fired:?},"))
     }
 
     /// Whether the schedule may have been removed from one moment to another.
@@ -364,14 +377,16 @@ impl Judge<'_> {
         if segment.is_paused && at > segment.from + AHEAD_MS && at <= segment.until.0 {
             return Err("it fired, and its schedule was paused".into());
         }
-        let is_missed = |(from, until): &(i64, i64)| at > from + AHEAD_MS && at + missed_ms() < *until;
-        if known.missed.policy == MissedPolicy::Skip && self.outages.iter().any(is_missed) {
+        let was_missed = self.outages.iter().any(|outage| is_missed(at, *outage));
+        if known.missed.policy == MissedPolicy::Skip && was_missed {
             return Err("it fired, and was missed".into());
         }
         // Claims come a moment ahead, of what runs as of what is to be skipped.
         let ran_over = self.others(at).find(|(other, ended)| {
             let first_at = other.nominal().and_then(|at| known.runs.get(&at.get())).map(|run| run.first_at);
-            other.nominal().is_some_and(|other| other.get() < at)
+            // What an earlier schedule of this id had made is none of its own.
+            let is_own = |other: i64| other < at && !known.is_removed_between(other, at);
+            other.nominal().is_some_and(|other| is_own(other.get()))
                 && first_at.is_some_and(|first| first <= at)
                 && *ended > at
         });
@@ -407,6 +422,11 @@ impl Judge<'_> {
         let rows = self.found.rows.iter().copied().filter(other);
         rows.filter_map(move |row| Some((row, row.ended_at?.get())).filter(|(_, ended)| *ended >= at))
     }
+}
+
+/// Whether a nominal time was surely missed in an outage.
+fn is_missed(at: i64, (from, until): (i64, i64)) -> bool {
+    at > from + AHEAD_MS && at + missed_ms() < until
 }
 
 fn missed_ms() -> i64 {

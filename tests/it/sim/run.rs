@@ -193,7 +193,9 @@ impl Run {
         let well = self.world.now();
         self.settled = true;
         self.rest(false);
-        self.ask(if self.kind == Kind::Calm { 50 } else { 35 });
+        let asks = if self.kind == Kind::Calm { 50 } else { 35 };
+        // What schedules make comes beside it, and a run is not to take longer.
+        self.ask(if self.common.has_schedules { asks / 3 } else { asks });
         self.until(well + WELL_MS, |_| false).await;
         self.far = false;
         let mut began = self.world.now();
@@ -271,7 +273,7 @@ impl Run {
         self.faults = plan(self.kind, &self.world, self.seats.len());
         *self.mood.lock().expect("plain") = Mood { fails: 8, hangs: 15, lost: 5, refuses: 3 };
         self.rest(false);
-        self.ask(24);
+        self.ask(if self.common.has_schedules { 8 } else { 24 });
         self.until(now + self.kind.ill_ms(), |_| false).await;
         if self.common.has_schedules && self.world.one_in(2) {
             self.outage().await;
@@ -300,6 +302,8 @@ impl Run {
             Kind::Nodes | Kind::All if self.world.one_in(2) => Nobody::Moves,
             Kind::Nodes | Kind::All => Nobody::Runs,
         };
+        // Nobody comes back earlier.
+        self.faults.retain(|(_, fault)| !matches!(fault, Fault::Pause(..) | Fault::Crash(..)));
         self.world.tell(usize::MAX, format!("nobody {nobody:?} for {} ms", until - from));
         match nobody {
             Nobody::ReachesStore => self.world.set_odds(Odds { fail: 10_000, ..odds(None) }),

@@ -259,11 +259,11 @@ impl Run {
         self.calls.push(Call { process, of: Caller::Planner(order), task });
     }
 
-    /// The node in this seat stands still until then.
+    /// The node in this seat stands still until then; if there is none, none starts.
     pub fn stand_still(&mut self, place: usize, until: i64) {
-        let node = self.seats[place].node.as_ref().filter(|node| self.world.is_alive(node.process));
-        let Some(process) = node.map(|node| node.process) else { return };
-        self.world.pauses(process, true);
+        if let Some(node) = &self.seats[place].node {
+            self.world.pauses(node.process, true);
+        }
         self.seats[place].until = Some(until);
     }
 

@@ -7,7 +7,7 @@ use mainspring::cold::{
     Backfilled, ChangeEvent, Content, Edit, Filter, Leased, MadeOccurrences, NewTimer, ScheduleEdit,
     SchedulePut, ScheduleRow, Settlement, TimerRow, Turn,
 };
-use mainspring::model::id::{Epoch, TimerId, Uid, digest16};
+use mainspring::model::id::{Epoch, TimerId, Uid, digest16, shard_of};
 use mainspring::model::policy::{Late, Policies, Then};
 use mainspring::model::queue::{Action, Dispatch, lane};
 use mainspring::model::schedule::{
@@ -234,6 +234,29 @@ async fn one_that_is_made_late_is_skipped_if_the_one_before_ran_over_its_time(f:
     let expected = [(10, State::Delivered, None), (20, State::Expired, Some(Skipped::Overlap))];
     assert_eq!(states(&f).await[..2], expected);
     f.balanced().await;
+}
+
+/// What is judged for its turn within a minute of its time was not missed, though its own shard is still without an owner.
+async fn one_that_is_judged_within_a_minute_was_not_missed(f: Fixture) {
+    let owned = f.own_all().await;
+    let shard = |id: &str| shard_of("default", id, 8);
+    let its_own = |n: i64| shard(occurrence_id("s", at(n * 10_000)).expect("an id").as_str());
+    let left = (3..=7).map(its_own).find(|one| *one != shard("s")).expect("another shard");
+    let served: Owned = owned.iter().copied().filter(|(one, _)| *one != left).collect();
+    let reach = Duration::from_secs(1);
+    let one = edit(&f, every("PT10S"));
+    let missed = Missed { policy: MissedPolicy::Skip, ..one.plan.missed };
+    let plan = Plan { overlap: Overlap::Skip, missed, ..one.plan.clone() };
+    f.store.put_schedule(&with(&f, ScheduleEdit { plan, ..one }), reach).await.expect("writes");
+    serve(&f, &owned, 10_000).await;
+    deliver(&f, &f.claim_due(&owned).await).await;
+    serve(&f, &served, 75_000).await;
+    for _ in 0..2 {
+        f.store.make_occurrences(&served, reach).await.expect("makes");
+    }
+    let skipped = (3..=7).map(|n| (n * 10, State::Expired, Some(Skipped::Overlap)));
+    let expected: Vec<_> = [(20, State::Scheduled, None)].into_iter().chain(skipped).collect();
+    assert_eq!(states(&f).await[1..=6], expected);
 }
 
 /// A change does not forget who waits, though there is nothing left to make.
@@ -739,6 +762,7 @@ on_both_stores! {
     one_waits_until_the_one_before_has_ended,
     what_may_overlap_does,
     one_that_is_made_late_is_skipped_if_the_one_before_ran_over_its_time,
+    one_that_is_judged_within_a_minute_was_not_missed,
     one_that_waits_goes_on_after_a_change_of_its_schedule,
     what_a_removal_makes_of_the_past_does_not_overlap,
     a_worker_gets_nothing_that_is_to_be_judged_first,
