@@ -77,8 +77,12 @@ impl ColdStore {
         returned: &str,
     ) -> Result<Vec<Row>, Error> {
         ends.sort_by_key(|end| end.uid);
-        let skip = Turn::Skip.code();
-        let ran = format!("overlap = {skip} AND nominal IS NOT NULL AND claimed_at IS NOT NULL");
+        // With `skip` what has ended counts, too: of the schedule's own, and of those that were made afterwards.
+        let ran = format!(
+            "overlap IN ({}, {}) AND nominal IS NOT NULL AND claimed_at IS NOT NULL",
+            Turn::Skip.code(),
+            Turn::InLine.code()
+        );
         let returned = format!("{returned}, CASE WHEN {ran} THEN schedule END, nominal");
         let columns = |ends: &[End]| {
             let of = |pick: fn(&End) -> i64| Column::Int(ends.iter().map(pick).collect());

@@ -259,6 +259,37 @@ async fn one_that_is_judged_within_a_minute_was_not_missed(f: Fixture) {
     assert_eq!(states(&f).await[1..=6], expected);
 }
 
+/// One that was made afterwards counts like any other; and a claim that was begun before the due time, and had to wait for its
+/// turn at the database, does not slip through.
+async fn one_that_a_backfilled_one_ran_over_is_skipped_however_old_its_claim_is(f: Fixture) {
+    let owned = f.own_all().await;
+    let one = edit(&f, every("PT10S"));
+    let plan = Plan { overlap: Overlap::Skip, ..one.plan.clone() };
+    f.store
+        .put_schedule(&with(&f, ScheduleEdit { plan, ..one }), Duration::from_secs(1))
+        .await
+        .expect("writes");
+    // Nothing is made beyond the first, so that what falls into the pause is recorded, and can be made.
+    f.store.pause_schedule("s", true, AHEAD).await.expect("pauses");
+    serve(&f, &owned, 25_000).await;
+    f.store.pause_schedule("s", false, AHEAD).await.expect("resumes");
+    assert!(matches!(f.store.backfill("s", at(0), at(25_000)).await.expect("makes"), Backfilled::Done(1, _)));
+    serve(&f, &owned, 29_000).await;
+    let running = f.claim_due(&owned).await;
+    assert_eq!(nominals(&running), [20]);
+    serve(&f, &owned, 31_000).await;
+    let due = f.due(&owned).await;
+    assert_eq!(due.len(), 1);
+    deliver(&f, &running).await;
+    f.clock.set(at(29_980));
+    assert!(f.claim(&due).await.is_empty(), "the claim is as old as that");
+    f.clock.set(at(31_000));
+    assert!(f.claim(&due).await.is_empty(), "it is not judged yet");
+    make(&f, &owned).await;
+    let third = all(&f).await.remove(&30_000).expect("was made");
+    assert_eq!((third.life.state, third.skipped()), (State::Expired, Some(Skipped::Overlap)));
+}
+
 /// A change does not forget who waits, though there is nothing left to make.
 async fn one_that_waits_goes_on_after_a_change_of_its_schedule(f: Fixture) {
     let owned = f.own_all().await;
@@ -762,6 +793,7 @@ on_both_stores! {
     one_waits_until_the_one_before_has_ended,
     what_may_overlap_does,
     one_that_is_made_late_is_skipped_if_the_one_before_ran_over_its_time,
+    one_that_a_backfilled_one_ran_over_is_skipped_however_old_its_claim_is,
     one_that_is_judged_within_a_minute_was_not_missed,
     one_that_waits_goes_on_after_a_change_of_its_schedule,
     what_a_removal_makes_of_the_past_does_not_overlap,
