@@ -84,6 +84,8 @@
 //!    `store::schedules::what_nobody_could_fire_is_judged_by_the_policy_made_or_not`,
 //!    `store::schedules::a_change_cancels_what_is_ahead_but_what_was_touched`,
 //!    `store::schedules::what_was_skipped_and_never_made_can_be_made_once`,
+//!    `store::schedules::one_that_is_made_late_is_skipped_if_the_one_before_ran_over_its_time`,
+//!    `store::schedules::one_that_waits_goes_on_after_a_change_of_its_schedule`,
 //!    `recurring::a_node_that_is_killed_a_second_before_the_tick_fires_it_once`,
 //!    `recurring::a_take_over_leaves_no_nominal_time_out_and_doubles_none`
 //! 10. **Isolation.** A dead or slow destination does not delay the others; retries do not delay first firings.

@@ -44,11 +44,16 @@ pub enum Defect {
     PlaceGivenTwice,
     /// A settlement counts for whoever has the place now: which giving-out its token is of is not compared.
     SettledByAnyToken,
+    /// A maker that comes late to a schedule, as after a take-over, does not know how far it was made ahead; and an
+    /// occurrence's uid depends on when it is made, not on its nominal time alone.
+    OccurrenceMadeTwice,
+    /// A range of nominal times that become no occurrence is passed over, and recorded nowhere.
+    SkipNotRecorded,
 }
 
 impl Defect {
     /// All defects.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 16] = [
         Self::NaiveLoader,
         Self::ClaimWithoutGeneration,
         Self::ClaimWithoutEpoch,
@@ -63,6 +68,8 @@ impl Defect {
         Self::EventGivenUp,
         Self::PlaceGivenTwice,
         Self::SettledByAnyToken,
+        Self::OccurrenceMadeTwice,
+        Self::SkipNotRecorded,
     ];
 }
 

@@ -77,8 +77,12 @@ impl ColdStore {
         returned: &str,
     ) -> Result<Vec<Row>, Error> {
         ends.sort_by_key(|end| end.uid);
-        let skip = Turn::Skip.code();
-        let ran = format!("overlap = {skip} AND nominal IS NOT NULL AND claimed_at IS NOT NULL");
+        // With `skip` what has ended counts, too: of the schedule's own, and of those that were made afterwards.
+        let ran = format!(
+            "overlap IN ({}, {}) AND nominal IS NOT NULL AND claimed_at IS NOT NULL",
+            Turn::Skip.code(),
+            Turn::InLine.code()
+        );
         let returned = format!("{returned}, CASE WHEN {ran} THEN schedule END, nominal");
         let columns = |ends: &[End]| {
             let of = |pick: fn(&End) -> i64| Column::Int(ends.iter().map(pick).collect());
@@ -184,7 +188,7 @@ impl ColdStore {
         let (batch, now, skip) = (s.batch("b", columns), s.now(self.bound_now()), Turn::Skip.code());
         let lock = self.dialect().lock("FOR NO KEY UPDATE OF timers SKIP LOCKED");
         s.push(&format!(
-            "WITH {batch} UPDATE timers SET judge_after = {now} WHERE uid IN (SELECT uid FROM b CROSS JOIN timers \
+            "WITH {batch} UPDATE timers SET judge_after = due_at WHERE uid IN (SELECT uid FROM b CROSS JOIN timers \
              WHERE schedule = b_schedule AND schedule IS NOT NULL AND nominal IS NOT NULL AND nominal > b_nominal \
                AND overlap = {skip} AND state = 0 AND due_at < {now} AND (judge_after IS NULL OR judge_after > {now} AND judge_after < {last}) {lock})",
             last = LAST.get()

@@ -130,6 +130,8 @@ mod planted {
             "event-given-up",
             "place-given-twice",
             "settled-by-any-token",
+            "occurrence-made-twice",
+            "skip-not-recorded",
         ];
         for (name, defect) in names.into_iter().zip(Defect::ALL) {
             let planted = load(&format!("planted={name}")).expect("settings").planted();

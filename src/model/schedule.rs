@@ -214,8 +214,8 @@ pub struct Occurrence {
     pub nominal: Option<UnixMs>,
     /// What it does while another has not ended; `None` if it fires all the same.
     pub turn: Option<Turn>,
-    /// From this moment on it is not claimed before it is judged. Before its due time: its schedule is paused. The last moment
-    /// of all: it waits for another of its schedule.
+    /// From this moment on it is not claimed before it is judged. Before its due time: its schedule is paused. At its due
+    /// time: it is to be judged whose turn it is. The last moment of all: it waits for another of its schedule.
     pub judge_after: Option<UnixMs>,
     /// Why it did not fire.
     pub skipped: Option<Skipped>,

@@ -18,6 +18,43 @@ impl Writer {
         Ok(self.follow_made(made).await)
     }
 
+    /// Writes a schedule ([`crate::cold::ColdStore::put_schedule`]).
+    pub async fn put_schedule(&self, edit: &ScheduleEdit, reach: Duration) -> Result<SchedulePut, Error> {
+        let (put, made) = self.store.put_schedule(edit, reach).await?;
+        self.follow_made(made).await;
+        Ok(put)
+    }
+
+    /// Removes a schedule; `false` if there is none of this id.
+    pub async fn remove_schedule(&self, id: &str) -> Result<bool, Error> {
+        let Some((ScheduleGone { pointers }, made)) = self.store.remove_schedule(id).await? else {
+            return Ok(false);
+        };
+        self.follow_made(made).await;
+        self.promotion.promote(pointers);
+        Ok(true)
+    }
+
+    /// Pauses a schedule, or resumes it; `None` if there is none of this id.
+    pub async fn pause_schedule(
+        &self,
+        id: &str,
+        paused: bool,
+        reach: Duration,
+    ) -> Result<Option<ScheduleRow>, Error> {
+        let Some((row, made)) = self.store.pause_schedule(id, paused, reach).await? else { return Ok(None) };
+        self.follow_made(made).await;
+        Ok(Some(row))
+    }
+
+    /// Makes occurrences of skipped nominal times; returns how many, or what kept it from that.
+    pub async fn backfill(&self, id: &str, from: UnixMs, to: UnixMs) -> Result<Backfilled, Error> {
+        Ok(match self.store.backfill(id, from, to).await? {
+            Backfilled::Done(count, made) => Backfilled::Done(count, self.follow_made(made).await),
+            other => other,
+        })
+    }
+
     /// Does what follows the commit of what schedules did.
     async fn follow_made(&self, mut made: MadeOccurrences) -> MadeOccurrences {
         self.promotion.written(made.rows.iter());
@@ -44,32 +81,19 @@ impl Intake {
         tokio::spawn(work).await.unwrap_or(Err(Error::Busy))
     }
 
-    /// Writes a schedule ([`crate::cold::ColdStore::put_schedule`]).
+    /// [`Writer::put_schedule`].
     pub async fn put_schedule(&self, edit: ScheduleEdit, reach: Duration) -> Result<SchedulePut, Error> {
         let writer = self.writer.clone();
-        self.in_task(async move {
-            let (put, made) = writer.store.put_schedule(&edit, reach).await?;
-            writer.follow_made(made).await;
-            Ok(put)
-        })
-        .await
+        self.in_task(async move { writer.put_schedule(&edit, reach).await }).await
     }
 
-    /// Removes a schedule; `false` if there is none of this id.
+    /// [`Writer::remove_schedule`].
     pub async fn remove_schedule(&self, id: String) -> Result<bool, Error> {
         let writer = self.writer.clone();
-        self.in_task(async move {
-            let Some((ScheduleGone { pointers }, made)) = writer.store.remove_schedule(&id).await? else {
-                return Ok(false);
-            };
-            writer.follow_made(made).await;
-            writer.promotion.promote(pointers);
-            Ok(true)
-        })
-        .await
+        self.in_task(async move { writer.remove_schedule(&id).await }).await
     }
 
-    /// Pauses a schedule, or resumes it; `None` if there is none of this id.
+    /// [`Writer::pause_schedule`].
     pub async fn pause_schedule(
         &self,
         id: String,
@@ -77,25 +101,12 @@ impl Intake {
         reach: Duration,
     ) -> Result<Option<ScheduleRow>, Error> {
         let writer = self.writer.clone();
-        self.in_task(async move {
-            let Some((row, made)) = writer.store.pause_schedule(&id, paused, reach).await? else {
-                return Ok(None);
-            };
-            writer.follow_made(made).await;
-            Ok(Some(row))
-        })
-        .await
+        self.in_task(async move { writer.pause_schedule(&id, paused, reach).await }).await
     }
 
-    /// Makes occurrences of skipped nominal times; returns how many, or what kept it from that.
+    /// [`Writer::backfill`].
     pub async fn backfill(&self, id: String, from: UnixMs, to: UnixMs) -> Result<Backfilled, Error> {
         let writer = self.writer.clone();
-        self.in_task(async move {
-            Ok(match writer.store.backfill(&id, from, to).await? {
-                Backfilled::Done(count, made) => Backfilled::Done(count, writer.follow_made(made).await),
-                other => other,
-            })
-        })
-        .await
+        self.in_task(async move { writer.backfill(&id, from, to).await }).await
     }
 }

@@ -15,7 +15,7 @@ use crate::cold::sql::{Statement, Tx};
 use crate::cold::{ColdStore, Error};
 use crate::model::id::{Uid, shard_of};
 use crate::model::pointer::Pointer;
-use crate::model::schedule::{Plan, ScheduleState};
+use crate::model::schedule::{Overlap, Plan, ScheduleState};
 use crate::model::template::{TemplateHash, TemplateUse};
 use crate::model::time::{LAST, UnixMs};
 use crate::model::timer::{Answer, MISSED, State};
@@ -122,14 +122,14 @@ impl ColdStore {
             }
         }
         self.keep_queues(&mut tx, std::iter::once(&target)).await?;
-        let mut late = Vec::new();
+        let (mut late, mut decided) = (Vec::new(), Decided::default());
         let is_new = before.is_none();
         let (mut row, now) = match before {
             Some((row, _)) if is_same => {
                 return unchanged(SchedulePut::Same(Box::new(row)));
             }
             Some((mut row, present)) => {
-                late = self.decide_past(&mut tx, &mut row, present, &mut made).await?;
+                (late, decided) = self.decide_past(&mut tx, &mut row, present, &mut made).await?;
                 self.withdraw(&mut tx, &mut row, present.now, &mut made, &mut late).await?;
                 row.state = match row.state {
                     ScheduleState::Ended => ScheduleState::Active,
@@ -157,7 +157,6 @@ impl ColdStore {
             (row.version, row.changed_at) = (row.version + 1, now);
         }
         self.write_schedule(&mut tx, &row).await?;
-        let mut decided = Decided::default();
         judge::ahead(&mut row, &mut decided, reach, now).map_err(unforeseen)?;
         late.extend(
             Box::pin(self.carry_out(&mut tx, vec![(row.clone(), decided)], now, false, &mut made)).await?,
@@ -183,7 +182,7 @@ impl ColdStore {
         let mut made = Made::default();
         let mut tx = self.pool.begin().await?;
         let Some((mut row, present)) = self.lock_schedule(&mut tx, id).await? else { return Ok(None) };
-        let mut late = self.decide_past(&mut tx, &mut row, present, &mut made).await?;
+        let (mut late, _) = self.decide_past(&mut tx, &mut row, present, &mut made).await?;
         self.withdraw(&mut tx, &mut row, present.now, &mut made, &mut late).await?;
         self.withdraw_waiting(&mut tx, id, &mut made, &mut late).await?;
         let pointers = self.let_go(&mut tx, id).await?;
@@ -230,7 +229,7 @@ impl ColdStore {
         if row.state != from {
             return Ok(Some((row, made)));
         }
-        let mut late = self.decide_past(&mut tx, &mut row, present, &mut made).await?;
+        let (mut late, _) = self.decide_past(&mut tx, &mut row, present, &mut made).await?;
         let now = present.now;
         self.judge_ahead(&mut tx, id, paused, now).await?;
         row.state = if paused { ScheduleState::Paused } else { ScheduleState::Active };
@@ -272,14 +271,15 @@ impl ColdStore {
         Ok(present.map(|present| (row, present)))
     }
 
-    /// Decides everything up to now, by the rule as it is.
+    /// Decides everything up to now, by the rule as it is. Returns what is to be told, and what is to be known by what the same
+    /// change decides afterwards.
     pub(super) async fn decide_past(
         &self,
         tx: &mut Tx,
         row: &mut ScheduleRow,
         present: Present,
         made: &mut Made,
-    ) -> Result<Vec<Batch>, Error> {
+    ) -> Result<(Vec<Batch>, Decided), Error> {
         let mut late = Vec::new();
         for _ in 0..MOST_LOOKS {
             let live = self.live_occurrences(tx, vec![row.id.clone()]).await?;
@@ -287,12 +287,15 @@ impl ColdStore {
             let live = live.get(&row.id).map(Vec::as_slice).unwrap_or_default();
             let ended = ended.get(&row.id).map(Vec::as_slice).unwrap_or_default();
             let decided = judge::past(row, live, ended, present.lost, present.now).map_err(unforeseen)?;
-            let is_cut = decided.is_cut;
+            // What is made of the past has to wait for its turn, too: that is decided by one more look.
+            let is_decided =
+                !decided.is_cut && (decided.makes.is_empty() || row.plan.overlap == Overlap::Allow);
+            let rest = decided.go_on();
             late.extend(
                 Box::pin(self.carry_out(tx, vec![(row.clone(), decided)], present.now, false, made)).await?,
             );
-            if !is_cut {
-                return Ok(late);
+            if is_decided {
+                return Ok((late, rest));
             }
         }
         Err(Error::Busy)

@@ -70,6 +70,11 @@ pub(super) struct Decided {
 }
 
 impl Decided {
+    /// What a later step of the same change has to know: that some wait.
+    pub fn go_on(&self) -> Self {
+        Self { waits_since: self.waits_since, ..Self::default() }
+    }
+
     fn change(&mut self, uid: Uid, event: ChangeEvent) {
         self.changes.push(Change { uid, event });
     }

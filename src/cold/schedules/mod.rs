@@ -44,10 +44,11 @@ const SOON_MS: i64 = 60_000;
 const PAUSED_MS: i64 = super::decide::COMING_UP_MS;
 
 /// The condition that no schedule has to judge a row of `of` before it is claimed. Other rows pay nothing: theirs are NULL.
-/// It does not ask `history`: a claim must not wait for whoever drops one of its partitions.
+/// It does not ask `history`: a claim must not wait for whoever drops one of its partitions. Nor does it go by `now` alone: on
+/// SQLite that may be from before the statement had its turn, and from before the due time.
 pub(super) fn may_go(now: &str, of: &str) -> String {
     format!(
-        "(judge_after IS NULL OR state <> 0 OR judge_after > {now}) \
+        "(judge_after IS NULL OR state <> 0 OR (judge_after > {now} AND judge_after > due_at)) \
          AND CASE WHEN overlap IS NULL OR state <> 0 THEN true ELSE NOT EXISTS (SELECT 1 FROM timers s \
              WHERE s.schedule = {of}.schedule AND s.schedule IS NOT NULL AND s.nominal IS NOT NULL AND s.uid <> {of}.uid \
              AND (s.state <> 0 OR (s.nominal < {of}.nominal AND s.due_at <= {now} + {SOON_MS}))) END"

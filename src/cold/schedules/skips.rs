@@ -173,7 +173,7 @@ impl ColdStore {
         let Some((mut row, present)) = self.lock_schedule(&mut tx, id).await? else {
             return Ok(Backfilled::NoSuch);
         };
-        let mut late = self.decide_past(&mut tx, &mut row, present, &mut made).await?;
+        let (mut late, _) = self.decide_past(&mut tx, &mut row, present, &mut made).await?;
         let mut all: Vec<UnixMs> = Vec::new();
         for range in self.ranges(&mut tx, id, from, to).await? {
             let Some(times) = self.take_out(&mut tx, id, &range, from, to).await? else {

@@ -22,6 +22,7 @@ use crate::model::rule::RuleError;
 use crate::model::schedule::{Occurrence, Skipped, Turn, occurrence_id};
 use crate::model::time::{LAST, UnixMs};
 use crate::model::timer::{MISSED, State};
+use crate::planted::Defect;
 
 /// The most schedules that one look takes.
 const MOST_SCHEDULES: i64 = 200;
@@ -226,6 +227,9 @@ impl ColdStore {
                 break;
             }
             let before = row.clone();
+            if self.planted.is(Defect::OccurrenceMadeTwice) && is_late(&row, present.now) {
+                row.last_nominal = row.last_nominal.min(present.now);
+            }
             match decide(&mut row, &live, ended, present, reach) {
                 Ok(decided) => {
                     row.failures = 0;
@@ -352,9 +356,9 @@ impl ColdStore {
         let batch = s.batch("b", vec![("b_id", Column::Text(ids))]);
         let now = s.now(self.bound_now());
         let missed = MISSED.as_millis();
-        // The gap that is noted, or one that has not ended.
+        // The gap that is noted, or one that has not ended. One that is judged sooner is judged for something else.
         let unserved = format!(
-            "CASE WHEN (g.gap_from <= judge_after - {missed} AND judge_after < g.served_since) \
+            "CASE WHEN judge_after < due_at + {missed} THEN false WHEN (g.gap_from <= judge_after - {missed} AND judge_after < g.served_since) \
              OR (g.served_until <= judge_after - {missed} AND judge_after < {now}) THEN true ELSE false END"
         );
         s.push(&format!(
@@ -429,6 +433,9 @@ impl ColdStore {
         let (mut changes, mut skips) = (Vec::new(), Vec::new());
         for (row, decided) in &steps {
             changes.extend(decided.changes.iter().cloned());
+            if self.planted.is(Defect::SkipNotRecorded) {
+                continue;
+            }
             skips.extend(decided.skips.iter().map(|skip| (row, *skip)));
         }
         for (_, skip) in &skips {
@@ -475,7 +482,10 @@ impl ColdStore {
     /// The timer of a nominal time, and whether that was missed; `None` for a moment that no id can be made of.
     fn occurrence(&self, row: &ScheduleRow, make: Make, now: UnixMs) -> Option<(NewTimer, bool)> {
         let id = occurrence_id(&row.id, make.at)?;
-        let uid = id.uid(&self.namespace);
+        let mut uid = id.uid(&self.namespace);
+        if self.planted.is(Defect::OccurrenceMadeTwice) {
+            uid = Uid(Uuid::from_u128(uid.0.as_u128() ^ u128::from(now.get().unsigned_abs())));
+        }
         let occurrence = Occurrence {
             schedule: row.id.clone(),
             nominal: Some(make.at),
@@ -499,9 +509,15 @@ impl ColdStore {
         }
         let mut timers = self.choose_moments(&timers).into_owned();
         for (timer, is_missed) in timers.iter_mut().zip(missed) {
-            let judge_after = (!is_missed).then(|| timer.due_at.plus(MISSED));
+            let (due_at, now) = (timer.due_at, timer.created_at);
             if let Some(one) = &mut timer.occurrence {
-                one.judge_after = judge_after;
+                // One before it may have ended since: the claim sees only what still runs.
+                let is_behind = one.turn == Some(Turn::Skip) && due_at < now;
+                one.judge_after = match is_behind {
+                    true => Some(due_at),
+                    false => (!is_missed).then(|| due_at.plus(MISSED)),
+                };
+                made.is_cut |= is_behind;
             }
         }
         let rows = self.insert_made(tx, &timers, missed).await?;
@@ -583,6 +599,11 @@ impl ColdStore {
         ));
         tx.execute(s).await.map(drop)
     }
+}
+
+/// Whether this look comes seconds after it should, by a planted defect's account.
+fn is_late(row: &ScheduleRow, now: UnixMs) -> bool {
+    row.make_at.is_some_and(|at| now.get() > at.get() + 2000)
 }
 
 /// Decides about the past, and if nothing of it is left, about what lies ahead.

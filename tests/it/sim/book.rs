@@ -15,6 +15,7 @@ use mainspring::positions::GRACE_MS;
 use mainspring::sink::{Claim, Delivery};
 
 use super::events::{Event, Events};
+use super::nominal::Recurring;
 use super::places::{Moment, Places};
 use super::world::World;
 
@@ -100,6 +101,24 @@ struct Known {
     sent: Vec<Sent>,
 }
 
+impl Known {
+    /// Nothing was answered yet.
+    const fn unanswered() -> Self {
+        Self {
+            generation: 0,
+            due_at: i64::MIN,
+            since: 0,
+            told: None,
+            cancelling: false,
+            asked_at: 0,
+            acked_at: i64::MAX,
+            is_paused: false,
+            was_paused: false,
+            sent: Vec::new(),
+        }
+    }
+}
+
 /// From when to when nothing goes wrong.
 #[derive(Debug, Clone, Copy)]
 pub struct Calm {
@@ -123,6 +142,8 @@ pub struct Book {
     pub arrivals: usize,
     /// What is for workers.
     pub places: Places,
+    /// What schedules make.
+    pub recurring: Recurring,
 }
 
 impl Book {
@@ -130,6 +151,7 @@ impl Book {
         let calm = Calm { until: i64::MAX, again: i64::MAX };
         Self {
             places: Places::new(Arc::clone(&world)),
+            recurring: Recurring::default(),
             world,
             timers: BTreeMap::new(),
             epochs: BTreeMap::new(),
@@ -160,18 +182,7 @@ impl Book {
         self.places.registering(timer);
         // It may begin anew, and is not paused then.
         self.resuming(timer.uid);
-        self.timers.entry(timer.uid).or_insert_with(|| Known {
-            generation: 0,
-            due_at: i64::MIN,
-            since: 0,
-            told: None,
-            cancelling: false,
-            asked_at: 0,
-            acked_at: i64::MAX,
-            is_paused: false,
-            was_paused: false,
-            sent: Vec::new(),
-        });
+        self.timers.entry(timer.uid).or_insert_with(Known::unanswered);
     }
 
     /// A registration was answered as one that was made before: by an answer that was lost, or by an earlier.
@@ -191,13 +202,10 @@ impl Book {
             generation,
             due_at: row.life.due_at.get(),
             since: generation,
-            told: None,
-            cancelling: false,
             asked_at,
             acked_at: now,
-            is_paused: false,
-            was_paused: false,
             sent,
+            ..Known::unanswered()
         };
         self.timers.insert(row.uid, known);
     }
@@ -280,6 +288,9 @@ impl Book {
         if let Err(what) = self.may_send(&delivery.claim) {
             wrong(what);
         }
+        if let Err(what) = self.recurring.sends(delivery, how, now) {
+            wrong(what);
+        }
         let members = members(delivery);
         if !delivery.members.is_empty() {
             let uids = || members.iter().map(|(uid, _)| *uid);
@@ -341,6 +352,10 @@ impl Book {
     fn sends_one(&mut self, process: usize, delivery: &Delivery, uid: Uid, token: Token, how: Behaviour) {
         let now = self.world.now();
         let (generation, attempt) = (token.generation.0, token.attempt);
+        if delivery.nominal.is_some() {
+            // Nobody registered it, and it may be late because it waited for others.
+            self.timers.entry(uid).or_insert_with(|| Known { was_paused: true, ..Known::unanswered() });
+        }
         // A registration whose answer is still on its way.
         let Some(known) = self.timers.get_mut(&uid) else { return };
         let wrong = |what: String| {
@@ -399,6 +414,7 @@ impl Book {
 
     /// The node learns how an attempt came out.
     pub fn learns(&mut self, delivery: &Delivery) {
+        self.recurring.learns(delivery);
         if let Some(arrived) = self.events.get_mut(&delivery.subject) {
             arrived.iter_mut().filter(|one| one.id == delivery.id).for_each(|one| one.known = true);
         }

@@ -214,7 +214,8 @@ fn recent(world: &World, idle: &[Uid], fired: &[Uid]) -> Option<Uid> {
     }
 }
 
-fn target(n: u32) -> Target {
+/// A receiver of the run.
+pub fn target(n: u32) -> Target {
     let url = format!("http://127.0.0.1:{}/x", 1 + n % 3);
     Target::Webhook(Webhook::new(&url, None, BTreeMap::new()).expect("a hook"))
 }

@@ -22,7 +22,7 @@ pub struct Event {
 /// Events by their timer's id, in order.
 pub type Events = HashMap<String, Vec<Event>>;
 
-/// Subscribes to everything, before any process starts; returns the subscription's number.
+/// Subscribes to everything of timers and schedules, before any process starts; returns the subscription's number.
 pub async fn subscribe(store: &ColdStore) -> i64 {
     let edit = DestinationEdit {
         name: "log".into(),
@@ -33,7 +33,9 @@ pub async fn subscribe(store: &ColdStore) -> i64 {
     };
     store.put_destination(&edit).await.expect("writes");
     // Not of destinations: what is told of those is written beside the run's own order.
-    let of_timers = Lifecycle::asked_for().map(Lifecycle::word).filter(|word| word.starts_with("timer."));
+    let of_timers = Lifecycle::asked_for()
+        .map(Lifecycle::word)
+        .filter(|word| !word.starts_with("destination.") && !word.starts_with("queue."));
     let asked = Asked { events: of_timers.map(str::to_owned).collect(), ..Asked::default() };
     let settings = serde_json::to_string(&asked).expect("JSON");
     let Subscribed::Done(row, ..) = store.put_subscription("log", "log", &settings).await.expect("writes")
@@ -63,7 +65,13 @@ pub fn audit(mut of: Events, rows: &HashMap<Uid, TimerRow>, world: &World) {
     let mut rows: Vec<&TimerRow> = rows.values().collect();
     rows.sort_unstable_by(|a, b| a.id.cmp(&b.id));
     for row in rows {
-        let told = of.remove(row.id.as_str()).unwrap_or_default();
+        let mut told = of.remove(row.id.as_str()).unwrap_or_default();
+        let all = told.len();
+        told.retain(|event| event.kind != Lifecycle::ScheduleSkipped);
+        let is_skipped = row.skipped().is_some_and(|why| why.word().is_some());
+        if all - told.len() != usize::from(is_skipped) {
+            world.wrong(format!("{}: {} times told that it was skipped; {row:?}", row.id, all - told.len()));
+        }
         if let Err(why) = tells(&told, row) {
             let kinds: Vec<_> = told.iter().map(|event| event.kind).collect();
             world.wrong(format!("{}: its events {kinds:?} {why}; {row:?}", row.id));

@@ -17,7 +17,9 @@ mod faults;
 mod gate;
 mod ground;
 mod node;
+mod nominal;
 mod places;
+mod planners;
 mod receiver;
 mod run;
 mod schedule;
@@ -43,7 +45,8 @@ fn long() -> bool {
 }
 
 /// Webhooks alone.
-const QUIET: Play = Play { planted: None, sends_events: false, has_queue: false, has_pauses: false };
+const QUIET: Play =
+    Play { planted: None, sends_events: false, has_queue: false, has_pauses: false, has_schedules: false };
 
 /// Nodes send the lifecycle events, too.
 const WITH_EVENTS: Play = Play { sends_events: true, ..QUIET };
@@ -53,6 +56,9 @@ const WITH_QUEUE: Play = Play { has_queue: true, ..QUIET };
 
 /// Beside that clients pause timers and resume them.
 const WITH_PAUSES: Play = Play { has_pauses: true, ..WITH_QUEUE };
+
+/// Beside timers there are schedules.
+const WITH_SCHEDULES: Play = Play { has_schedules: true, ..QUIET };
 
 /// Runs these seeds until one fails; that one, and why.
 fn first_wrong(seeds: &[u64], play: Play) -> Option<(u64, String, String)> {
@@ -106,6 +112,11 @@ const fn has_pauses(seed: u64) -> bool {
     (seed / 5) % 10 == 7
 }
 
+/// Whether this is one of the runs with schedules: a tenth of each [`Kind`].
+const fn has_schedules(seed: u64) -> bool {
+    (seed / 5) % 10 == 4
+}
+
 /// Every run of these is right.
 fn all_are_right(play: Play, is_one: impl Fn(u64) -> bool) {
     let began = mainspring::clock::Monotonic::now();
@@ -115,6 +126,7 @@ fn all_are_right(play: Play, is_one: impl Fn(u64) -> bool) {
             Play { sends_events: true, .. } => "with MAINSPRING_SIM_EVENTS=1: ",
             Play { has_pauses: true, .. } => "with MAINSPRING_SIM_QUEUE=1 MAINSPRING_SIM_PAUSES=1: ",
             Play { has_queue: true, .. } => "with MAINSPRING_SIM_QUEUE=1: ",
+            Play { has_schedules: true, .. } => "with MAINSPRING_SIM_SCHEDULES=1: ",
             _ => "",
         };
         fail(seed, &format!("{how}{what}"), &tail);
@@ -124,7 +136,7 @@ fn all_are_right(play: Play, is_one: impl Fn(u64) -> bool) {
 
 #[test]
 fn every_promise_holds_in_every_run() {
-    all_are_right(Play::default(), |seed| !has_events(seed) && !has_queue(seed));
+    all_are_right(Play::default(), |seed| !has_events(seed) && !has_queue(seed) && !has_schedules(seed));
 }
 
 /// Beside that, workers that fetch what is for a queue, settle it or fail to, get each place as often as they should, and every
@@ -140,6 +152,13 @@ fn every_pause_holds_in_every_run() {
     all_are_right(WITH_PAUSES, has_pauses);
 }
 
+/// Beside that, each nominal time of a schedule makes one occurrence or a recorded skip, whatever happens to its maker, and to
+/// the schedule.
+#[test]
+fn every_nominal_time_is_decided_once_in_every_run() {
+    all_are_right(WITH_SCHEDULES, has_schedules);
+}
+
 /// Beside that, each lifecycle event is taken, those of one timer in order, and none is sent by a node that does not own its
 /// shard.
 #[test]
@@ -148,8 +167,8 @@ fn every_event_is_told_in_every_run() {
 }
 
 /// Runs the seed that `MAINSPRING_SIM_SEED` names, with the defect that `MAINSPRING_SIM_PLANTED` names, if any, with nodes
-/// that send lifecycle events, if `MAINSPRING_SIM_EVENTS` is set, with workers, if `MAINSPRING_SIM_QUEUE` is, and
-/// with pauses, if `MAINSPRING_SIM_PAUSES` is. A run that fails tells its last `MAINSPRING_SIM_TOLD` steps.
+/// that send lifecycle events, if `MAINSPRING_SIM_EVENTS` is set, with workers, if `MAINSPRING_SIM_QUEUE` is, with
+/// pauses, if `MAINSPRING_SIM_PAUSES` is, and with schedules, if `MAINSPRING_SIM_SCHEDULES` is. A run that fails tells its last `MAINSPRING_SIM_TOLD` steps.
 #[test]
 fn one_seed() {
     let seed = std::env::var("MAINSPRING_SIM_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(FIRST);
@@ -158,7 +177,8 @@ fn one_seed() {
     let told = std::env::var("MAINSPRING_SIM_TOLD").ok().and_then(|told| told.parse().ok());
     let is_set = |name: &str| std::env::var_os(name).is_some();
     let (sends_events, has_queue) = (is_set("MAINSPRING_SIM_EVENTS"), is_set("MAINSPRING_SIM_QUEUE"));
-    let play = Play { planted, sends_events, has_queue, has_pauses: is_set("MAINSPRING_SIM_PAUSES") };
+    let (has_pauses, has_schedules) = (is_set("MAINSPRING_SIM_PAUSES"), is_set("MAINSPRING_SIM_SCHEDULES"));
+    let play = Play { planted, sends_events, has_queue, has_pauses, has_schedules };
     let verdict = ground::run(seed, play, Watch { told: told.unwrap_or(BRIEF.told), ..BRIEF });
     eprintln!(
         "seed {seed}: {} steps, {} arrivals, {} leases in {} s",
@@ -175,7 +195,8 @@ fn one_seed() {
 #[test]
 fn one_seed_is_one_run() {
     for seed in FIRST..FIRST + if long() { 200 } else { 20 } {
-        let play = [WITH_EVENTS, Play::default(), WITH_QUEUE, WITH_PAUSES][(seed % 4) as usize];
+        let play =
+            [WITH_EVENTS, Play::default(), WITH_QUEUE, WITH_PAUSES, WITH_SCHEDULES][(seed % 5) as usize];
         let run = |hasty| ground::run(seed, play, Watch { told: usize::MAX, hasty });
         let (one, other) = (run(false), run(true));
         if (one.digest, one.steps) == (other.digest, other.steps) {
@@ -269,4 +290,14 @@ fn a_place_that_is_given_out_twice_is_found() {
 #[test]
 fn a_settlement_after_its_lease_was_lost_is_found() {
     is_found_in(WITH_QUEUE, Defect::SettledByAnyToken, Kind::Calm, FIRST);
+}
+
+#[test]
+fn an_occurrence_that_is_made_twice_is_found() {
+    is_found_in(WITH_SCHEDULES, Defect::OccurrenceMadeTwice, Kind::Nodes, FIRST);
+}
+
+#[test]
+fn a_nominal_time_that_is_passed_over_is_found() {
+    is_found_in(WITH_SCHEDULES, Defect::SkipNotRecorded, Kind::Nodes, FIRST);
 }

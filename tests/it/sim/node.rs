@@ -23,6 +23,7 @@ use mainspring::outbox::Outbox;
 use mainspring::ownership::{Ownership, Round};
 use mainspring::positions::{Positions, Reach};
 use mainspring::promotion::Promotion;
+use mainspring::schedule::Maker;
 use mainspring::sink::Sink;
 use mainspring::sweep::Sweep;
 use mainspring::wheel::HotWheel;
@@ -123,6 +124,8 @@ pub enum Duty {
     Load,
     Tick,
     Sweep,
+    /// Occurrences of schedules.
+    Make,
 }
 
 pub struct Due {
@@ -140,6 +143,8 @@ pub struct Common {
     pub metrics: Metrics,
     /// Nodes send lifecycle events.
     pub sends_events: bool,
+    /// Nodes make occurrences.
+    pub has_schedules: bool,
 }
 
 /// A node that runs.
@@ -154,6 +159,7 @@ pub struct Node {
     loader: Arc<Loader>,
     ticker: Arc<Ticker>,
     sweep: Arc<Sweep>,
+    maker: Arc<Maker>,
     server: Arc<Server>,
     known: Arc<Mutex<HashMap<i32, String>>>,
     config: Arc<Config>,
@@ -252,6 +258,10 @@ impl Node {
                 }));
             }
         }
+        let mut duties = vec![Duty::Own, Duty::Load, Duty::Tick, Duty::Sweep];
+        duties.extend(common.has_schedules.then_some(Duty::Make));
+        let maker =
+            Maker::new(writer.clone(), Arc::clone(&ownership), clock.clone(), config.wheel.window.get());
         let due = |duty| Due { duty, next_at: now, task: None };
         Self {
             name: name.into(),
@@ -274,6 +284,7 @@ impl Node {
                 writer,
                 metrics.clone(),
             )),
+            maker: Arc::new(maker),
             store,
             server: Arc::clone(server),
             known: Arc::default(),
@@ -282,7 +293,7 @@ impl Node {
             started_at: now,
             renewed_at: Arc::new(AtomicI64::new(i64::MIN)),
             swept: Arc::default(),
-            duties: [Duty::Own, Duty::Load, Duty::Tick, Duty::Sweep].map(due).into(),
+            duties: duties.into_iter().map(due).collect(),
             loops,
             mile_at: None,
         }
@@ -295,6 +306,7 @@ impl Node {
             Duty::Load => Task::new("load", &self.world, self.load()),
             Duty::Tick => Task::new("tick", &self.world, self.tick()),
             Duty::Sweep => Task::new("sweep", &self.world, self.sweep()),
+            Duty::Make => Task::new("make", &self.world, self.make()),
         }
     }
 
@@ -377,6 +389,15 @@ impl Node {
             let now = UnixMs::new(world.now());
             let alone = ownership.claimable().iter().any(|(shard, _)| positions.grace_ms(*shard, now) == 0);
             if alone { 250 } else { 1000 }
+        }
+    }
+
+    fn make(&self) -> impl Future<Output = i64> + 'static {
+        let maker = Arc::clone(&self.maker);
+        async move {
+            // One that fails is tried again, as by a node.
+            let _ = maker.run_once().await;
+            1000
         }
     }
 

@@ -4,24 +4,29 @@
 //! things go wrong, of the kind that the seed picks; a calm run has none. Then all is healed, and time moves on
 //! until every timer has ended.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use mainspring::cold::{ColdStore, TimerRow};
+use mainspring::cold::{ColdStore, Filter, TimerRow};
 use mainspring::config::Config;
+use mainspring::model::id::{TimerId, Uid};
+use mainspring::model::schedule::ScheduleState;
 use mainspring::model::time::UnixMs;
 use mainspring::planted::Defect;
 use mainspring::wheel::Snapshot;
 
 use super::book::{Book, Calm};
 use super::clients::{Ask, Clients, Desk};
-use super::events;
+use super::events::{self, Events};
 use super::faults::{Fault, Kind, odds, plan};
 use super::ground::{Ground, Verdict};
 use super::node::{Common, Node, Task};
+use super::nominal::Found;
+use super::planners::{Office, Order, Planners};
 use super::receiver::Mood;
 use super::wheels::Server;
 use super::workers::{Crew, Job, Workers};
-use super::world::{Watch, World};
+use super::world::{Odds, Watch, World};
 
 pub const SHARDS: u16 = 4;
 pub const WINDOW_MS: i64 = 6000;
@@ -45,10 +50,26 @@ pub struct Play {
     pub has_queue: bool,
     /// Clients pause timers, and resume them.
     pub has_pauses: bool,
+    /// There are schedules.
+    pub has_schedules: bool,
 }
+
+/// How long nobody serves, in some runs with schedules: longer than a nominal time may wait.
+const OUTAGE_MS: std::ops::Range<i64> = 62_000..75_000;
 
 /// How long events may take beyond the timers.
 const EVENTS_TRAIL_MS: i64 = 120_000;
+
+/// More than the occurrences of one schedule.
+const MOST_OCCURRENCES: usize = 1000;
+
+/// What nobody does in an outage.
+#[derive(Debug)]
+enum Nobody {
+    ReachesStore,
+    Moves,
+    Runs,
+}
 
 /// Where a node can run.
 pub struct Seat {
@@ -68,6 +89,7 @@ pub struct Call {
 pub enum Caller {
     Client(Ask),
     Workers(Job),
+    Planner(Order),
 }
 
 /// A run under way.
@@ -78,6 +100,7 @@ pub struct Run {
     pub common: Common,
     pub clients: Clients,
     pub workers: Workers,
+    pub office: Office,
     pub mood: Arc<Mutex<Mood>>,
     pub seats: Vec<Seat>,
     pub calls: Vec<Call>,
@@ -110,6 +133,8 @@ impl Run {
         let desk = Desk::new(play);
         let crew = Arc::new(Mutex::new(Crew::new(play.has_queue)));
         let workers = Workers { world: Arc::clone(&world), book: Arc::clone(&book), crew };
+        let planners = Arc::new(Mutex::new(Planners::new(play.has_schedules, &world)));
+        let office = Office { world: Arc::clone(&world), book: Arc::clone(&book), planners };
         let clients = Clients { world: Arc::clone(&world), book, desk: Arc::new(Mutex::new(desk)) };
         let common = Common {
             world: Arc::clone(&world),
@@ -118,6 +143,7 @@ impl Run {
             server: Arc::new(Server::default()),
             metrics: ground.metrics.clone(),
             sends_events: play.sends_events,
+            has_schedules: play.has_schedules,
         };
         world.set_odds(odds(None));
         let seats = 2 + usize::from(seed.is_multiple_of(3));
@@ -127,6 +153,7 @@ impl Run {
             common,
             clients,
             workers,
+            office,
             mood: Arc::new(Mutex::new(Mood { fails: 8, hangs: 4, lost: 3, refuses: 3 })),
             seats: (0..seats).map(|_| Seat { node: None, until: Some(0) }).collect(),
             calls: Vec::new(),
@@ -165,18 +192,23 @@ impl Run {
         }
         let well = self.world.now();
         self.settled = true;
-        self.crew(|crew| crew.rests = false);
-        self.ask(if self.kind == Kind::Calm { 50 } else { 35 });
+        self.rest(false);
+        let asks = if self.kind == Kind::Calm { 50 } else { 35 };
+        // What schedules make comes beside it, and a run is not to take longer.
+        self.ask(if self.common.has_schedules { asks / 3 } else { asks });
         self.until(well + WELL_MS, |_| false).await;
         self.far = false;
+        let mut began = self.world.now();
         if self.kind != Kind::Calm {
             self.next_ask = i64::MAX;
-            self.crew(|crew| crew.rests = true);
+            self.rest(true);
             // What was written while all was well has come to rest.
             self.until(well + WELL_MS + 3000, Self::is_at_rest).await;
+            began = self.world.now();
             self.make_ill().await;
         }
-        self.crew(|crew| (crew.rests, crew.is_well) = (false, true));
+        self.rest(false);
+        self.crew(|crew| crew.is_well = true);
         let healed = self.world.now();
         if self.kind != Kind::Calm {
             self.healed_at = healed;
@@ -185,11 +217,11 @@ impl Run {
             return self.world.wrong("the wheels do not turn again".into());
         }
         if self.kind != Kind::Calm && !self.unnoticed {
-            let until = healed - self.kind.ill_ms();
             let again = self.world.now() + 2000;
-            self.clients.book.lock().expect("plain").set_calm(Calm { until, again });
+            self.clients.book.lock().expect("plain").set_calm(Calm { until: began, again });
         }
         self.ask(self.asks_left.max(6));
+        self.office.planners.lock().expect("plain").end(self.world.now());
         let trail = if self.common.sends_events { EVENTS_TRAIL_MS } else { 0 };
         let patience = self.world.now() + PATIENCE_MS + trail;
         while self.world.is_wrong().is_none() {
@@ -198,6 +230,8 @@ impl Run {
             self.clients.desk.lock().expect("plain").resume_all();
             if self.asks_left == 0
                 && !self.clients.desk.lock().expect("plain").is_busy()
+                && self.office.planners.lock().expect("plain").are_done()
+                && self.unended().await == 0
                 && self.pending().await == 0
                 && self.unsent().await == 0
             {
@@ -205,11 +239,20 @@ impl Run {
             }
             if self.world.now() > patience {
                 let (waiting, unsent) = (self.waiting().await, self.unsent().await);
-                let what = format!("timers are still waiting: {waiting:?}; {unsent} events are not sent");
+                let unended = self.unended().await;
+                let what = format!(
+                    "timers are still waiting: {waiting:?}; {unended} schedules go on; {unsent} events are not sent"
+                );
                 return self.world.wrong(what);
             }
         }
         self.audit().await;
+    }
+
+    /// Whether workers and planners begin nothing.
+    fn rest(&self, rests: bool) {
+        self.crew(|crew| crew.rests = rests);
+        self.office.planners.lock().expect("plain").rests = rests;
     }
 
     fn crew(&self, change: impl FnOnce(&mut Crew)) {
@@ -229,9 +272,12 @@ impl Run {
         self.world.set_odds(odds(Some(self.kind)));
         self.faults = plan(self.kind, &self.world, self.seats.len());
         *self.mood.lock().expect("plain") = Mood { fails: 8, hangs: 15, lost: 5, refuses: 3 };
-        self.crew(|crew| crew.rests = false);
-        self.ask(24);
+        self.rest(false);
+        self.ask(if self.common.has_schedules { 8 } else { 24 });
         self.until(now + self.kind.ill_ms(), |_| false).await;
+        if self.common.has_schedules && self.world.one_in(2) {
+            self.outage().await;
+        }
         self.world.set_odds(odds(None));
         self.world.set_wheels_away(false);
         *self.mood.lock().expect("plain") = Mood { fails: 3, ..Mood::default() };
@@ -244,6 +290,29 @@ impl Run {
         loops.for_each(Node::let_go);
         self.calls.iter_mut().for_each(|call| call.task.held_until = 0);
         self.world.tell(usize::MAX, "all is healed".into());
+    }
+
+    /// For more than a minute no node runs, or all stand still, or none reaches the store.
+    async fn outage(&mut self) {
+        let from = self.world.now();
+        let until = from + self.world.pick(OUTAGE_MS);
+        let nobody = match self.kind {
+            Kind::Calm | Kind::Wheels => return,
+            Kind::Store => Nobody::ReachesStore,
+            Kind::Nodes | Kind::All if self.world.one_in(2) => Nobody::Moves,
+            Kind::Nodes | Kind::All => Nobody::Runs,
+        };
+        // Nobody comes back earlier.
+        self.faults.retain(|(_, fault)| !matches!(fault, Fault::Pause(..) | Fault::Crash(..)));
+        self.world.tell(usize::MAX, format!("nobody {nobody:?} for {} ms", until - from));
+        match nobody {
+            Nobody::ReachesStore => self.world.set_odds(Odds { fail: 10_000, ..odds(None) }),
+            Nobody::Moves => (0..self.seats.len()).for_each(|seat| self.stand_still(seat, until)),
+            Nobody::Runs => (0..self.seats.len()).for_each(|seat| self.kill(seat, until)),
+        }
+        self.until(until, |_| false).await;
+        // What was under way may have come through until then.
+        self.clients.book.lock().expect("plain").recurring.outage(from + 3000, until);
     }
 
     /// Whether every shard has an owner whose wheels turn, and every node its fair share, by the order of names.
@@ -300,11 +369,19 @@ impl Run {
         }
     }
 
-    /// The timers that clients know and that have not ended.
+    /// Schedules that have still to make something.
+    async fn unended(&self) -> i64 {
+        if !self.common.has_schedules {
+            return 0;
+        }
+        let counts = self.common.store.schedule_counts().await.expect("reads");
+        counts.iter().filter(|(state, _)| *state != ScheduleState::Ended).map(|(_, count)| count).sum()
+    }
+
+    /// The timers that have not ended.
     async fn waiting(&self) -> Vec<TimerRow> {
-        let known = self.clients.book.lock().expect("plain").uids();
-        let rows = self.common.store.find_many(&known).await.expect("reads");
-        rows.into_values().filter(|row| !row.life.state.is_end()).collect()
+        let page = self.common.store.list(&Filter::default(), None, MOST_OCCURRENCES).await.expect("lists");
+        page.rows.into_iter().filter(|row| !row.life.state.is_end()).collect()
     }
 
     /// The end: every timer that a client knows has ended, and truly.
@@ -313,20 +390,45 @@ impl Run {
             return;
         }
         let store = &self.common.store;
+        let mut told = match self.common.sends_events {
+            true => self.clients.book.lock().expect("plain").told(),
+            false => events::written(store, self.subscription).await,
+        };
+        let occurrences = self.audit_schedules(&mut told).await;
         let book = self.clients.book.lock().expect("plain").uids();
-        let rows = store.find_many(&book).await.expect("reads");
+        let mut rows = store.find_many(&book).await.expect("reads");
+        rows.extend(occurrences);
         {
             let known = self.clients.book.lock().expect("plain");
             book.iter().for_each(|uid| known.ended(*uid, rows.get(uid)));
         }
-        let told = match self.common.sends_events {
-            true => self.clients.book.lock().expect("plain").told(),
-            false => events::written(store, self.subscription).await,
-        };
         events::audit(told, &rows, &self.world);
         let verification = store.verify().await.expect("reads");
         if !verification.balanced || !verification.mismatches.is_empty() {
             self.world.wrong(format!("the ledger does not add up: {verification:?}"));
         }
+    }
+
+    /// Every nominal time was decided once. Returns all occurrences by the keys that follow from their ids, and takes the
+    /// events of their schedules out of those that were told.
+    async fn audit_schedules(&self, told: &mut Events) -> HashMap<Uid, TimerRow> {
+        let store = &self.common.store;
+        let ids = self.clients.book.lock().expect("plain").recurring.ids();
+        let mut all = HashMap::new();
+        for id in ids {
+            let filter = Filter { schedule: Some(id.clone()), ..Filter::default() };
+            let rows = store.list(&filter, None, MOST_OCCURRENCES).await.expect("lists").rows;
+            let recorded =
+                store.skipped_times(&id).await.expect("counts").iter().map(|(_, count)| count).sum();
+            let skips = told.remove(&id).unwrap_or_default();
+            let found = Found { rows: rows.iter().collect(), skips, recorded };
+            if let Err(what) = self.clients.book.lock().expect("plain").recurring.ended(&id, &found) {
+                self.world.wrong(format!("schedule {id}: {what}"));
+            }
+            all.extend(
+                rows.into_iter().map(|row| (TimerId::parse(&row.id).expect("an id").uid("default"), row)),
+            );
+        }
+        all
     }
 }

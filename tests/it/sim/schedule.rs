@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::clients::Ask;
 use super::faults::{Fault, Kind};
 use super::node::{Node, Task};
+use super::planners::Order;
 use super::receiver::Receivers;
 use super::run::{Call, Caller, Run, SHARDS, WINDOW_MS};
 use super::workers::Deed;
@@ -160,7 +161,15 @@ impl Run {
         let asks = (self.asks_left > 0).then_some(self.next_ask);
         let held = self.calls.iter().map(|call| call.task.held_until).filter(|at| *at > self.world.now());
         let deeds = self.workers.crew.lock().expect("plain").next_at().filter(|_| self.has_open_places());
-        seats.chain(faults).chain(asks).chain(deeds).chain(held).chain(self.world.next_waking()).min()
+        let orders = self.office.planners.lock().expect("plain").next_at();
+        seats
+            .chain(faults)
+            .chain(asks)
+            .chain(deeds)
+            .chain(orders)
+            .chain(held)
+            .chain(self.world.next_waking())
+            .min()
     }
 
     /// What comes at its time: faults, starts, ends of pauses, and clients.
@@ -205,6 +214,8 @@ impl Run {
             let deed = self.workers.crew.lock().expect("plain").next(&self.world, is_due);
             deed.into_iter().for_each(|deed| self.work(deed));
         }
+        let order = self.office.planners.lock().expect("plain").next(&self.world);
+        order.into_iter().for_each(|order| self.plan(order));
     }
 
     /// Whether workers have something to do, as far as anybody knows.
@@ -240,6 +251,33 @@ impl Run {
         self.calls.push(Call { process, of: Caller::Workers(job), task });
     }
 
+    fn plan(&mut self, order: Order) {
+        let Some(node) = self.open() else {
+            return self.office.planners.lock().expect("plain").unanswered(order, &self.world);
+        };
+        let (process, task) = (node.process, self.office.ask(node, order.clone()));
+        self.calls.push(Call { process, of: Caller::Planner(order), task });
+    }
+
+    /// The node in this seat stands still until then; if there is none, none starts.
+    pub fn stand_still(&mut self, place: usize, until: i64) {
+        if let Some(node) = &self.seats[place].node {
+            self.world.pauses(node.process, true);
+        }
+        self.seats[place].until = Some(until);
+    }
+
+    /// The node in this seat dies and is started again then.
+    pub fn kill(&mut self, place: usize, back: i64) {
+        match self.seats[place].node.as_ref().map(|node| node.process) {
+            Some(process) => {
+                self.world.dies(process);
+                self.bury(place, back);
+            }
+            None => self.seats[place].until = Some(back),
+        }
+    }
+
     fn start(&mut self, place: usize) {
         let name = format!("node-{place}");
         let process = self.world.starts(&name);
@@ -269,6 +307,9 @@ impl Run {
                     self.clients.desk.lock().expect("plain").unanswered(&self.world, ask);
                 }
                 Caller::Workers(job) => self.workers.unanswered(job),
+                Caller::Planner(order) => {
+                    self.office.planners.lock().expect("plain").unanswered(order, &self.world);
+                }
             }
         }
     }
@@ -307,14 +348,10 @@ impl Run {
                     self.faults.push((now + 50, Fault::Pause(place, ms, put_off - 1)));
                     return self.faults.sort_by_key(|(at, _)| *at);
                 }
-                self.world.pauses(process, true);
-                self.seats[place].until = Some(now + ms);
+                self.stand_still(place, now + ms);
             }
-            Fault::Crash(place, ms) => {
-                let Some(process) = self.seats[place].node.as_ref().map(|node| node.process) else { return };
-                self.world.dies(process);
-                self.bury(place, now + ms);
-            }
+            Fault::Crash(place, ms) if self.seats[place].node.is_some() => self.kill(place, now + ms),
+            Fault::Crash(..) => {}
         }
     }
 }

@@ -1,12 +1,13 @@
 //! Schedules: each nominal time makes one occurrence, or a recorded skip.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use mainspring::cold::{
     Backfilled, ChangeEvent, Content, Edit, Filter, Leased, MadeOccurrences, NewTimer, ScheduleEdit,
     SchedulePut, ScheduleRow, Settlement, TimerRow, Turn,
 };
-use mainspring::model::id::{Epoch, TimerId, Uid, digest16};
+use mainspring::model::id::{Epoch, TimerId, Uid, digest16, shard_of};
 use mainspring::model::policy::{Late, Policies, Then};
 use mainspring::model::queue::{Action, Dispatch, lane};
 use mainspring::model::schedule::{
@@ -210,6 +211,124 @@ async fn a_maker_that_is_late_by_less_than_a_minute_makes_what_is_due(f: Fixture
     let late = &made[&(first + 20 * MINUTE)];
     assert_eq!((late.life.due_at, late.life.state), (at(first + 20 * MINUTE), State::Scheduled));
     assert!(late.occurrence.as_ref().expect("one").judge_after.is_some());
+}
+
+/// One that its maker makes late is not claimed before it is known what ran at its time.
+async fn one_that_is_made_late_is_skipped_if_the_one_before_ran_over_its_time(f: Fixture) {
+    let owned = f.own_all().await;
+    let reach = Duration::from_secs(1);
+    let one = edit(&f, every("PT10S"));
+    let plan = Plan { overlap: Overlap::Skip, ..one.plan.clone() };
+    f.store.put_schedule(&with(&f, ScheduleEdit { plan, ..one }), reach).await.expect("writes");
+    serve(&f, &owned, 10_000).await;
+    let first = f.claim_due(&owned).await;
+    assert_eq!(nominals(&first), [10]);
+    // It ends after the second nominal time, of which nobody has made anything yet.
+    serve(&f, &owned, 21_000).await;
+    deliver(&f, &first).await;
+    let made = f.store.make_occurrences(&owned, reach).await.expect("makes");
+    assert_eq!((nominals(&made.rows), made.is_cut), (vec![20, 30], true));
+    assert!(f.claim_due(&owned).await.is_empty(), "it is not judged yet");
+    f.store.make_occurrences(&owned, reach).await.expect("makes");
+    assert!(f.claim_due(&owned).await.is_empty(), "it was skipped");
+    let expected = [(10, State::Delivered, None), (20, State::Expired, Some(Skipped::Overlap))];
+    assert_eq!(states(&f).await[..2], expected);
+    f.balanced().await;
+}
+
+/// What is judged for its turn within a minute of its time was not missed, though its own shard is still without an owner.
+async fn one_that_is_judged_within_a_minute_was_not_missed(f: Fixture) {
+    let owned = f.own_all().await;
+    let shard = |id: &str| shard_of("default", id, 8);
+    let its_own = |n: i64| shard(occurrence_id("s", at(n * 10_000)).expect("an id").as_str());
+    let left = (3..=7).map(its_own).find(|one| *one != shard("s")).expect("another shard");
+    let served: Owned = owned.iter().copied().filter(|(one, _)| *one != left).collect();
+    let reach = Duration::from_secs(1);
+    let one = edit(&f, every("PT10S"));
+    let missed = Missed { policy: MissedPolicy::Skip, ..one.plan.missed };
+    let plan = Plan { overlap: Overlap::Skip, missed, ..one.plan.clone() };
+    f.store.put_schedule(&with(&f, ScheduleEdit { plan, ..one }), reach).await.expect("writes");
+    serve(&f, &owned, 10_000).await;
+    deliver(&f, &f.claim_due(&owned).await).await;
+    serve(&f, &served, 75_000).await;
+    for _ in 0..2 {
+        f.store.make_occurrences(&served, reach).await.expect("makes");
+    }
+    let skipped = (3..=7).map(|n| (n * 10, State::Expired, Some(Skipped::Overlap)));
+    let expected: Vec<_> = [(20, State::Scheduled, None)].into_iter().chain(skipped).collect();
+    assert_eq!(states(&f).await[1..=6], expected);
+}
+
+/// One that was made afterwards counts like any other; and a claim that was begun before the due time, and had to wait for its
+/// turn at the database, does not slip through.
+async fn one_that_a_backfilled_one_ran_over_is_skipped_however_old_its_claim_is(f: Fixture) {
+    let owned = f.own_all().await;
+    let one = edit(&f, every("PT10S"));
+    let plan = Plan { overlap: Overlap::Skip, ..one.plan.clone() };
+    f.store
+        .put_schedule(&with(&f, ScheduleEdit { plan, ..one }), Duration::from_secs(1))
+        .await
+        .expect("writes");
+    // Nothing is made beyond the first, so that what falls into the pause is recorded, and can be made.
+    f.store.pause_schedule("s", true, AHEAD).await.expect("pauses");
+    serve(&f, &owned, 25_000).await;
+    f.store.pause_schedule("s", false, AHEAD).await.expect("resumes");
+    assert!(matches!(f.store.backfill("s", at(0), at(25_000)).await.expect("makes"), Backfilled::Done(1, _)));
+    serve(&f, &owned, 29_000).await;
+    let running = f.claim_due(&owned).await;
+    assert_eq!(nominals(&running), [20]);
+    serve(&f, &owned, 31_000).await;
+    let due = f.due(&owned).await;
+    assert_eq!(due.len(), 1);
+    deliver(&f, &running).await;
+    f.clock.set(at(29_980));
+    assert!(f.claim(&due).await.is_empty(), "the claim is as old as that");
+    f.clock.set(at(31_000));
+    assert!(f.claim(&due).await.is_empty(), "it is not judged yet");
+    make(&f, &owned).await;
+    let third = all(&f).await.remove(&30_000).expect("was made");
+    assert_eq!((third.life.state, third.skipped()), (State::Expired, Some(Skipped::Overlap)));
+}
+
+/// A change does not forget who waits, though there is nothing left to make.
+async fn one_that_waits_goes_on_after_a_change_of_its_schedule(f: Fixture) {
+    let owned = f.own_all().await;
+    let one = edit(&f, every("PT10S"));
+    let one = ScheduleEdit { plan: Plan { overlap: Overlap::QueueOne, ..one.plan.clone() }, ..one };
+    put(&f, &with(&f, one.clone())).await;
+    serve(&f, &owned, 10_000).await;
+    let first = f.claim_due(&owned).await;
+    serve(&f, &owned, 21_000).await;
+    let plan = Plan { end_at: Some(at(25_000)), ..one.plan.clone() };
+    assert_eq!(put(&f, &with(&f, ScheduleEdit { plan, ..one })).await.state, ScheduleState::Ended);
+    deliver(&f, &first).await;
+    serve(&f, &owned, 35_000).await;
+    make(&f, &owned).await;
+    assert_eq!(nominals(&f.claim_due(&owned).await), [20]);
+    f.balanced().await;
+}
+
+/// What a removal makes of the past does not go all at once.
+async fn what_a_removal_makes_of_the_past_does_not_overlap(f: Fixture) {
+    for (overlap, ends) in [(Overlap::Skip, State::Expired), (Overlap::QueueOne, State::Cancelled)] {
+        let owned = f.own_all().await;
+        let now = f.now().get() - START.get();
+        let one = edit(&f, every("PT10S"));
+        let timing = Timing { start_at: at(now), ..one.plan.timing.clone() };
+        let plan = Plan { overlap, timing, ..one.plan.clone() };
+        let one = with(&f, ScheduleEdit { plan, has_start: true, ..one });
+        f.store.put_schedule(&one, Duration::from_secs(1)).await.expect("writes");
+        // Nobody makes the second to the fourth.
+        serve(&f, &owned, now + 45_000).await;
+        f.store.remove_schedule("s").await.expect("removes");
+        let claimed = f.claim_due(&owned).await;
+        assert_eq!(claimed.len(), 1, "{overlap:?}");
+        deliver(&f, &claimed).await;
+        assert!(f.claim_due(&owned).await.is_empty(), "{overlap:?}");
+        let second = all(&f).await.remove(&(now + 20_000)).expect("was made");
+        assert_eq!(second.life.state, ends, "{overlap:?}");
+    }
+    f.balanced().await;
 }
 
 /// Nobody serves from before the third minute until long after it: what is made and what is not comes out by the policy.
@@ -673,6 +792,11 @@ on_both_stores! {
     one_whose_time_comes_while_another_runs_is_skipped,
     one_waits_until_the_one_before_has_ended,
     what_may_overlap_does,
+    one_that_is_made_late_is_skipped_if_the_one_before_ran_over_its_time,
+    one_that_a_backfilled_one_ran_over_is_skipped_however_old_its_claim_is,
+    one_that_is_judged_within_a_minute_was_not_missed,
+    one_that_waits_goes_on_after_a_change_of_its_schedule,
+    what_a_removal_makes_of_the_past_does_not_overlap,
     a_worker_gets_nothing_that_is_to_be_judged_first,
     of_a_paused_schedule_nothing_fires_and_all_is_recorded,
     a_pause_and_a_resume_before_the_time_change_nothing,
