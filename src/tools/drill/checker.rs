@@ -24,6 +24,11 @@
 //! | fetched late | a worker got what was due, or what had come back, too late in healthy times |
 //! | unseen attempts | an attempt was counted of which nothing was written to any worker |
 //! | polls | nodes asked the store more often than time and items explain |
+//! | nominal made twice | a nominal time of a schedule came under two delivery ids or timers, or was recorded twice as skipped |
+//! | nominal lost | it neither made an occurrence that was accepted nor was recorded as skipped |
+//! | fired and skipped | both |
+//! | untrue skip | skipped for a reason that there was not |
+//! | not skipped | it came while its schedule was paused, or while the one before had not ended and it was to be skipped then |
 //! | unheld | fell due between a backup and its restore, and was sent before the operator accepted it |
 //! | nonsense | an answer that the contract does not have |
 //!
@@ -36,6 +41,7 @@ mod clock;
 mod findings;
 mod lateness;
 mod places;
+mod recurring;
 mod restored;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -55,6 +61,8 @@ const BROKER_RECONNECT_US: Micros = 6_000_000;
 /// How long a node may take to record the outcome of an attempt once it knows it. A fault that begins later
 /// explains no repeat of that attempt.
 const RECORD_US: Micros = 2_000_000;
+/// In findings, what is no timer's number: from here on they are those of schedules.
+const SCHEDULES: u32 = 1 << 31;
 /// How many findings of a kind are described in words.
 const DESCRIBED: usize = 5;
 
@@ -93,6 +101,8 @@ struct FirstAttempt {
     /// From when on it could be fired at all.
     from_us: Micros,
     at_us: Micros,
+    /// When a schedule made it, if one did.
+    made_us: Option<Micros>,
 }
 
 struct Check<'a> {
@@ -120,7 +130,8 @@ struct LateOrLost {
 pub fn check(history: &History, limits: Limits) -> Findings {
     let mut calls: Vec<&Call> = history.calls.iter().collect();
     calls.sort_by_key(|call| (call.timer, call.asked_us));
-    let mut arrivals: Vec<&Arrival> = history.arrivals.iter().collect();
+    let mut arrivals: Vec<&Arrival> =
+        history.arrivals.iter().filter(|arrival| arrival.of.is_none()).collect();
     arrivals.sort_by_key(|arrival| (arrival.timer, arrival.at_us));
     let mut check = Check {
         history,
@@ -158,6 +169,7 @@ pub fn check(history: &History, limits: Limits) -> Findings {
     arrivals.retain(|arrival| !undone.contains(&arrival.delivery));
     check.identities(&arrivals);
     check.sets(&arrivals);
+    check.schedules();
     check.lateness();
     check.queues(work);
     check.found
@@ -172,7 +184,9 @@ impl Check<'_> {
         let described = self.described.entry(kind).or_default();
         *described += 1;
         if *described <= DESCRIBED {
-            self.found.examples.push(format!("{kind}: timer {timer}: {}", text()));
+            let of = timer.checked_sub(SCHEDULES);
+            let of = of.map_or_else(|| format!("timer {timer}"), |schedule| format!("schedule {schedule}"));
+            self.found.examples.push(format!("{kind}: {of}: {}", text()));
         }
     }
 
@@ -421,6 +435,7 @@ impl Check<'_> {
                 due_ms: arrival.due_ms,
                 from_us,
                 at_us: arrival.at_us,
+                made_us: None,
             });
         }
     }

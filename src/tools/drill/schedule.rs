@@ -71,6 +71,8 @@ pub enum Drill {
     WorkerKill,
     /// Hundreds of workers wait, hang up and come again at once
     LeaseStorm,
+    /// Nodes that make occurrences of schedules are killed, stand still or are asked to stop
+    ScheduleTakeOver,
     /// Two random faults every ten seconds
     Compound,
 }
@@ -88,7 +90,7 @@ pub struct ScheduledFault {
 
 impl Drill {
     /// All of them, in the order in which `all` runs them.
-    pub const ALL: [Self; 28] = [
+    pub const ALL: [Self; 29] = [
         Self::Restart,
         Self::Kill,
         Self::Pause,
@@ -116,6 +118,7 @@ impl Drill {
         Self::BrokerFull,
         Self::WorkerKill,
         Self::LeaseStorm,
+        Self::ScheduleTakeOver,
         Self::Compound,
     ];
 
@@ -144,6 +147,7 @@ impl Drill {
                 | Self::BrokerFull
                 | Self::WorkerKill
                 | Self::LeaseStorm
+                | Self::ScheduleTakeOver
                 | Self::Compound
         )
     }
@@ -265,6 +269,15 @@ impl Drill {
                     _ => lease_ms + rng.random_range(500..1500),
                 };
                 (down, FaultKind::Kill(node(round)))
+            }),
+            // Each is away for long enough that its shards are taken over.
+            Self::ScheduleTakeOver => rounds(rng, first, last, 3, |round, rng| {
+                let node = node(round);
+                match round % 3 {
+                    0 => (lease_ms + rng.random_range(500..1500), FaultKind::Kill(node)),
+                    1 => ((lease_ms as f64 * rng.random_range(1.35..1.8)) as i64, FaultKind::Pause(node)),
+                    _ => (100, FaultKind::Restart(node)),
+                }
             }),
             // The first has any length. The second comes when much is under way and is just long enough for a
             // take-over: the second attempts have not ended when the node goes on.
