@@ -15,6 +15,8 @@ use crate::tools::drill::history::{
 /// How long after a change or a pause an occurrence may still come that was claimed before: claims are made that much ahead
 /// (`wheel.lead`), and its nominal time is told in whole milliseconds.
 const LEAD_US: Micros = 55_000;
+/// The same while shards are handed over, from a node that stops or to one that has come back.
+const HAND_OVER_LEAD_US: Micros = 505_000;
 /// What nobody could fire for so long was missed.
 const MISSED_US: Micros = 60_000_000;
 /// What an answer of a receiver may differ by from a nominal time by which it counts.
@@ -83,24 +85,24 @@ impl<'a> Schedule<'a> {
     }
 
     /// Whether it may be a nominal time.
-    fn may_be(&self, at_ms: i64) -> bool {
+    fn may_be(&self, at_ms: i64, lead_us: Micros) -> bool {
         let (at_us, terms) = (at_ms * 1000, &self.terms);
         // The store's moment of the making is told in whole milliseconds, too.
         let is_within = self.made.is_some_and(|made| at_us >= made.from_us - GRAIN_US)
             && (terms.start_ms..=terms.end_ms).contains(&at_ms);
         let is_old = terms.rule.has(at_ms)
-            && self.changed.is_none_or(|(span, _)| at_us <= span.until_us.saturating_add(LEAD_US));
+            && self.changed.is_none_or(|(span, _)| at_us <= span.until_us.saturating_add(lead_us));
         let is_new = self.changed.is_some_and(|(span, rule)| rule.has(at_ms) && at_us >= span.from_us);
         is_within && (is_old || is_new)
     }
 
     /// Whether it has to be skipped because of a pause, and whether it may be.
-    fn pause_at(&self, at_ms: i64) -> (bool, bool) {
+    fn pause_at(&self, at_ms: i64, lead_us: Micros) -> (bool, bool) {
         let at_us = at_ms * 1000;
         let Some((from, until)) = self.paused else { return (false, false) };
         let (resumes_us, resumed_us) =
             until.map_or((Micros::MAX, Micros::MAX), |span| (span.from_us, span.until_us));
-        let has_to = at_us > from.until_us.saturating_add(LEAD_US) && at_us < resumes_us;
+        let has_to = at_us > from.until_us.saturating_add(lead_us) && at_us < resumes_us;
         (has_to, (from.from_us..=resumed_us).contains(&at_us))
     }
 }
@@ -193,7 +195,7 @@ impl<'a> Check<'a> {
         for at in nominals.keys().filter(is_over).copied().collect::<Vec<_>>() {
             let Some(nominal) = nominals.get(&at) else { continue };
             let is_known = nominal.came() || nominal.is_skipped();
-            if is_known && !schedule.may_be(at) {
+            if is_known && !schedule.may_be(at, self.lead_us(at * 1000)) {
                 self.found.stray += 1;
                 self.tell("stray", schedule, at, nominal, "it is no nominal time");
             } else if is_known || required.contains(&at) {
@@ -230,9 +232,11 @@ impl<'a> Check<'a> {
     /// A skip has its reason, and what has one is skipped.
     fn skip(&mut self, schedule: &Schedule<'_>, at: i64, nominals: &Nominals<'_>) {
         let Some(nominal) = nominals.get(&at) else { return };
-        let (has_to_pause, may_pause) = schedule.pause_at(at);
+        let (has_to_pause, may_pause) = schedule.pause_at(at, self.lead_us(at * 1000));
         let before = || nominals.range(..at).map(|(_, nominal)| nominal);
-        let ran_over = |one: &Nominal<'_>| one.accepted_us().is_some_and(|us| us > at * 1000 + GRAIN_US);
+        let end = |(of, one): (&i64, &Nominal<'_>)| {
+            one.accepted_us().filter(|us| *us > at * 1000 + GRAIN_US).map(|us| (*of - at, us - at * 1000))
+        };
         let is_exclusive = schedule.terms.is_exclusive;
         let may_overlap = || is_exclusive && before().any(|one| self.may_run(one, at * 1000));
         let is_true = |(reason, told_us): (Reason, Micros)| match reason {
@@ -242,15 +246,28 @@ impl<'a> Check<'a> {
             Reason::Other => false,
         };
         let is_untrue = nominal.reasons().any(|one| !is_true(one));
-        let has_to_be_skipped = has_to_pause || (is_exclusive && before().any(ran_over));
+        let ran_over = nominals.range(..at).find_map(end).filter(|_| is_exclusive);
         if is_untrue {
             self.found.untrue_skips += 1;
             self.tell("untrue skip", schedule, at, nominal, "it has no such reason");
         }
-        if nominal.came() && has_to_be_skipped {
+        if nominal.came() && (has_to_pause || ran_over.is_some()) {
             self.found.unskipped += 1;
-            let why = if has_to_pause { "its schedule was paused" } else { "the one before had not ended" };
-            self.tell("not skipped", schedule, at, nominal, why);
+            let why = match ran_over {
+                _ if has_to_pause => "its schedule was paused".to_owned(),
+                None => String::new(),
+                Some((of_ms, us)) => format!("that of {of_ms} ms ended at {:.1}", us as f64 / 1000.0),
+            };
+            self.tell("not skipped", schedule, at, nominal, &why);
+        }
+    }
+
+    /// How far ahead claims are made of what is due at a moment.
+    fn lead_us(&self, at_us: Micros) -> Micros {
+        let from_us = at_us - self.limits.recovery_us;
+        match self.history.faults.iter().any(|fault| fault.may_delay() && fault.overlaps(from_us, at_us)) {
+            true => HAND_OVER_LEAD_US,
+            false => LEAD_US,
         }
     }
 

@@ -197,6 +197,11 @@ fn a_change_puts_other_nominal_times_in_place_of_those_ahead() {
     let near = || fired(changed(DUE + 990), &news);
     assert_eq!(near().violations(), [], "it was changed before its time");
     assert_eq!(near().fired(DUE + SECOND, DUE + SECOND).violations(), [], "or after");
+    let claimed = || fired(changed(DUE + 930), &news).fired(DUE + SECOND, DUE + SECOND);
+    assert_eq!(claimed().violations(), [], "it was claimed before");
+    let handed_over = seen().fired(DUE + SECOND, DUE + SECOND);
+    let handed_over = handed_over.fault(Affected::Orderly(vec![0]), DUE, DUE + 300);
+    assert_eq!(handed_over.violations(), [], "claimed further ahead");
     let refused = fired_but(terms, &[]).asked(ScheduleAsk::Change, DUE + 700, Some(500));
     assert_eq!(refused.violations(), [("nonsense", 1)]);
 }
