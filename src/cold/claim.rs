@@ -318,7 +318,9 @@ impl ColdStore {
         }
         let known = columns::is_sent_kind();
         let goes_alone = super::merge::goes_alone();
-        let may_go = super::schedules::may_go(&now, "timers");
+        // On SQLite the claim may have waited for the writer since this time was read: what was due meanwhile may have to be
+        // judged, and has `judge_after` at its due time then.
+        let may_go = super::schedules::may_go(&format!("({now} + {lead})"), "timers");
         let (free, from_free, is_free) = match skip_locked {
             true => (
                 self.dialect().lock(

@@ -167,7 +167,8 @@ impl ColdStore {
     }
 
     /// Lets their schedules judge what was due while these ran, if it is to be skipped then: the claim sees only what still
-    /// runs. A row that somebody has locked is left: who claims it meanwhile sees these still running.
+    /// runs. It is due to be judged since it was due: a claim may go by a time that was read before this one's. A row that
+    /// somebody has locked is left: who claims it meanwhile sees these still running.
     async fn judge_next(&self, tx: &mut Tx, ended: &[Row]) -> Result<(), Error> {
         let (mut schedules, mut nominals) = (Vec::new(), Vec::new());
         for row in ended {
@@ -184,7 +185,7 @@ impl ColdStore {
         let (batch, now, skip) = (s.batch("b", columns), s.now(self.bound_now()), Turn::Skip.code());
         let lock = self.dialect().lock("FOR NO KEY UPDATE OF timers SKIP LOCKED");
         s.push(&format!(
-            "WITH {batch} UPDATE timers SET judge_after = {now} WHERE uid IN (SELECT uid FROM b CROSS JOIN timers \
+            "WITH {batch} UPDATE timers SET judge_after = due_at WHERE uid IN (SELECT uid FROM b CROSS JOIN timers \
              WHERE schedule = b_schedule AND schedule IS NOT NULL AND nominal IS NOT NULL AND nominal > b_nominal \
                AND overlap = {skip} AND state = 0 AND due_at < {now} AND (judge_after IS NULL OR judge_after > {now} AND judge_after < {last}) {lock})",
             last = LAST.get()

@@ -352,9 +352,9 @@ impl ColdStore {
         let batch = s.batch("b", vec![("b_id", Column::Text(ids))]);
         let now = s.now(self.bound_now());
         let missed = MISSED.as_millis();
-        // The gap that is noted, or one that has not ended.
+        // The gap that is noted, or one that has not ended. What has to be judged sooner than after a minute was not missed.
         let unserved = format!(
-            "CASE WHEN (g.gap_from <= judge_after - {missed} AND judge_after < g.served_since) \
+            "CASE WHEN judge_after < due_at + {missed} THEN false WHEN (g.gap_from <= judge_after - {missed} AND judge_after < g.served_since) \
              OR (g.served_until <= judge_after - {missed} AND judge_after < {now}) THEN true ELSE false END"
         );
         s.push(&format!(
