@@ -85,7 +85,8 @@
 //!    `store::schedules::a_change_cancels_what_is_ahead_but_what_was_touched`,
 //!    `store::schedules::what_was_skipped_and_never_made_can_be_made_once`,
 //!    `recurring::a_node_that_is_killed_a_second_before_the_tick_fires_it_once`,
-//!    `recurring::a_take_over_leaves_no_nominal_time_out_and_doubles_none`
+//!    `recurring::a_take_over_leaves_no_nominal_time_out_and_doubles_none`,
+//!    `drill::verdicts::quick::schedule_take_over`
 //! 10. **Isolation.** A dead or slow destination does not delay the others; retries do not delay first firings.
 //!     `fleet::isolation::a_receiver_that_hangs_and_one_that_refuses_do_not_delay_a_third`,
 //!     `fleet::isolation::a_receiver_that_is_slow_and_much_in_demand_does_not_delay_another`,
