@@ -171,7 +171,8 @@ impl ColdStore {
     }
 
     /// Lets their schedules judge what was due while these ran, if it is to be skipped then: the claim sees only what still
-    /// runs. A row that somebody has locked is left: who claims it meanwhile sees these still running.
+    /// runs. It is due to be judged since it was due: a claim may go by a time that was read before this one's. A row that
+    /// somebody has locked is left: who claims it meanwhile sees these still running.
     async fn judge_next(&self, tx: &mut Tx, ended: &[Row]) -> Result<(), Error> {
         let (mut schedules, mut nominals) = (Vec::new(), Vec::new());
         for row in ended {

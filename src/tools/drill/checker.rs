@@ -24,6 +24,11 @@
 //! | fetched late | a worker got what was due, or what had come back, too late in healthy times |
 //! | unseen attempts | an attempt was counted of which nothing was written to any worker |
 //! | polls | nodes asked the store more often than time and items explain |
+//! | nominal made twice | a nominal time of a schedule came under two delivery ids or timers, or was recorded twice as skipped |
+//! | nominal lost | it neither made an occurrence that was accepted nor was recorded as skipped |
+//! | fired and skipped | both |
+//! | untrue skip | skipped for a reason that there was not |
+//! | not skipped | it came while its schedule was paused, or while the one before had not ended and it was to be skipped then |
 //! | unheld | fell due between a backup and its restore, and was sent before the operator accepted it |
 //! | nonsense | an answer that the contract does not have |
 //!
@@ -34,8 +39,10 @@
 mod calls;
 mod clock;
 mod findings;
+mod identity;
 mod lateness;
 mod places;
+mod recurring;
 mod restored;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -55,6 +62,8 @@ const BROKER_RECONNECT_US: Micros = 6_000_000;
 /// How long a node may take to record the outcome of an attempt once it knows it. A fault that begins later
 /// explains no repeat of that attempt.
 const RECORD_US: Micros = 2_000_000;
+/// In findings, what is no timer's number: from here on they are those of schedules.
+const SCHEDULES: u32 = 1 << 31;
 /// How many findings of a kind are described in words.
 const DESCRIBED: usize = 5;
 
@@ -93,6 +102,8 @@ struct FirstAttempt {
     /// From when on it could be fired at all.
     from_us: Micros,
     at_us: Micros,
+    /// When a schedule made it, if one did.
+    made_us: Option<Micros>,
 }
 
 struct Check<'a> {
@@ -120,7 +131,8 @@ struct LateOrLost {
 pub fn check(history: &History, limits: Limits) -> Findings {
     let mut calls: Vec<&Call> = history.calls.iter().collect();
     calls.sort_by_key(|call| (call.timer, call.asked_us));
-    let mut arrivals: Vec<&Arrival> = history.arrivals.iter().collect();
+    let mut arrivals: Vec<&Arrival> =
+        history.arrivals.iter().filter(|arrival| arrival.of.is_none()).collect();
     arrivals.sort_by_key(|arrival| (arrival.timer, arrival.at_us));
     let mut check = Check {
         history,
@@ -158,6 +170,7 @@ pub fn check(history: &History, limits: Limits) -> Findings {
     arrivals.retain(|arrival| !undone.contains(&arrival.delivery));
     check.identities(&arrivals);
     check.sets(&arrivals);
+    check.schedules();
     check.lateness();
     check.queues(work);
     check.found
@@ -172,7 +185,9 @@ impl Check<'_> {
         let described = self.described.entry(kind).or_default();
         *described += 1;
         if *described <= DESCRIBED {
-            self.found.examples.push(format!("{kind}: timer {timer}: {}", text()));
+            let of = timer.checked_sub(SCHEDULES);
+            let of = of.map_or_else(|| format!("timer {timer}"), |schedule| format!("schedule {schedule}"));
+            self.found.examples.push(format!("{kind}: {of}: {}", text()));
         }
     }
 
@@ -421,6 +436,7 @@ impl Check<'_> {
                 due_ms: arrival.due_ms,
                 from_us,
                 at_us: arrival.at_us,
+                made_us: None,
             });
         }
     }
@@ -472,44 +488,6 @@ impl Check<'_> {
             return End::Open;
         }
         End::Lost
-    }
-
-    /// A merged set is never larger than when it came first.
-    fn sets(&mut self, arrivals: &[&Arrival]) {
-        let mut merged: Vec<&Arrival> = arrivals.iter().filter(|arrival| arrival.merged).copied().collect();
-        merged.sort_by_key(|arrival| (arrival.delivery, arrival.at_us, arrival.attempt));
-        for set in merged.chunk_by(|a, b| a.delivery == b.delivery) {
-            let together = |a: &Arrival, b: &Arrival| (a.at_us, a.attempt) == (b.at_us, b.attempt);
-            let mut attempts = set.chunk_by(|a, b| together(a, b));
-            let Some(first) = attempts.next() else { continue };
-            self.found.sets += 1;
-            self.found.merged += first.len() as u64;
-            let members: HashSet<u32> = first.iter().map(|arrival| arrival.timer).collect();
-            for joined in attempts.flatten().filter(|arrival| !members.contains(&arrival.timer)) {
-                self.found.joined += 1;
-                self.describe("joined", joined.timer, || {
-                    format!("attempt {} of a set of {} came with it", joined.attempt, members.len())
-                });
-            }
-        }
-    }
-
-    /// One firing has one delivery id, and no other firing has it but those of its merged set.
-    fn identities(&mut self, arrivals: &[&Arrival]) {
-        let mut of_firing: HashMap<(u32, i32), u64> = HashMap::new();
-        let mut of_delivery: HashMap<u64, (u32, i32)> = HashMap::new();
-        for arrival in arrivals {
-            let firing = (arrival.timer, arrival.generation);
-            let one_id = *of_firing.entry(firing).or_insert(arrival.delivery) == arrival.delivery;
-            let one_firing =
-                arrival.merged || *of_delivery.entry(arrival.delivery).or_insert(firing) == firing;
-            if !one_id || !one_firing {
-                self.found.mistaken_identity += 1;
-                self.describe("mistaken identity", arrival.timer, || {
-                    format!("generation {} attempt {}", arrival.generation, arrival.attempt)
-                });
-            }
-        }
     }
 }
 

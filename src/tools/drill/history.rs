@@ -3,6 +3,7 @@
 //! Callers, receivers and faults live in one process and read one clock, so their moments can be compared. Nothing
 //! here comes from the server's own account of itself.
 
+mod recurring;
 mod work;
 
 use std::collections::HashSet;
@@ -14,6 +15,10 @@ use std::sync::{Mutex, PoisonError};
 use serde::Serialize;
 
 use crate::tools::brokers::Kind;
+pub use recurring::{
+    Listed, Occurrence, Reason, Rhythm, ScheduleAsk, ScheduleCall, ScheduleTerms, ToldSkip, occurrence_id,
+    schedule_id, schedule_of,
+};
 pub use work::{Giving, Looks, Places, Settled, Settlement, Wish};
 
 /// Microseconds: a moment since the Unix epoch by this machine's wall clock, or a span.
@@ -99,6 +104,8 @@ pub struct Arrival {
     pub moment_ms: i64,
     /// It came with others, in a merged set.
     pub merged: bool,
+    /// The nominal time that it is for, if a schedule has made the timer.
+    pub of: Option<Occurrence>,
     /// Which node sent it, by the address that it came from; `None` for a stranger, and for what came to a broker.
     pub node: Option<u8>,
     /// The broker that it came to; of what came to a receiver `None`.
@@ -286,6 +293,14 @@ pub struct History {
     pub looks: Vec<Looks>,
     /// What workers were answered that the contract does not have.
     pub strange: Vec<String>,
+    /// The terms of each schedule, by its number.
+    pub schedules: Vec<ScheduleTerms>,
+    /// All calls about schedules.
+    pub schedule_calls: Vec<ScheduleCall>,
+    /// What was told of nominal times that were skipped.
+    pub skips: Vec<ToldSkip>,
+    /// The occurrences of all schedules, when everything was over.
+    pub listed: Vec<Listed>,
     /// All faults, in order.
     pub faults: Vec<Fault>,
     /// When this machine held everything up, by a measure that no timer and no call is part of. In the order of their
@@ -306,6 +321,9 @@ pub struct Recorder {
     settlements: Mutex<Vec<Settlement>>,
     looks: Mutex<Vec<Looks>>,
     strange: Mutex<Vec<String>>,
+    schedule_calls: Mutex<Vec<ScheduleCall>>,
+    skips: Mutex<Vec<ToldSkip>>,
+    listed: Mutex<Vec<Listed>>,
     refused: AtomicU64,
 }
 
@@ -348,6 +366,21 @@ impl Recorder {
     /// How often nodes asked the store.
     pub fn looks(&self) -> Vec<Looks> {
         lock(&self.looks).clone()
+    }
+
+    /// Notes a call about a schedule.
+    pub fn schedule_call(&self, call: ScheduleCall) {
+        lock(&self.schedule_calls).push(call);
+    }
+
+    /// Notes that nominal times were skipped.
+    pub fn skipped(&self, told: ToldSkip) {
+        lock(&self.skips).push(told);
+    }
+
+    /// Notes the occurrences of schedules, in place of those that were noted before.
+    pub fn listed(&self, all: Vec<Listed>) {
+        *lock(&self.listed) = all;
     }
 
     /// Notes an answer to a worker that the contract does not have.
@@ -400,6 +433,11 @@ impl Recorder {
         Some((first, last, theirs().map(|arrival| arrival.timer).collect::<HashSet<_>>().len()))
     }
 
+    /// The nominal times that came, and the nodes that they came from.
+    pub fn occurrences(&self) -> Vec<(Occurrence, u8)> {
+        lock(&self.arrivals).iter().filter_map(|arrival| arrival.of.zip(arrival.node)).collect()
+    }
+
     /// How many attempts were not accepted, or not answered.
     pub fn not_accepted(&self) -> usize {
         lock(&self.arrivals).iter().filter(|arrival| !arrival.accepted()).count()
@@ -410,8 +448,10 @@ impl Recorder {
         let (calls, arrivals) = (lock(&self.calls).clone(), lock(&self.arrivals).clone());
         let (givings, settlements) = (lock(&self.givings).clone(), lock(&self.settlements).clone());
         let (looks, strange) = (lock(&self.looks).clone(), lock(&self.strange).clone());
+        let schedule_calls = lock(&self.schedule_calls).clone();
+        let (skips, listed) = (lock(&self.skips).clone(), lock(&self.listed).clone());
         let seen = History { calls, arrivals, givings, settlements, looks, strange, ..History::default() };
-        History { terms, faults, ended_us, ..seen }
+        History { terms, faults, ended_us, schedule_calls, skips, listed, ..seen }
     }
 }
 

@@ -3,6 +3,8 @@
 //! Every timer has one caller, which makes one call at a time, to any node. A call that is not answered may or may
 //! not have happened; the caller makes it again, to another node, until it is answered or the drill gives up.
 
+mod recurring;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -9,6 +9,7 @@
 //! |---|---|
 //! | [`schedule`], [`fault`], `backup` | which faults come when; how each is injected, healed and proved |
 //! | [`plan`], `extra`, [`load`], [`receiver`] | the timers; those beside the load; the callers; the receivers |
+//! | `recurring` | the schedules that make timers |
 //! | `crew` | the timers of a queue, and the workers who fetch them |
 //! | [`history`], [`checker`], [`verdict`] | what was seen; what it proves; how it is reported |
 //! | [`brokers`] | the brokers, and who reads what comes there |
@@ -28,6 +29,7 @@ pub mod machine;
 pub mod plan;
 pub mod proxy;
 pub mod receiver;
+mod recurring;
 pub mod schedule;
 pub mod verdict;
 
@@ -50,6 +52,7 @@ use history::{Affected, Fault, History, Micros, Recorder, Terms};
 use load::Callers;
 use machine::Machine;
 use receiver::Receivers;
+use recurring::Recurring;
 use schedule::{Breakable, Drill, ScheduledFault};
 use verdict::{Outcome, Verdict};
 
@@ -191,6 +194,14 @@ async fn rehearse(
     let harm = began_us + HEALTHY_MS * 1000..began_us + (load_ms - 1000) * 1000;
     let begin = |crew: Crew| crew.begin(cluster, &callers, &recorder, began_us, harm);
     let crew = crew.map(begin).transpose()?;
+    let recurring = match Recurring::of(drill, seed, options) {
+        Some(recurring) => {
+            callers.hear_of_skips().await?;
+            Some(recurring.begin(&callers, &receivers, began_us))
+        }
+        None => None,
+    };
+    let rules = recurring.as_ref().map(recurring::AtWork::terms).unwrap_or_default();
     let mut faults = Vec::new();
     play(cluster, &recorder, &receivers, &schedule, began_us, &mut faults, |at_ms, phase| {
         progress(phase, at_ms.unsigned_abs() / 1000, load_ms.unsigned_abs() / 1000);
@@ -205,15 +216,18 @@ async fn rehearse(
     let check_now = || {
         let seen = recorder.history(terms.clone(), all_faults(), wall_us());
         let crowded = if options.is_planted() { Vec::new() } else { machine.crowded() };
-        check(&History { held_up: machine.held_up(), crowded, ..seen }, limits)
+        check(&History { held_up: machine.held_up(), crowded, schedules: rules.clone(), ..seen }, limits)
     };
     let (mut ledger, mut ended_us) = (None, None);
     loop {
         let now_us = wall_us();
-        let is_asked = load.is_finished() && crew.as_ref().is_none_or(crew::AtWork::is_registered);
+        let is_asked = load.is_finished()
+            && crew.as_ref().is_none_or(crew::AtWork::is_registered)
+            && recurring.as_ref().is_none_or(recurring::AtWork::is_asked);
         // Calls that are still under way may move a timer to a later time.
         let planned_us = began_us + (load_ms + plan::TAIL_MS) * 1000;
-        let last_due_us = recorder.last_due_us().max(if is_asked { 0 } else { planned_us });
+        let is_planned = !is_asked || recurring.is_some();
+        let last_due_us = recorder.last_due_us().max(if is_planned { planned_us } else { 0 });
         let give_up = now_us > last_due_us + END.as_micros() as Micros;
         progress("waiting for what is due", seconds(now_us - began_us), seconds(last_due_us - began_us));
         if give_up {
@@ -225,13 +239,16 @@ async fn rehearse(
             ended_us = ended.then(|| ended_us.unwrap_or(now_us));
             let unseen = ended_us.is_some_and(|at_us: Micros| now_us > at_us + SEEN.as_micros() as Micros);
             let found = check_now();
-            if give_up || unseen || (ended && found.lost == 0 && found.open == 0) {
+            if give_up || unseen || (ended && found.lost + found.open + found.nominals_lost == 0) {
                 break;
             }
         }
         tokio::time::sleep(POLL).await;
     }
     tokio::time::sleep(SETTLE).await;
+    if let Some(recurring) = &recurring {
+        recurring.list(&callers, &recorder).await?;
+    }
     let findings = check_now();
     load.await.context("the callers broke down")?;
     let ledger = callers.ledger().await.or(ledger);
@@ -241,6 +258,7 @@ async fn rehearse(
     if let Some(crew) = crew {
         faults.push(crew.end().await?);
     }
+    faults.extend(recurring.and_then(|recurring| recurring.taken_over(&recorder, nodes)));
     let verdict = judge(drill, seed, options, findings, faults, ledger);
     Ok(Verdict { nodes, seconds: (wall_us() - began_us) as f64 / 1e6, ..verdict })
 }
@@ -424,6 +442,11 @@ mod tests {
             Findings { fetched_late: 1, ..nothing.clone() },
             Findings { unseen_attempts: 1, ..nothing.clone() },
             Findings { polls: 1, ..nothing.clone() },
+            Findings { made_twice: 1, ..nothing.clone() },
+            Findings { nominals_lost: 1, ..nothing.clone() },
+            Findings { fired_and_skipped: 1, ..nothing.clone() },
+            Findings { untrue_skips: 1, ..nothing.clone() },
+            Findings { unskipped: 1, ..nothing.clone() },
         ] {
             assert_eq!(outcome(&wrong, killed(), balanced()), Outcome::Violated, "{wrong:?}");
         }

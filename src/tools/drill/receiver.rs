@@ -20,7 +20,9 @@ use serde::Deserialize;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-use super::history::{Arrival, Micros, Recorder, node_of};
+use super::history::{
+    Arrival, Micros, Occurrence, Reason, Recorder, ToldSkip, node_of, occurrence_id, schedule_of,
+};
 use super::load::number_of;
 use super::plan::{Behaviour, TIMEOUT_MS};
 use crate::clock::wall_us;
@@ -120,6 +122,10 @@ async fn receive(
 ) -> Response {
     let at_us = wall_us();
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    if text("ce-type") == SKIPPED {
+        recorder.skipped(skip(text("ce-id"), &body, at_us).unwrap_or(ToldSkip::nonsense(at_us)));
+        return StatusCode::NO_CONTENT.into_response();
+    }
     let one = Arrival { node: node_of(from.ip()), ..arrival(|name| text(&format!("ce-{name}")), at_us) };
     let numbers = recorder.arrived(match text("ce-type") {
         MERGED => members(&body).map(|member| member.of(one)).collect(),
@@ -161,24 +167,67 @@ async fn receive(
 
 /// What came, by its CloudEvents attributes, before it is answered.
 pub(super) fn arrival<'a>(attribute: impl Fn(&str) -> &'a str, at_us: Micros) -> Arrival {
-    let mut hasher = DefaultHasher::new();
-    attribute("id").hash(&mut hasher);
     let moment_ms = UnixMs::parse_rfc3339(attribute("dueat")).map_or(0, UnixMs::get);
     Arrival {
         // What is no timer of the drill is nobody's. Of a merged set the members say which they are.
         timer: number_of(attribute("subject")).unwrap_or(u32::MAX),
         generation: attribute("generation").parse().unwrap_or(0),
         attempt: attribute("attempt").parse().unwrap_or(0),
-        delivery: hasher.finish(),
+        delivery: hash(attribute("id")),
         due_ms: moment_ms,
         moment_ms,
         merged: false,
+        of: occurrence(&attribute),
         node: None,
         broker: None,
         at_us,
         replied: None,
         took_us: 0,
     }
+}
+
+/// The nominal time that came; `None` if no schedule of the drill has made the timer for one.
+fn occurrence<'a>(attribute: &impl Fn(&str) -> &'a str) -> Option<Occurrence> {
+    let (id, timer) = (attribute("schedule"), attribute("subject"));
+    let nominal_ms = UnixMs::parse_rfc3339(attribute("nominal")).ok()?.get();
+    let is_named_so = timer == occurrence_id(id, nominal_ms);
+    Some(Occurrence { schedule: schedule_of(id)?, nominal_ms, timer: hash(timer), is_named_so })
+}
+
+/// The `ce-type` of an event that tells of nominal times that were skipped.
+const SKIPPED: &str = "mainspring.schedule.skipped.v1";
+
+/// What it tells: of one that was made, or of a range of those that never were.
+#[derive(Deserialize)]
+struct SkipTold {
+    schedule: String,
+    skipped: String,
+    nominal: Option<String>,
+    first: Option<String>,
+    last: Option<String>,
+    count: Option<u64>,
+}
+
+/// What such an event tells; `None` if it cannot be read.
+fn skip(event: &str, body: &[u8], at_us: Micros) -> Option<ToldSkip> {
+    let told: SkipTold = serde_json::from_slice(body).ok()?;
+    let ms = |text: Option<&String>| UnixMs::parse_rfc3339(text?).ok().map(UnixMs::get);
+    Some(ToldSkip {
+        event: hash(event),
+        schedule: schedule_of(&told.schedule)?,
+        first_ms: ms(told.nominal.as_ref().or(told.first.as_ref()))?,
+        last_ms: ms(told.nominal.as_ref().or(told.last.as_ref()))?,
+        count: if told.nominal.is_some() { 1 } else { told.count? },
+        was_made: told.nominal.is_some(),
+        reason: Reason::of(&told.skipped),
+        at_us,
+    })
+}
+
+fn hash(text: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    text.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// The `ce-type` of a merged set.

@@ -113,6 +113,20 @@ impl Verdict {
                 ),
             );
         }
+        if found.nominals > 0 {
+            line(
+                "schedules",
+                format!(
+                    "{} nominal times = {} fired + {} skipped, {} of them never made, + {} lost; {} made twice",
+                    found.nominals,
+                    found.nominals_fired,
+                    found.nominals_skipped,
+                    found.never_made,
+                    found.nominals_lost,
+                    found.made_twice
+                ),
+            );
+        }
         let lateness = |late: &Quantiles| match late.count {
             0 => "-".to_owned(),
             _ => format!("{:.1} / {:.1} / {:.0} ms of {}", late.p50_ms, late.p99_ms, late.max_ms, late.count),

@@ -58,6 +58,10 @@ async fn is_kept(line: &str) {
     }
     let of = |name: &str| found[name].as_u64().expect("a count");
     assert!(of("registered") + of("restored") > 500, "{line}: {found:#}");
+    if line.starts_with("schedule") {
+        assert!(of("nominals_fired") > 300 && of("nominals_skipped") > 100, "{line}: {found:#}");
+        assert!(of("never_made") > 5, "{line}: {found:#}");
+    }
 }
 
 /// The defect is found under this name by one seed of ten: on a busy machine a race may not come about. One drill
@@ -106,6 +110,8 @@ mod quick {
         worker_kill_embedded: "worker-kill --embedded --seed 20 --rate 80 --seconds 10";
         lease_storm: "lease-storm --seed 21 --rate 60 --seconds 8 --nodes 2";
         lease_storm_embedded: "lease-storm --embedded --seed 22 --rate 80 --seconds 8";
+        schedule_take_over: "schedule-take-over --seed 23 --rate 70 --seconds 9 --lease PT1S";
+        schedule_take_over_embedded: "schedule-take-over --embedded --seed 24 --rate 70 --seconds 8";
         kill_embedded: "kill --embedded --seed 6 --rate 80 --seconds 10";
     }
 }

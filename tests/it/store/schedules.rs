@@ -456,10 +456,18 @@ async fn one_whose_time_comes_while_another_runs_is_skipped(f: Fixture) {
     assert_eq!(nominals(&next), [300]);
     // It ends before the maker looks: at the nominal time it had not ended all the same.
     f.clock.set(at(6 * MINUTE));
-    assert!(f.claim_due(&owned).await.is_empty());
+    let due = f.due(&owned).await;
+    assert!(f.claim(&due).await.is_empty() && due.iter().any(|(one, _)| one.uid == uid(6 * MINUTE)));
     f.clock.set(at(6 * MINUTE + 200));
     deliver(&f, &next).await;
     assert!(f.claim_due(&owned).await.is_empty(), "it has to be judged first");
+    // A claim may have waited for the store: it read the time before that end, and even before it was due.
+    for early in [100, -20] {
+        f.clock.set(at(6 * MINUTE + early));
+        let claimed = f.store.claim(&due, "a", 50).await.expect("claims");
+        assert!(claimed.rows.is_empty(), "{early}: it has to be judged first");
+    }
+    f.clock.set(at(6 * MINUTE + 200));
     make(&f, &owned).await;
     let why: Vec<_> = states(&f).await.into_iter().take(6).collect();
     let overlapped = |s| (s, State::Expired, Some(Skipped::Overlap));

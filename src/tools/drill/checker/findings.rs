@@ -119,6 +119,24 @@ findings! {
     unseen_attempts: Violation("unseen attempts");
     /// Calls to the store beyond what the time and the items allow.
     polls: Violation("polls");
+    /// Nominal times of schedules.
+    nominals: Counted;
+    /// Those whose occurrence was accepted.
+    nominals_fired: Counted;
+    /// Those that were recorded as skipped.
+    nominals_skipped: Counted;
+    /// Of these, those that were never made.
+    never_made: Counted;
+    /// Further occurrences, or records of a skip, of one nominal time.
+    made_twice: Violation("nominals made twice");
+    /// Nominal times that neither fired nor were skipped.
+    nominals_lost: Violation("nominals lost");
+    /// Nominal times that did both.
+    fired_and_skipped: Violation("fired and skipped");
+    /// Nominal times that were skipped for no such reason.
+    untrue_skips: Violation("untrue skips");
+    /// Nominal times that were to be skipped, and fired.
+    unskipped: Violation("not skipped");
     /// Cancels and changes answered within 50 ms of the due time.
     raced: Counted;
     /// All cancels and changes answered.

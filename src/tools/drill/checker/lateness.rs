@@ -82,9 +82,9 @@ impl Check<'_> {
                 calls.push(call);
             }
         }
-        for (FirstAttempt { timer, due_ms, from_us, at_us }, alone) in too_late.iter().copied() {
+        for (FirstAttempt { timer, due_ms, from_us, at_us, made_us }, alone) in too_late.iter().copied() {
             let calls = calls_of.get(&timer).map(Vec::as_slice).unwrap_or_default();
-            if self.may_lack_pointer(calls, faults)
+            if self.may_lack_pointer(calls, made_us, faults)
                 || covers_half(&busy, from_us, at_us)
                 || (alone && self.calls_were_slow(from_us, at_us))
             {
@@ -122,12 +122,13 @@ impl Check<'_> {
         all > 0 && slow * 2 >= all
     }
 
-    /// Whether a fault came between the commit of a call and the pointer that follows it. A node that dies there
-    /// leaves the timer to the sweep: that is what the sweep is for.
-    fn may_lack_pointer(&self, calls: &[&Call], faults: &[&Fault]) -> bool {
-        calls.iter().any(|call| {
-            let until_us = call.answered_us + PROMOTED_US;
-            faults.iter().any(|fault| fault.may_lose_pointers() && fault.overlaps(call.asked_us, until_us))
+    /// Whether a fault came between the commit of a call and the pointer that follows it, or between that of an occurrence
+    /// and its pointer. A node that dies there leaves the timer to the sweep: that is what the sweep is for.
+    fn may_lack_pointer(&self, calls: &[&Call], made_us: Option<Micros>, faults: &[&Fault]) -> bool {
+        let calls = calls.iter().map(|call| (call.asked_us, call.answered_us));
+        calls.chain(made_us.zip(made_us)).any(|(from_us, until_us)| {
+            let until_us = until_us + PROMOTED_US;
+            faults.iter().any(|fault| fault.may_lose_pointers() && fault.overlaps(from_us, until_us))
         })
     }
 }

@@ -3,6 +3,7 @@
 mod brokers;
 mod clock;
 mod places;
+mod recurring;
 mod restored;
 
 use super::*;
@@ -100,6 +101,7 @@ fn attempt_at(attempt: i32, at_ms: i64) -> Arrival {
         due_ms: DUE,
         moment_ms: 0,
         merged: false,
+        of: None,
         node,
         broker: None,
         at_us,
