@@ -87,8 +87,7 @@
 //!    `store::schedules::one_that_is_made_late_is_skipped_if_the_one_before_ran_over_its_time`,
 //!    `store::schedules::one_that_waits_goes_on_after_a_change_of_its_schedule`,
 //!    `recurring::a_node_that_is_killed_a_second_before_the_tick_fires_it_once`,
-//!    `recurring::a_take_over_leaves_no_nominal_time_out_and_doubles_none`,
-//!    `drill::verdicts::quick::schedule_take_over`
+//!    `recurring::a_take_over_leaves_no_nominal_time_out_and_doubles_none`
 //! 10. **Isolation.** A dead or slow destination does not delay the others; retries do not delay first firings.
 //!     `fleet::isolation::a_receiver_that_hangs_and_one_that_refuses_do_not_delay_a_third`,
 //!     `fleet::isolation::a_receiver_that_is_slow_and_much_in_demand_does_not_delay_another`,
