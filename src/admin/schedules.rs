@@ -11,7 +11,7 @@ use super::guard::Visit;
 use super::timers::list_of;
 use super::words::{self, Moment, Zone};
 use super::{Admin, html};
-use crate::cold::{Registered, ScheduleFilter, ScheduleRow};
+use crate::cold::{Registered, ScheduleFilter, ScheduleRow, SkippedRange};
 use crate::model::schedule::{MissedPolicy, Overlap, Plan, ScheduleState, Skipped, When, is_schedule_id};
 use crate::model::target::Target;
 use crate::model::time::{Span, UnixMs};
@@ -21,7 +21,7 @@ use crate::service::Service;
 /// The most schedules of one page.
 const MOST: usize = 100;
 
-/// How many of its next times one schedule shows.
+/// How many of its next times, and of the ranges that were skipped, one schedule shows.
 const NEXT: usize = 8;
 
 /// A schedule as a list shows it.
@@ -135,10 +135,32 @@ struct SchedulePage {
     overlap: &'static str,
     /// Nominal times that became no occurrence, by reason.
     skipped: Vec<(String, String)>,
+    /// The latest of them.
+    ranges: Vec<Range>,
     timers: String,
     expired: String,
     created: Moment,
     changed: Moment,
+}
+
+/// Nominal times in a row that became no occurrence.
+struct Range {
+    first: Moment,
+    /// `None` if it is one time.
+    last: Option<Moment>,
+    count: String,
+    why: &'static str,
+}
+
+impl Range {
+    fn new(range: &SkippedRange, zone: Zone, now: UnixMs) -> Option<Self> {
+        Some(Self {
+            first: zone.moment(range.first, now),
+            last: (range.last != range.first).then(|| zone.moment(range.last, now)),
+            count: words::count(range.count, "time"),
+            why: range.reason.word()?,
+        })
+    }
 }
 
 async fn find(service: &Service, id: &str) -> Result<ScheduleRow, Trouble> {
@@ -159,6 +181,7 @@ pub async fn one(
     let now = service.store.clock().now();
     let next = row.next_times(now, NEXT).unwrap_or_default();
     let skipped = service.store.skipped_times(&row.id).await?.into_iter();
+    let ranges = service.store.skipped_ranges(&row.id, NEXT).await?;
     let word = |why: Skipped| why.word().unwrap_or_default().to_owned();
     let page = SchedulePage {
         frame: Frame::new(&admin, &visit, "/schedules", format!("{} · {}", row.id, row.state.word())),
@@ -169,6 +192,7 @@ pub async fn one(
         missed: missed_in_words(row.plan.missed.policy, row.plan.missed.within),
         overlap: overlap_in_words(row.plan.overlap),
         skipped: skipped.map(|(why, count)| (word(why), words::number(count))).collect(),
+        ranges: ranges.iter().filter_map(|range| Range::new(range, visit.zone, now)).collect(),
         timers: list_of(&[("schedule", &row.id)]),
         expired: list_of(&[("schedule", &row.id), ("state", "expired")]),
         created: visit.zone.moment(row.created_at, now),

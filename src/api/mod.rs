@@ -120,6 +120,7 @@ fn documented() -> OpenApiRouter<Arc<ApiState>> {
         .routes(routes!(schedules::work::run))
         .routes(routes!(schedules::work::backfill))
         .routes(routes!(schedules::look::next))
+        .routes(routes!(schedules::look::skipped))
         .routes(routes!(subscriptions::list))
         .routes(routes!(subscriptions::put, subscriptions::get, subscriptions::remove))
         .routes(routes!(templates::list))

@@ -273,6 +273,7 @@ mod tests {
             "schedule ls --state paused --label a=b --limit 5",
             "schedule backfill a --from 2026-12-01T00:00:00Z --to 2026-12-02T00:00:00Z",
             "schedule next a --count 3",
+            "schedule skipped a --limit 5",
             "schedule upcoming",
             "operation get op_00000000000000000000000000000001",
             "operation --server http://a stop op_00000000000000000000000000000001",

@@ -43,6 +43,8 @@ pub enum Verb {
     Backfill(Backfill),
     /// Print the next nominal times
     Next(Next),
+    /// List nominal times that were skipped and became no occurrence, the latest first
+    Skipped(SkippedOf),
     /// List nominal times of all schedules, made or not
     Upcoming(Upcoming),
 }
@@ -255,6 +257,15 @@ pub struct Next {
 }
 
 #[derive(Args)]
+pub struct SkippedOf {
+    #[command(flatten)]
+    named: Named,
+    /// The most ranges
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    limit: u16,
+}
+
+#[derive(Args)]
 pub struct Upcoming {
     /// At this moment or later; now unless set
     #[arg(long, value_name = "RFC3339", value_parser = input::instant)]
@@ -333,6 +344,11 @@ pub async fn run(client: Client, verb: &Verb, json: bool) -> anyhow::Result<Exit
                 }
             }
         }
+        Verb::Skipped(SkippedOf { named: Named { id }, limit }) => {
+            let limit = [("limit".to_owned(), limit.to_string())];
+            let reply = client.ask(Method::GET, &format!("{}/skipped", path(id)), &limit).await?;
+            show::all(&reply, json, "no nominal time was skipped before it became an occurrence", skipped)?;
+        }
         Verb::Upcoming(Upcoming { from, to, queue, to_group }) => {
             let query = [("from", from), ("to", to), ("queue", queue), ("to_group", to_group)].into_iter();
             let query: Vec<(String, String)> =
@@ -390,10 +406,19 @@ fn table(schedules: &[Fields]) -> String {
     out::table(&rows)
 }
 
+fn skipped(ranges: &[Fields]) -> String {
+    columns(["FIRST", "LAST", "COUNT", "SKIPPED"], ranges)
+}
+
 fn upcoming(items: &[Fields]) -> String {
-    let mut rows = vec![["AT", "SCHEDULE", "TIMER", "MADE"].map(str::to_owned).to_vec()];
+    columns(["AT", "SCHEDULE", "TIMER", "MADE"], items)
+}
+
+/// A table whose columns are fields of these names.
+fn columns<const N: usize>(head: [&str; N], items: &[Fields]) -> String {
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
     for one in items {
-        rows.push(["at", "schedule", "timer", "made"].map(|field| show::text(one, field)).to_vec());
+        rows.push(head.map(|name| show::text(one, &name.to_lowercase())).to_vec());
     }
     out::table(&rows)
 }

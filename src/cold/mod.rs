@@ -80,7 +80,7 @@ pub use restore::Held;
 pub use row::{AttemptRecord, TimerRow};
 pub use schedules::{
     Backfilled, Content, MAX_BACKFILL, MAX_SCHEDULES, MadeOccurrences, Rhythm, ScheduleEdit, ScheduleFilter,
-    ScheduleGone, SchedulePage, SchedulePut, ScheduleRow,
+    ScheduleGone, SchedulePage, SchedulePut, ScheduleRow, SkippedRange,
 };
 pub use schema::MigrationState;
 pub use shards::{FUTURE_MS, Heartbeat, Identity, NodeRow};

@@ -18,7 +18,7 @@ use crate::api::schema;
 use crate::api::timers::bad_query;
 use crate::api::timers::read::{DEFAULT_LIST, MAX_LIST};
 use crate::api::view::ScheduleView;
-use crate::cold::ScheduleFilter;
+use crate::cold::{ScheduleFilter, SkippedRange};
 use crate::model::destination::is_name;
 use crate::model::queue::To;
 use crate::model::rule::RuleError;
@@ -174,6 +174,70 @@ pub async fn next(
     let (row, now) = (find(service, &id).await?, service.store.clock().now());
     let items = state.check(caller, usize::MAX, move || row.next_times(now, count)).await?;
     Ok(Json(NextAnswer { items: items.map_err(|why| unforeseen(&why))? }).into_response())
+}
+
+/// The query of skipped nominal times.
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub struct SkippedQuery {
+    /// The most ranges. Default: 100.
+    #[param(required = false, inline, value_type = schema::ListLimit)]
+    limit: Option<usize>,
+}
+
+/// Nominal times that became no occurrence.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct SkippedAnswer {
+    /// The latest first.
+    items: Vec<SkippedItem>,
+}
+
+/// Nominal times in a row that became no occurrence.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct SkippedItem {
+    /// The first of them.
+    #[schema(value_type = schema::Moment)]
+    first: UnixMs,
+    /// The last of them.
+    #[schema(value_type = schema::Moment)]
+    last: UnixMs,
+    /// How many.
+    #[schema(minimum = 1)]
+    count: i64,
+    #[schema(value_type = schema::SkippedWord)]
+    skipped: &'static str,
+    /// When the first of them was recorded.
+    #[schema(value_type = schema::Moment)]
+    at: UnixMs,
+}
+
+/// Nominal times of a schedule that were skipped and became no occurrence, as ranges, the latest first. Of each schedule the
+/// last 1,000 ranges are kept. Those that were made and skipped afterwards are timers: list them with `state=expired`.
+#[utoipa::path(get, path = "/v1/schedules/{id}/skipped", tag = "schedules", operation_id = "skipped_of_schedule",
+    params(SchedulePath, SkippedQuery),
+    responses((status = 200, body = SkippedAnswer), (status = 404, body = Problem)))]
+pub async fn skipped(
+    State(state): State<Arc<ApiState>>,
+    Path(id): Path<String>,
+    query: Result<Query<SkippedQuery>, QueryRejection>,
+) -> ApiResult {
+    let service = state.service()?;
+    let Query(query) = query.map_err(|why| bad_query(&why))?;
+    let limit = query.limit.unwrap_or(DEFAULT_LIST);
+    if !(1..=MAX_LIST).contains(&limit) {
+        return Err(Problem::invalid(vec![FieldError::new(
+            "?limit",
+            "range",
+            format!("from 1 to {MAX_LIST}"),
+        )]));
+    }
+    let row = find(service, &id).await?;
+    let ranges = service.store.skipped_ranges(&row.id, limit).await?.into_iter();
+    let item = |SkippedRange { first, last, count, reason, at }| {
+        Some(SkippedItem { first, last, count, skipped: reason.word()?, at })
+    };
+    Ok(Json(SkippedAnswer { items: ranges.filter_map(item).collect() }).into_response())
 }
 
 /// The query of upcoming nominal times.

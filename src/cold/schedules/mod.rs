@@ -19,7 +19,7 @@ pub use change::{ScheduleEdit, ScheduleGone, SchedulePut};
 pub use content::Content;
 pub(super) use judge::Skip;
 pub use look::{Rhythm, ScheduleFilter, SchedulePage};
-pub use skips::{Backfilled, MAX_BACKFILL};
+pub use skips::{Backfilled, MAX_BACKFILL, SkippedRange};
 pub use step::Made as MadeOccurrences;
 
 use std::fmt;

@@ -37,6 +37,21 @@ pub enum Backfilled {
     NoSuch,
 }
 
+/// Nominal times in a row that became no occurrence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SkippedRange {
+    /// The first of them.
+    pub first: UnixMs,
+    /// The last of them.
+    pub last: UnixMs,
+    /// How many.
+    pub count: i64,
+    /// Why.
+    pub reason: Skipped,
+    /// When the first of them was recorded.
+    pub at: UnixMs,
+}
+
 /// A range as it is stored.
 struct Range {
     id: i64,
@@ -151,6 +166,24 @@ impl ColdStore {
         let mut found = Vec::new();
         for row in self.pool.read(s).await? {
             found.extend(Skipped::from_code(row.get(0)?).zip(Some(row.get(1)?)));
+        }
+        Ok(found)
+    }
+
+    /// The latest nominal times of a schedule that are recorded as skipped, the last range first; at most 1,000 are kept.
+    pub async fn skipped_ranges(&self, id: &str, limit: usize) -> Result<Vec<SkippedRange>, Error> {
+        let mut s = Statement::new(self.dialect(), "skipped_ranges");
+        let (id, limit) = (s.text(id), s.int(i64::try_from(limit).unwrap_or(MOST_RANGES)));
+        s.push(&format!(
+            "SELECT reason, first_nominal, last_nominal, count, at FROM skips WHERE namespace = {NAMESPACE} \
+             AND schedule = {id} ORDER BY first_nominal DESC, id DESC LIMIT {limit}"
+        ));
+        let mut found = Vec::new();
+        for row in self.pool.read(s).await? {
+            let Some(reason) = Skipped::from_code(row.get(0)?) else { continue };
+            let [first, last, count, at] = [row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?];
+            let [first, last, at] = [first, last, at].map(UnixMs::new);
+            found.push(SkippedRange { first, last, count, reason, at });
         }
         Ok(found)
     }

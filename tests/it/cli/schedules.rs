@@ -24,6 +24,8 @@ async fn a_schedule_is_put_shown_paused_run_and_removed() {
     assert_eq!(next.lines().filter(|line| line.ends_with("T01:00:00.000Z")).count(), 3, "{next}");
     let upcoming = shell.run("schedule upcoming").await.printed();
     assert!(upcoming.contains("s:20"), "{upcoming}");
+    let none = shell.run("schedule skipped s").await;
+    assert_eq!((none.code, none.stdout.as_str()), (OK, ""), "{}", none.stderr);
     assert!(shell.run("schedule pause s").await.printed().starts_with("s: paused, daily 09:00"));
     assert_eq!(shell.run("schedule ls --state paused --label app=shop").await.printed().lines().count(), 2);
     let run = shell.run("schedule run s --json").await.json();

@@ -56,6 +56,16 @@ async fn is_kept(line: &str) {
         let landed = |fault: &Value| fault["struck"] == "machine" || !fault["landed"].is_null();
         assert!(faults.as_array().expect("faults").iter().all(landed), "{line}: {faults:#}");
     }
+    // What these are about; a node that is killed beside it does not do.
+    let own = [
+        ("worker-kill", "workers killed"),
+        ("lease-storm", "storm of workers"),
+        ("schedule-take-over", "take-overs"),
+    ];
+    for (_, kind) in own.into_iter().filter(|(drill, _)| line.starts_with(drill)) {
+        let landed = |fault: &Value| fault["kind"] == kind && !fault["landed"].is_null();
+        assert!(faults.as_array().expect("faults").iter().any(landed), "{line}: {faults:#}");
+    }
     let of = |name: &str| found[name].as_u64().expect("a count");
     assert!(of("registered") + of("restored") > 500, "{line}: {found:#}");
     if line.starts_with("schedule") {

@@ -298,7 +298,22 @@ async fn a_schedule_is_seen_paused_run_and_removed() {
     assert!(paused.title().starts_with("s · paused") && paused.text.contains("None while it is paused"));
     assert!(visitor.get("/schedules?state=paused").await.text.contains("/schedules/s\""));
     assert!(!visitor.get("/schedules?state=active").await.text.contains("/schedules/s\""));
+    assert!(paused.text.contains("<dd>none</dd>"), "{}", paused.text);
+    let often = serde_json::json!({"every": "PT0.5S"});
+    assert_eq!(api.send(reqwest::Method::PATCH, "/v1/schedules/s", &[], Some(&often)).await.status, 200);
+    tokio::time::sleep(std::time::Duration::from_millis(1200)).await;
     assert_eq!(act("resume").await.status, 303);
+    crate::support::eventually(
+        "the page tells what was skipped",
+        std::time::Duration::from_secs(30),
+        async || {
+            let text = visitor.get("/schedules/s").await.text;
+            let is_told = text.contains("data-name=\"skipped\"") && text.contains(", paused</div>");
+            if is_told { Ok(()) } else { Err(text) }
+        },
+    )
+    .await;
+    assert_eq!(api.send(reqwest::Method::PUT, "/v1/schedules/s", &[], Some(&body)).await.status, 200);
     assert_eq!(api.get("/v1/schedules/s").await.1["state"], "active");
     let run = act("run").await;
     let to = run.header("location").expect("a timer").to_owned();

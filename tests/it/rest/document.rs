@@ -216,7 +216,7 @@ async fn every_answer_is_in_the_document_and_every_status_of_the_document_is_giv
     let on_one: Vec<_> = calls.iter().filter(|(_, path)| path.contains('{')).cloned().collect();
     let with_json: Vec<_> = calls.iter().filter(|(m, path)| document.takes_json(m, path)).cloned().collect();
     let writes: Vec<_> = under_v1.iter().filter(|(method, _)| method != Method::GET).cloned().collect();
-    assert_eq!((health.len(), on_one.len(), with_json.len()), (4, 41, 16));
+    assert_eq!((health.len(), on_one.len(), with_json.len()), (4, 42, 16));
     assert!(under_v1.len() >= 24);
 
     let mut checked = Checked { document: &mut document, api: node.api() };
@@ -460,6 +460,7 @@ async fn schedules(checked: &mut Checked<'_>) {
         ("/v1/schedules/upcoming?to=2040-01-01T00:00:00Z", 200),
         ("/v1/schedules/upcoming?from=soon", 422),
         ("/v1/schedules/{id}/next?count=2", 200),
+        ("/v1/schedules/{id}/skipped?limit=2", 200),
     ] {
         assert_eq!(checked.call(Method::GET, path, "t", None).await.status, status, "{path}");
     }

@@ -1,5 +1,7 @@
 //! Schedules as a caller meets them: the calls, what they refuse, what a receiver gets.
 
+use std::time::Duration;
+
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -209,6 +211,9 @@ async fn what_is_not_valid_is_told_with_its_cure(builder: NodeBuilder) {
         "/s/next?count=0",
         "/s/next?count=1001",
         "/s/next?n=1",
+        "/s/skipped?limit=0",
+        "/s/skipped?limit=1001",
+        "/s/skipped?n=1",
         "?limit=0",
         "?colour=red",
         "?cursor=a%20b",
@@ -282,8 +287,28 @@ async fn run_pause_and_backfill_make_what_they_say(builder: NodeBuilder) {
     let range = json!({"from": "2020-01-01T00:00:00Z", "to": "2100-01-01T00:00:00Z"});
     let none = call(&api, Method::POST, "/s/backfill", Some(&range)).await;
     assert_eq!((none.status, &none.body), (200, &json!({"made": 0})));
+    assert_eq!(api.get("/v1/schedules/s/skipped").await, (200, json!({"items": []})));
+    // What the changed rule names while it is paused is never made. It is recorded when it is resumed at the latest.
+    let half = json!({"every": "PT0.5S"});
+    let changed = call(&api, Method::PATCH, "/s", Some(&half)).await;
+    assert_eq!((changed.status, &changed.body["state"]), (200, &json!("paused")));
+    tokio::time::sleep(Duration::from_millis(1200)).await;
     let before = receiver.received().len();
     assert_eq!(act(&api, "s", "resume").await.body["state"], "active");
+    let never_made = async || {
+        let (_, list) = api.get("/v1/schedules/s/skipped").await;
+        let items = list["items"].as_array().expect("items").clone();
+        if items.is_empty() { Err(list) } else { Ok(items) }
+    };
+    let ranges = eventually("a time is skipped that became no occurrence", LONG, never_made).await;
+    assert_eq!(ranges.len(), 1, "one range that grows: {ranges:?}");
+    assert!(ranges[0]["skipped"] == "paused" && ranges[0]["count"].as_u64() >= Some(2), "{ranges:?}");
+    let (first, last) = (&ranges[0]["first"], &ranges[0]["last"]);
+    let range = json!({"from": first, "to": first});
+    let made = call(&api, Method::POST, "/s/backfill", Some(&range)).await;
+    assert_eq!(made.body, json!({"made": 1}), "{first} to {last}");
+    let (_, rest) = api.get("/v1/schedules/s/skipped").await;
+    assert!(rest["items"].as_array().expect("items").iter().all(|one| one["first"] != *first), "{rest}");
     receiver.wait_for(before + 2, LONG).await;
 }
 

@@ -585,6 +585,9 @@ async fn of_a_paused_schedule_nothing_fires_and_all_is_recorded(f: Fixture) {
     assert_eq!(of_pause.len(), 9, "the minutes 2 to 10 had been made");
     assert!(of_pause.iter().all(|(_, state, why)| (*state, *why) == (State::Expired, Some(Skipped::Paused))));
     assert_eq!(skipped(&f).await, [(Skipped::Paused, 4)], "11 to 14 had not");
+    let ranges = f.store.skipped_ranges("s", 10).await.expect("reads");
+    let ranges: Vec<_> = ranges.iter().map(|one| (one.first, one.last, one.count, one.reason)).collect();
+    assert_eq!(ranges, [(at(11 * MINUTE), at(14 * MINUTE), 4, Skipped::Paused)]);
     serve(&f, &owned, 15 * MINUTE).await;
     assert_eq!(nominals(&f.claim_due(&owned).await), [900]);
     f.balanced().await;
