@@ -14,13 +14,14 @@ use super::{Admin, assets, html};
 use crate::cold::Error as ColdError;
 
 /// The pages of the navigation.
-const PAGES: [(&str, &str); 9] = [
+const PAGES: [(&str, &str); 10] = [
     ("/", "Overview"),
     ("/timers", "Timers"),
     ("/ahead", "Ahead"),
     ("/late", "Late and dead"),
     ("/receivers", "Receivers"),
     ("/schedules", "Schedules"),
+    ("/templates", "Templates"),
     ("/queues", "Queues"),
     ("/operations", "Operations"),
     ("/nodes", "Nodes"),
@@ -266,6 +267,13 @@ impl Trouble {
     pub fn no_schedule() -> Self {
         let text = "There is no such schedule. It may have been removed; its timers are listed still.";
         Self::new(StatusCode::NOT_FOUND, "No such schedule", text).leads("/schedules", "Schedules")
+    }
+
+    /// There is no template of this name.
+    pub fn no_template() -> Self {
+        let text =
+            "There is no such template. It may have been removed, which is possible once nothing uses it.";
+        Self::new(StatusCode::NOT_FOUND, "No such template", text).leads("/templates", "Templates")
     }
 
     /// What was asked for cannot be done; nothing was.

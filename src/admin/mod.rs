@@ -12,6 +12,7 @@
 mod act;
 mod ahead;
 mod assets;
+mod data_templates;
 mod frame;
 mod guard;
 mod late;
@@ -112,6 +113,8 @@ pub fn routes(
         .route("/schedules", get(schedules::page))
         .route("/schedules/{id}", get(schedules::one))
         .route("/schedules/{id}/act", post(schedules::act))
+        .route("/templates", get(data_templates::page))
+        .route("/templates/{name}", get(data_templates::one))
         .route("/ahead", get(ahead::page))
         .route("/late", get(late::page))
         .route("/receivers", get(receivers::page))

@@ -328,3 +328,24 @@ async fn a_schedule_is_seen_paused_run_and_removed() {
     let forged = visitor.post("/schedules/s/act", &[("action", "remove")]).await;
     assert_eq!(forged.status, 403, "without its token");
 }
+
+#[tokio::test]
+async fn templates_are_listed_and_shown() {
+    let node = Node::builder().start_ready().await;
+    let (api, visitor) = (node.api(), Visitor::new(&node));
+    assert!(visitor.get("/templates").await.text.contains("/v1/templates/order-review"), "it teaches");
+    let body = serde_json::json!({"schema": {"type": "object", "description": "<script>alert(1)</script>"},
+        "defaults": {"stars": 5}});
+    for name in ["review", "greeting"] {
+        let put = api.send(reqwest::Method::PUT, &format!("/v1/templates/{name}"), &[], Some(&body)).await;
+        assert_eq!(put.status, 201);
+    }
+    let list = visitor.get("/templates").await.text;
+    let at = |name: &str| list.find(&format!("href=\"/templates/{name}\"")).expect("it is listed");
+    assert!(at("greeting") < at("review"), "by name");
+    let one = visitor.get("/templates/review").await;
+    assert!(one.text.contains("stars&#34;: 5") && !one.text.contains("<script>alert"), "{}", one.text);
+    for missing in ["none", "a%20b"] {
+        assert_eq!(visitor.get(&format!("/templates/{missing}")).await.status, 404, "{missing}");
+    }
+}

@@ -14,7 +14,7 @@ async fn keyed() -> Node {
     Node::builder().env("MAINSPRING__SERVER__API_KEYS", KEY).start_ready().await
 }
 
-const PAGES: [&str; 12] = [
+const PAGES: [&str; 13] = [
     "/",
     "/timers",
     "/timers/t",
@@ -26,6 +26,7 @@ const PAGES: [&str; 12] = [
     "/nodes",
     "/operations",
     "/schedules",
+    "/templates",
     "/wheels/slot?due_after=2026-01-01T00:00:00Z",
 ];
 
