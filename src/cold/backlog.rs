@@ -168,9 +168,7 @@ impl ColdStore {
     async fn plan_by_key(&self, tx: &mut Tx) -> Result<(), Error> {
         if self.dialect() == Dialect::Postgres {
             let mut s = Statement::new(self.dialect(), "outbox_plan");
-            s.push(
-                "SELECT set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true)",
-            );
+            s.push("SELECT set_config('enable_bitmapscan', 'off', true)");
             tx.fetch(s).await?;
         }
         Ok(())

@@ -253,6 +253,8 @@ impl ColdStore {
     async fn drop_partition(&self, name: &str) -> Result<i64, Error> {
         let mut counting = self.pool.begin().await?;
         counting.execute(self.plain("SET LOCAL statement_timeout = '10min'")).await?;
+        // Every row is read.
+        counting.execute(self.plain("SET LOCAL enable_seqscan = on")).await?;
         let purged = self.purged(&mut counting).await?;
         let mut counts = Vec::new();
         let count = self.plain(&format!("SELECT state, count(*) FROM {name} GROUP BY state"));

@@ -133,6 +133,8 @@ pub struct ColdStore {
     /// transactions of several processes do not wait for each other's flush.
     slot: i64,
     turn: Arc<AtomicI64>,
+    /// How many schedules this process may still make before it counts them.
+    schedule_room: Arc<AtomicI64>,
     planted: Planted,
     /// The last renewal of the leases failed.
     away: Arc<AtomicBool>,

@@ -163,11 +163,9 @@ impl ColdStore {
             Dialect::Sqlite => self.pool.read(s).await?,
             Dialect::Postgres => {
                 let mut tx = self.pool.begin().await?;
-                for setting in ["statement_timeout = '1h'", "enable_seqscan = off"] {
-                    let mut set = Statement::new(self.dialect(), "verify_setting");
-                    set.push(&format!("SET LOCAL {setting}"));
-                    tx.execute(set).await?;
-                }
+                let mut set = Statement::new(self.dialect(), "verify_setting");
+                set.push("SET LOCAL statement_timeout = '1h'");
+                tx.execute(set).await?;
                 tx.fetch(s).await?
             }
         };

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use mainspring::cold::{
-    Backfilled, ChangeEvent, Content, Edit, Filter, Leased, MadeOccurrences, NewTimer, ScheduleEdit,
-    SchedulePut, ScheduleRow, Settlement, TimerRow, Turn,
+    Backfilled, ChangeEvent, Content, Edit, Filter, Leased, MAX_SCHEDULES, MadeOccurrences, NewTimer,
+    ScheduleEdit, SchedulePut, ScheduleRow, Settlement, TimerRow, Turn,
 };
 use mainspring::model::id::{Epoch, TimerId, Uid, digest16, shard_of};
 use mainspring::model::policy::{Late, Policies, Then};
@@ -16,7 +16,7 @@ use mainspring::model::schedule::{
 use mainspring::model::time::{Span, UnixMs};
 use mainspring::model::timer::{AttemptResult, Next, State};
 
-use super::fixture::{Fixture, START, on_both_stores, record};
+use super::fixture::{Fixture, START, behind_its_back, on_both_stores, record};
 use super::queues::{asking, for_queue};
 
 type Owned = Vec<(i32, Epoch)>;
@@ -790,7 +790,34 @@ async fn too_many_are_not_made_at_once(f: Fixture) {
     assert_eq!(backfilled(&f, 0, 9 * MINUTE).await, 980);
 }
 
+async fn a_full_store_takes_no_more(f: Fixture) {
+    let hash = if f.store.is_shared() { "'\\x00'" } else { "x'00'" };
+    let all_but_two = format!(
+        "INSERT INTO schedules (namespace, id, shard, state, plan, content, request, request_hash, kind, lane, made, \
+           last_nominal, failures, version, created_at, changed_at) \
+         WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {}) \
+         SELECT 0, 'n' || i, 0, 2, '{{}}', '{{}}', '{{}}', {hash}, 0, 0, 0, 0, 0, 1, 0, 0 FROM n",
+        MAX_SCHEDULES - 2
+    );
+    behind_its_back(&f, &all_but_two).await;
+    let mut one = edit(&f, every("PT1M"));
+    for id in ["s", "t"] {
+        one.id = id.into();
+        put(&f, &one).await;
+    }
+    one.id = "u".into();
+    let refused = f.store.put_schedule(&one, AHEAD).await.expect("answers").0;
+    assert!(matches!(refused, SchedulePut::Full), "{refused:?}");
+    one.id = "t".into();
+    let same = f.store.put_schedule(&one, AHEAD).await.expect("answers").0;
+    assert!(matches!(same, SchedulePut::Same(_)), "{same:?}");
+    f.store.remove_schedule("t").await.expect("removes").expect("is there");
+    one.id = "u".into();
+    put(&f, &one).await;
+}
+
 on_both_stores! {
+    a_full_store_takes_no_more,
     occurrences_are_made_ahead_of_their_times_and_fire,
     one_that_is_far_off_is_made_alone_and_the_next_when_its_time_has_come,
     at_most_a_hundred_are_made_ahead,
