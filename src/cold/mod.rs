@@ -134,7 +134,7 @@ pub struct ColdStore {
     slot: i64,
     turn: Arc<AtomicI64>,
     /// How many schedules this process may still make before it counts them.
-    schedule_room: Arc<AtomicI64>,
+    schedule_room: Arc<tokio::sync::Mutex<i64>>,
     planted: Planted,
     /// The last renewal of the leases failed.
     away: Arc<AtomicBool>,

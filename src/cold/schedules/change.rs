@@ -4,7 +4,6 @@
 //! cancelled, and what the new rule makes ahead is made. So each nominal time is decided by one rule.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::judge::{self, Decided};
@@ -411,14 +410,16 @@ impl ColdStore {
     /// Whether the store takes one more. To count them takes as long as there are many: it is done once for a hundredth of
     /// what is free, as other nodes make some meanwhile.
     async fn has_schedule_room(&self, tx: &mut Tx) -> Result<bool, Error> {
-        if self.schedule_room.fetch_sub(1, Ordering::Relaxed) > 0 {
+        let mut room = self.schedule_room.lock().await;
+        *room -= 1;
+        if *room >= 0 {
             return Ok(true);
         }
         let mut s = Statement::new(self.dialect(), "schedules_in_all");
         s.push("SELECT count(*) FROM schedules");
         let rows = tx.fetch(s).await?;
         let free = MAX_SCHEDULES - rows.first().map_or(Ok(0), |row| row.get(0))?;
-        self.schedule_room.store(free / 100, Ordering::Relaxed);
+        *room = free / 100;
         Ok(free > 0)
     }
 

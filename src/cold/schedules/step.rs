@@ -278,6 +278,7 @@ impl ColdStore {
             "b",
             vec![
                 ("b_id", Column::Text(found.keys().cloned().collect())),
+                of_batch(found.len()),
                 ("b_shard", Column::Int(found.values().map(|(shard, _)| i64::from(*shard)).collect())),
                 ("b_epoch", Column::Int(found.values().map(|(_, epoch)| epoch.0).collect())),
             ],
@@ -292,8 +293,8 @@ impl ColdStore {
         s.push(&format!(
             "WITH {batch}, own AS (SELECT shard AS own_shard, epoch AS own_epoch FROM shards \
                WHERE shard IN (SELECT b_shard FROM b) ORDER BY shard {share}) \
-             SELECT {COLUMNS}, {present} FROM b CROSS JOIN own CROSS JOIN schedules \
-             WHERE own_shard = b_shard AND own_epoch = b_epoch AND namespace = {NAMESPACE} AND id = b_id \
+             SELECT {COLUMNS}, {present} FROM {ROW_BY_ROW} CROSS JOIN own CROSS JOIN schedules \
+             WHERE own_shard = b_shard AND own_epoch = b_epoch AND namespace = b_namespace AND id = b_id \
                AND {known} AND (SELECT incarnation FROM store) >= {seen} ORDER BY id {lock}"
         ));
         let (mut made, mut rows, mut at) = (Made::default(), Vec::new(), None);
@@ -583,6 +584,7 @@ impl ColdStore {
             "b",
             vec![
                 ("b_id", Column::Text(rows.iter().map(|row| row.id.clone()).collect())),
+                of_batch(rows.len()),
                 ("b_state", int(|row| row.state.code().into())),
                 ("b_made", int(|row| row.made)),
                 ("b_last", int(|row| row.last_nominal.get())),
@@ -595,10 +597,20 @@ impl ColdStore {
         s.push(&format!(
             "WITH {batch} UPDATE schedules SET state = b_state, made = b_made, last_nominal = b_last, \
                paused_until = b_paused, make_at = b_make, failures = b_failures, gone = b_gone \
-             FROM b WHERE namespace = {NAMESPACE} AND id = b_id"
+             FROM {ROW_BY_ROW} WHERE namespace = b_namespace AND id = b_id"
         ));
         tx.execute(s).await.map(drop)
     }
+}
+
+/// A batch `b`, of which PostgreSQL expects one row: it does not know the limit when it plans. Of more rows it might rather
+/// read all schedules, which are few when it makes the plan, and keep to that when they are many.
+const ROW_BY_ROW: &str = "(SELECT * FROM b LIMIT (SELECT 2147483647)) few";
+
+/// The namespace as a column of a batch. Said outright it is a condition by itself, by which a plan that was made for few
+/// schedules would go: it would read all of them.
+fn of_batch(rows: usize) -> (&'static str, Column) {
+    ("b_namespace", Column::Int(vec![NAMESPACE; rows]))
 }
 
 /// Whether this look comes seconds after it should, by a planted defect's account.
