@@ -69,8 +69,8 @@ const WITH_PAUSES: Play = Play { has_pauses: true, ..WITH_QUEUE };
 /// Beside timers there are schedules.
 const WITH_SCHEDULES: Play = Play { has_schedules: true, ..QUIET };
 
-/// There are operations on many timers.
-const WITH_OPERATIONS: Play = Play { has_operations: true, ..QUIET };
+/// Beside timers for receivers and for workers there are operations on many of them.
+const WITH_OPERATIONS: Play = Play { has_operations: true, ..WITH_QUEUE };
 
 /// Runs these seeds until one fails; that one, and why.
 fn first_wrong(seeds: &[u64], play: Play) -> Option<(u64, String, String)> {
@@ -141,10 +141,10 @@ fn all_are_right(play: Play, is_one: impl Fn(u64) -> bool) {
     if let Some((seed, what, tail)) = first_wrong(&all, play) {
         let how = match play {
             Play { sends_events: true, .. } => "with MAINSPRING_SIM_EVENTS=1: ",
+            Play { has_operations: true, .. } => "with MAINSPRING_SIM_QUEUE=1 MAINSPRING_SIM_OPERATIONS=1: ",
             Play { has_pauses: true, .. } => "with MAINSPRING_SIM_QUEUE=1 MAINSPRING_SIM_PAUSES=1: ",
             Play { has_queue: true, .. } => "with MAINSPRING_SIM_QUEUE=1: ",
             Play { has_schedules: true, .. } => "with MAINSPRING_SIM_SCHEDULES=1: ",
-            Play { has_operations: true, .. } => "with MAINSPRING_SIM_OPERATIONS=1: ",
             _ => "",
         };
         fail(seed, &format!("{how}{what}"), &tail);

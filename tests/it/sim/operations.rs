@@ -191,6 +191,18 @@ impl Life<'_> {
         count + i64::from(is_asked)
     }
 
+    /// How often it was moved within this time, but for these entries.
+    fn moved(&self, from: i64, until: i64, made: &[usize]) -> i64 {
+        let is_move = |place: &usize| {
+            let (before, entry) = (&self.entries[place - 1], &self.entries[*place]);
+            entry.kind == Lifecycle::TimerChanged
+                && entry.generation != before.generation
+                && (from..=until).contains(&entry.at)
+                && !made.contains(place)
+        };
+        i64::try_from((1..self.entries.len()).filter(is_move).count()).unwrap_or(i64::MAX)
+    }
+
     /// Whether this cancel is certain: nothing was sent, or all of that surely failed. `None`: nobody knows.
     fn is_certain(&self, place: usize) -> Option<bool> {
         let entry = &self.entries[place];
@@ -397,18 +409,22 @@ impl Operations {
             return Err("its counts do not add up".into());
         }
         let taken = || lives.iter().filter(|(uid, _)| self.takes(**uid, asked));
-        let there: i64 = taken().map(|(_, life)| life.registrations_at(row.created_at.get())).sum();
+        let (began, ended) = (row.created_at.get(), row.ended_at.map_or(i64::MAX, |at| at.get()));
+        let made = |uid: &Uid| did.surely.get(uid).map(Vec::as_slice).unwrap_or_default();
+        // What somebody else moves meanwhile may come up again.
+        let there = taken()
+            .map(|(uid, life)| life.registrations_at(began) + life.moved(began, ended, made(uid)))
+            .sum::<i64>();
         if row.matched > there {
             return Err(format!("{} matched, of {there}", row.matched));
         }
         let mut owed = 0;
         for (uid, life) in taken() {
-            let made = did.surely.get(uid).map(Vec::as_slice).unwrap_or_default();
-            if !self.is_owed(*uid, asked, row, life, made) {
+            if !self.is_owed(*uid, asked, row, life, made(uid)) {
                 continue;
             }
             owed += 1;
-            if made.is_empty() && !asked.plan.dry_run && row.state == OperationState::Done {
+            if made(uid).is_empty() && !asked.plan.dry_run && row.state == OperationState::Done {
                 return Err(format!("it left out {}: {:?}", life.row.id, life.entries));
             }
         }
