@@ -49,11 +49,14 @@ pub enum Defect {
     OccurrenceMadeTwice,
     /// A range of nominal times that become no occurrence is passed over, and recorded nowhere.
     SkipNotRecorded,
+    /// What a step of an operation changes is one transaction, and how far it came is another. Who goes on after one that
+    /// was broken off in between begins a step too early.
+    OperationRepeats,
 }
 
 impl Defect {
     /// All defects.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::NaiveLoader,
         Self::ClaimWithoutGeneration,
         Self::ClaimWithoutEpoch,
@@ -70,6 +73,7 @@ impl Defect {
         Self::SettledByAnyToken,
         Self::OccurrenceMadeTwice,
         Self::SkipNotRecorded,
+        Self::OperationRepeats,
     ];
 }
 

@@ -132,6 +132,7 @@ mod planted {
             "settled-by-any-token",
             "occurrence-made-twice",
             "skip-not-recorded",
+            "operation-repeats",
         ];
         for (name, defect) in names.into_iter().zip(Defect::ALL) {
             let planted = load(&format!("planted={name}")).expect("settings").planted();

@@ -147,9 +147,11 @@ impl Operations {
                 pause = self.run_once(&mut held).await;
             }
             tokio::select! {
+                // In this order, so that a run of the simulation does not depend on chance.
+                biased;
                 () = stop.cancelled() => {}
-                () = self.store.clock().sleep(pause) => {}
                 () = self.is_new.notified(), if held.is_empty() => looked_at = None,
+                () = self.store.clock().sleep(pause) => {}
             }
         }
         if !held.is_empty() && self.store.release_operations(self.worker.token).await.is_err() {

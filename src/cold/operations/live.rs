@@ -22,6 +22,7 @@ use crate::model::id::Uid;
 use crate::model::operation::{Action, OperationState, Refusal};
 use crate::model::time::LAST;
 use crate::model::timer::Answer;
+use crate::planted::Defect;
 
 /// What a step did.
 #[derive(Debug)]
@@ -150,6 +151,13 @@ impl ColdStore {
             let changed = changes.iter().zip(&answers).filter(|(_, answer)| refusal(answer).is_none());
             let changed: Vec<Uuid> = changed.map(|(change, _)| change.uid.0).collect();
             now.done += i64::try_from(changed.len()).unwrap_or(0);
+            if self.planted.is(Defect::OperationRepeats) {
+                tx.commit().await.map_err(Error::at_commit)?;
+                tx = match self.begin_step(operation, worker).await? {
+                    Begun::Step(tx, _) => tx,
+                    Begun::Nothing(after) => return Ok(Some(idle(after))),
+                };
+            }
             if work.action.moves() {
                 self.mark(&mut tx, operation, changed).await?;
             }

@@ -14,25 +14,13 @@ use mainspring::model::timer::{Answer, State, Token};
 use mainspring::positions::GRACE_MS;
 use mainspring::sink::{Claim, Delivery};
 
-use super::events::{Event, Events};
+use super::events::{Arrived, Event, Events};
+use super::lives::Arrival;
 use super::nominal::Recurring;
+use super::operations::Operations;
 use super::places::{Moment, Places};
+use super::receiver::Behaviour;
 use super::world::World;
-
-/// How a receiver behaves.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Behaviour {
-    /// Takes it and says so.
-    Ok,
-    /// Says no.
-    Fails,
-    /// Takes it and says nothing.
-    Hangs,
-    /// Takes it, and the answer is lost.
-    Lost,
-    /// Cannot be reached.
-    Refuses,
-}
 
 /// One arrival.
 #[derive(Debug, Clone)]
@@ -45,27 +33,6 @@ struct Sent {
     how: Behaviour,
     /// The delivery id.
     delivery: String,
-    /// The node knows how it came out.
-    known: bool,
-}
-
-impl Behaviour {
-    /// Whether the receiver has it.
-    const fn takes(self) -> bool {
-        !matches!(self, Self::Fails | Self::Refuses)
-    }
-}
-
-/// One arrival of a lifecycle event.
-#[derive(Debug, Clone)]
-struct Arrived {
-    /// The event's number.
-    id: String,
-    event: Event,
-    at: i64,
-    process: usize,
-    epoch: i64,
-    how: Behaviour,
     /// The node knows how it came out.
     known: bool,
 }
@@ -144,6 +111,8 @@ pub struct Book {
     pub places: Places,
     /// What schedules make.
     pub recurring: Recurring,
+    /// What operations do.
+    pub operations: Operations,
 }
 
 impl Book {
@@ -152,6 +121,7 @@ impl Book {
         Self {
             places: Places::new(Arc::clone(&world)),
             recurring: Recurring::default(),
+            operations: Operations::default(),
             world,
             timers: BTreeMap::new(),
             epochs: BTreeMap::new(),
@@ -180,6 +150,7 @@ impl Book {
     /// A registration is asked for, maybe not for the first time.
     pub fn registering(&mut self, timer: &NewTimer) {
         self.places.registering(timer);
+        self.operations.registering(timer);
         // It may begin anew, and is not paused then.
         self.resuming(timer.uid);
         self.timers.entry(timer.uid).or_insert_with(Known::unanswered);
@@ -395,9 +366,14 @@ impl Book {
             }
         }
         // Sooner it is no rescue: until a wheel that was taken over ticks, the sweep leaves it nothing.
-        let late_ms = now.saturating_sub(known.due_at);
-        let rescued = delivery.claim.via == Some(Via::Sweep) && late_ms >= GRACE_MS && !known.was_paused;
-        if rescued && attempt == 1 && self.calm.covers(known, now) {
+        let is_newer = generation > known.generation;
+        let due_at = if is_newer { delivery.due_at.get() } else { known.due_at };
+        let late_ms = now.saturating_sub(due_at);
+        let may_be_late = known.was_paused || self.operations.may_delay(uid);
+        let rescued = delivery.claim.via == Some(Via::Sweep) && late_ms >= GRACE_MS && !may_be_late;
+        let is_covered = self.calm.covers(known, due_at, now)
+            && self.operations.latest(uid).is_none_or(|asked_at| self.calm.is_well_since(asked_at));
+        if rescued && attempt == 1 && is_covered {
             wrong(format!("left to the sweep, {late_ms} ms late, and nothing explains it"));
         }
         known.sent.push(Sent {
@@ -463,6 +439,11 @@ impl Book {
         self.timers.keys().copied().collect()
     }
 
+    /// What has arrived of a timer.
+    pub fn arrivals_of(&self, uid: Uid) -> Vec<Arrival> {
+        self.timers[&uid].sent.iter().map(|sent| (sent.at, sent.generation, sent.how)).collect()
+    }
+
     /// How a timer has ended, at the end of all.
     pub fn ended(&self, uid: Uid, row: Option<&TimerRow>) {
         let known = &self.timers[&uid];
@@ -470,7 +451,7 @@ impl Book {
             return self.world.wrong(format!("{} is gone without a trace", uid.0));
         };
         if self.places.has(uid) {
-            return self.places.ended(row);
+            return self.places.ended(row, self.operations.may_cancel(uid));
         }
         let generation = row.life.generation.0;
         let wrong = |what: String| self.world.wrong(format!("{}: {what}; {row:?}; {known:?}", row.id));
@@ -487,18 +468,23 @@ impl Book {
                 wrong("ended as delivered after its cancel".into());
             }
             State::Delivered => {}
-            State::Cancelled if known.cancelling => {}
+            State::Cancelled if known.cancelling || self.operations.may_cancel(uid) => {}
             state => wrong(format!("ended as {state:?}")),
         }
     }
 }
 
 impl Calm {
-    /// Whether a timer was written, and came due, while all was well.
-    fn covers(self, known: &Known, now: i64) -> bool {
+    /// Whether a timer was written, and came due then, while all was well.
+    fn covers(self, known: &Known, due_at: i64, now: i64) -> bool {
         let written = known.acked_at <= self.until || known.asked_at >= self.again;
-        let due = known.due_at >= self.again || now <= self.until;
+        let due = due_at >= self.again || now <= self.until;
         written && due
+    }
+
+    /// Whether nothing has gone wrong since then, however long ago it was.
+    const fn is_well_since(self, at: i64) -> bool {
+        self.until == i64::MAX || at >= self.again
     }
 }
 

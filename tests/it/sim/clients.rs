@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use mainspring::cold::{Applied, Change, ChangeEvent, Edit, NewTimer, Registered};
+use mainspring::cold::{Applied, Change, ChangeEvent, Edit, Error, NewTimer, Registered};
 use mainspring::model::id::Uid;
 use mainspring::model::merge::Merge;
 use mainspring::model::policy::{Policies, Retry};
@@ -14,6 +14,8 @@ use mainspring::model::timer::Answer;
 
 use super::book::Book;
 use super::node::{Node, Task};
+use super::operations::{Outcome, outcome, outcome_of_new};
+use super::operators::{OWNER, labels};
 use super::run::Play;
 use super::workers::{QUEUE, dispatch};
 use super::world::World;
@@ -61,6 +63,8 @@ pub struct Desk {
     has_queue: bool,
     /// Some timers are paused; these may be, and have to be resumed.
     has_pauses: bool,
+    /// Operations take timers by their labels.
+    has_operations: bool,
     paused: BTreeSet<Uid>,
     timers: BTreeMap<Uid, NewTimer>,
     busy: BTreeSet<Uid>,
@@ -70,7 +74,8 @@ pub struct Desk {
 
 impl Desk {
     pub fn new(play: Play) -> Self {
-        Self { has_queue: play.has_queue, has_pauses: play.has_pauses, ..Self::default() }
+        let Play { has_queue, has_pauses, has_operations, .. } = play;
+        Self { has_queue, has_pauses, has_operations, ..Self::default() }
     }
 
     /// Something new to ask, if there is anything; `window` is how far the wheels reach.
@@ -185,6 +190,7 @@ impl Desk {
             // Some are given out so seldom that they end as dead.
             let attempts = if world.one_in(5) { 3 } else { retry.attempts };
             return NewTimer {
+                labels: self.has_operations.then(|| labels(world)),
                 target: Target::Queue(QUEUE.into()),
                 dispatch: Some(dispatch(world)),
                 policies: Policies { retry: Some(Retry { attempts, ..retry }), ..Policies::default() },
@@ -196,13 +202,18 @@ impl Desk {
         let merges = world.one_in(3);
         let merge = merges.then(|| Merge { window: Span::from_duration(Duration::from_millis(2500)) });
         NewTimer {
-            owner: merges.then(|| "owner".to_owned()),
+            owner: merges.then(|| OWNER.to_owned()),
+            labels: self.has_operations.then(|| labels(world)),
             target: target(self.made),
             policies: Policies { retry: Some(retry), merge, ..Policies::default() },
             request_hash: hash(due_at),
             ..new_timer(&format!("t{}", self.made), due_at, UnixMs::new(world.now()))
         }
     }
+}
+
+fn outcome_of(applied: &Result<Applied, Error>) -> Outcome {
+    applied.as_ref().map_or(Outcome::Unknown, outcome)
 }
 
 /// One of the last four timers of which something has arrived, if it is idle.
@@ -250,12 +261,15 @@ impl Clients {
         let (writer, process) = (node.writer.clone(), node.process);
         let now = self.world.now();
         self.world.tell(process, format!("{} {}", ask.name(), ask.uid().0.simple()));
+        self.book.lock().expect("plain").operations.asks(&ask, now);
         Task::new(ask.name(), &self.world.clone(), async move {
-            let answered = match &ask {
+            let outcome = match &ask {
                 Ask::Register(timer) => {
                     this.book.lock().expect("plain").registering(timer);
-                    let answer = writer.register(std::slice::from_ref(timer)).await.remove(0);
-                    this.registered(timer, answer.ok(), now)
+                    let answer = writer.register(std::slice::from_ref(timer)).await.remove(0).ok();
+                    let outcome = outcome_of_new(answer.as_ref());
+                    this.registered(timer, answer, now);
+                    outcome
                 }
                 Ask::Cancel(uid) => {
                     let asked = this.book.lock().expect("plain").cancelling(*uid);
@@ -264,7 +278,7 @@ impl Clients {
                     if let Ok(applied) = &applied {
                         this.book.lock().expect("plain").cancelled(applied, asked);
                     }
-                    applied.is_ok()
+                    outcome_of(&applied)
                 }
                 Ask::Pause(uid) => {
                     let event = ChangeEvent::Pause(None);
@@ -272,12 +286,12 @@ impl Clients {
                     if let Ok(Applied::Live(row, Answer::Done) | Applied::Same(row)) = &applied {
                         this.book.lock().expect("plain").paused(row.uid);
                     }
-                    applied.is_ok()
+                    outcome_of(&applied)
                 }
                 Ask::Resume(uid) => {
                     this.book.lock().expect("plain").resuming(*uid);
                     let event = ChangeEvent::Resume(None);
-                    writer.apply(&[Change { uid: *uid, event }]).await.remove(0).is_ok()
+                    outcome_of(&writer.apply(&[Change { uid: *uid, event }]).await.remove(0))
                 }
                 Ask::Move(uid, _) | Ask::Fire(uid) => {
                     if matches!(ask, Ask::Fire(_)) {
@@ -293,10 +307,12 @@ impl Clients {
                     if let Ok(Applied::Live(row, Answer::Done) | Applied::Same(row)) = &applied {
                         this.book.lock().expect("plain").moved(row, now);
                     }
-                    applied.is_ok()
+                    outcome_of(&applied)
                 }
             };
+            let answered = outcome != Outcome::Unknown;
             this.world.tell(process, format!("{} is answered: {answered}", ask.name()));
+            this.book.lock().expect("plain").operations.answers(ask.uid(), outcome, this.world.now());
             let mut desk = this.desk.lock().expect("plain");
             if answered {
                 desk.busy.remove(&ask.uid());
@@ -310,16 +326,15 @@ impl Clients {
         })
     }
 
-    fn registered(&self, timer: &NewTimer, answer: Option<Registered>, asked_at: i64) -> bool {
+    fn registered(&self, timer: &NewTimer, answer: Option<Registered>, asked_at: i64) {
         let mut book = self.book.lock().expect("plain");
         match answer {
-            None => return false,
+            None => return,
             Some(Registered::New(row)) => book.registered(&row, asked_at),
             Some(Registered::Same(row)) => book.registered_before(&row, asked_at),
             // Asked for again while it is live, with another due time.
             Some(Registered::Taken | Registered::NoDestination(_) | Registered::Unfitted(_)) => {}
         }
         self.desk.lock().expect("plain").timers.insert(timer.uid, timer.clone());
-        true
     }
 }

@@ -7,6 +7,7 @@ use mainspring::cold::{ColdStore, DestinationEdit, Identity, LeftOut, Subscribed
 use mainspring::model::id::Uid;
 use mainspring::model::subscription::{Asked, Lifecycle};
 
+use super::receiver::Behaviour;
 use super::world::World;
 
 /// Events that are read at once.
@@ -17,6 +18,20 @@ const AT_ONCE: usize = 10_000;
 pub struct Event {
     pub kind: Lifecycle,
     pub body: Vec<u8>,
+}
+
+/// One arrival of a lifecycle event.
+#[derive(Debug, Clone)]
+pub struct Arrived {
+    /// The event's number.
+    pub id: String,
+    pub event: Event,
+    pub at: i64,
+    pub process: usize,
+    pub epoch: i64,
+    pub how: Behaviour,
+    /// The node knows how it came out.
+    pub known: bool,
 }
 
 /// Events by their timer's id, in order.

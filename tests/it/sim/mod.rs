@@ -16,8 +16,11 @@ mod events;
 mod faults;
 mod gate;
 mod ground;
+mod lives;
 mod node;
 mod nominal;
+mod operations;
+mod operators;
 mod places;
 mod planners;
 mod receiver;
@@ -45,8 +48,14 @@ fn long() -> bool {
 }
 
 /// Webhooks alone.
-const QUIET: Play =
-    Play { planted: None, sends_events: false, has_queue: false, has_pauses: false, has_schedules: false };
+const QUIET: Play = Play {
+    planted: None,
+    sends_events: false,
+    has_queue: false,
+    has_pauses: false,
+    has_schedules: false,
+    has_operations: false,
+};
 
 /// Nodes send the lifecycle events, too.
 const WITH_EVENTS: Play = Play { sends_events: true, ..QUIET };
@@ -59,6 +68,9 @@ const WITH_PAUSES: Play = Play { has_pauses: true, ..WITH_QUEUE };
 
 /// Beside timers there are schedules.
 const WITH_SCHEDULES: Play = Play { has_schedules: true, ..QUIET };
+
+/// Beside timers for receivers and for workers there are operations on many of them.
+const WITH_OPERATIONS: Play = Play { has_operations: true, ..WITH_QUEUE };
 
 /// Runs these seeds until one fails; that one, and why.
 fn first_wrong(seeds: &[u64], play: Play) -> Option<(u64, String, String)> {
@@ -117,6 +129,11 @@ const fn has_schedules(seed: u64) -> bool {
     (seed / 5) % 10 == 4
 }
 
+/// Whether this is one of the runs with operations on many timers: a tenth of each [`Kind`].
+const fn has_operations(seed: u64) -> bool {
+    (seed / 5) % 10 == 9
+}
+
 /// Every run of these is right.
 fn all_are_right(play: Play, is_one: impl Fn(u64) -> bool) {
     let began = mainspring::clock::Monotonic::now();
@@ -124,6 +141,7 @@ fn all_are_right(play: Play, is_one: impl Fn(u64) -> bool) {
     if let Some((seed, what, tail)) = first_wrong(&all, play) {
         let how = match play {
             Play { sends_events: true, .. } => "with MAINSPRING_SIM_EVENTS=1: ",
+            Play { has_operations: true, .. } => "with MAINSPRING_SIM_QUEUE=1 MAINSPRING_SIM_OPERATIONS=1: ",
             Play { has_pauses: true, .. } => "with MAINSPRING_SIM_QUEUE=1 MAINSPRING_SIM_PAUSES=1: ",
             Play { has_queue: true, .. } => "with MAINSPRING_SIM_QUEUE=1: ",
             Play { has_schedules: true, .. } => "with MAINSPRING_SIM_SCHEDULES=1: ",
@@ -136,7 +154,8 @@ fn all_are_right(play: Play, is_one: impl Fn(u64) -> bool) {
 
 #[test]
 fn every_promise_holds_in_every_run() {
-    all_are_right(Play::default(), |seed| !has_events(seed) && !has_queue(seed) && !has_schedules(seed));
+    let is_other = |seed| has_events(seed) || has_queue(seed) || has_schedules(seed) || has_operations(seed);
+    all_are_right(Play::default(), |seed| !is_other(seed));
 }
 
 /// Beside that, workers that fetch what is for a queue, settle it or fail to, get each place as often as they should, and every
@@ -159,6 +178,13 @@ fn every_nominal_time_is_decided_once_in_every_run() {
     all_are_right(WITH_SCHEDULES, has_schedules);
 }
 
+/// Beside that, an operation changes each timer that it takes exactly once, whatever happens to its node, and tells how many;
+/// one that was stopped changes nothing more; and nobody else changes anything.
+#[test]
+fn every_operation_changes_each_timer_once_in_every_run() {
+    all_are_right(WITH_OPERATIONS, has_operations);
+}
+
 /// Beside that, each lifecycle event is taken, those of one timer in order, and none is sent by a node that does not own its
 /// shard.
 #[test]
@@ -168,7 +194,8 @@ fn every_event_is_told_in_every_run() {
 
 /// Runs the seed that `MAINSPRING_SIM_SEED` names, with the defect that `MAINSPRING_SIM_PLANTED` names, if any, with nodes
 /// that send lifecycle events, if `MAINSPRING_SIM_EVENTS` is set, with workers, if `MAINSPRING_SIM_QUEUE` is, with
-/// pauses, if `MAINSPRING_SIM_PAUSES` is, and with schedules, if `MAINSPRING_SIM_SCHEDULES` is. A run that fails tells its last `MAINSPRING_SIM_TOLD` steps.
+/// pauses, if `MAINSPRING_SIM_PAUSES` is, with schedules, if `MAINSPRING_SIM_SCHEDULES` is, and with operations, if
+/// `MAINSPRING_SIM_OPERATIONS` is. A run that fails tells its last `MAINSPRING_SIM_TOLD` steps.
 #[test]
 fn one_seed() {
     let seed = std::env::var("MAINSPRING_SIM_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(FIRST);
@@ -178,7 +205,8 @@ fn one_seed() {
     let is_set = |name: &str| std::env::var_os(name).is_some();
     let (sends_events, has_queue) = (is_set("MAINSPRING_SIM_EVENTS"), is_set("MAINSPRING_SIM_QUEUE"));
     let (has_pauses, has_schedules) = (is_set("MAINSPRING_SIM_PAUSES"), is_set("MAINSPRING_SIM_SCHEDULES"));
-    let play = Play { planted, sends_events, has_queue, has_pauses, has_schedules };
+    let has_operations = is_set("MAINSPRING_SIM_OPERATIONS");
+    let play = Play { planted, sends_events, has_queue, has_pauses, has_schedules, has_operations };
     let verdict = ground::run(seed, play, Watch { told: told.unwrap_or(BRIEF.told), ..BRIEF });
     eprintln!(
         "seed {seed}: {} steps, {} arrivals, {} leases in {} s",
@@ -195,8 +223,8 @@ fn one_seed() {
 #[test]
 fn one_seed_is_one_run() {
     for seed in FIRST..FIRST + if long() { 200 } else { 20 } {
-        let play =
-            [WITH_EVENTS, Play::default(), WITH_QUEUE, WITH_PAUSES, WITH_SCHEDULES][(seed % 5) as usize];
+        let plays = [WITH_EVENTS, Play::default(), WITH_QUEUE, WITH_PAUSES, WITH_SCHEDULES, WITH_OPERATIONS];
+        let play = plays[(seed % 6) as usize];
         let run = |hasty| ground::run(seed, play, Watch { told: usize::MAX, hasty });
         let (one, other) = (run(false), run(true));
         if (one.digest, one.steps) == (other.digest, other.steps) {
@@ -300,4 +328,9 @@ fn an_occurrence_that_is_made_twice_is_found() {
 #[test]
 fn a_nominal_time_that_is_passed_over_is_found() {
     is_found_in(WITH_SCHEDULES, Defect::SkipNotRecorded, Kind::Nodes, FIRST);
+}
+
+#[test]
+fn an_operation_that_repeats_a_step_is_found() {
+    is_found_in(WITH_OPERATIONS, Defect::OperationRepeats, Kind::Nodes, FIRST);
 }

@@ -19,6 +19,7 @@ use mainspring::hot::promoter::Promoter;
 use mainspring::hot::ticker::Ticker;
 use mainspring::metrics::Metrics;
 use mainspring::model::time::UnixMs;
+use mainspring::operations::Operations;
 use mainspring::outbox::Outbox;
 use mainspring::ownership::{Ownership, Round};
 use mainspring::positions::{Positions, Reach};
@@ -31,6 +32,7 @@ use mainspring::writer::Writer;
 use tokio_util::sync::CancellationToken;
 
 use super::gate::Door;
+use super::operators::PER_SECOND;
 use super::wheels::{Reached, Server};
 use super::world::World;
 
@@ -145,6 +147,8 @@ pub struct Common {
     pub sends_events: bool,
     /// Nodes make occurrences.
     pub has_schedules: bool,
+    /// Nodes carry on operations.
+    pub has_operations: bool,
 }
 
 /// A node that runs.
@@ -153,6 +157,7 @@ pub struct Node {
     pub process: usize,
     pub store: ColdStore,
     pub writer: Writer,
+    pub operations: Arc<Operations>,
     pub ownership: Arc<Ownership>,
     pub positions: Arc<Positions>,
     last_mile: Arc<LastMile>,
@@ -219,6 +224,7 @@ impl Node {
         });
         let now = world.now();
         let never = CancellationToken::new();
+        let operations = Arc::new(Operations::new(store.clone(), writer.clone(), name, PER_SECOND));
         let mut loops = vec![Task::new("record", world, async {
             recorder.await;
             0
@@ -258,6 +264,13 @@ impl Node {
                 }));
             }
         }
+        if common.has_operations {
+            let carrying = Arc::clone(&operations);
+            loops.push(Task::new("operations", world, async {
+                carrying.run(CancellationToken::new()).await;
+                0
+            }));
+        }
         let mut duties = vec![Duty::Own, Duty::Load, Duty::Tick, Duty::Sweep];
         duties.extend(common.has_schedules.then_some(Duty::Make));
         let maker =
@@ -267,6 +280,7 @@ impl Node {
             name: name.into(),
             process,
             writer: writer.clone(),
+            operations,
             ownership: Arc::clone(&ownership),
             positions: Arc::clone(&positions),
             last_mile: Arc::clone(&last_mile),

@@ -15,8 +15,8 @@ use mainspring::model::timer::{MISSED, State};
 use mainspring::sink::Delivery;
 use serde_json::Value;
 
-use super::book::Behaviour;
 use super::events::Event;
+use super::receiver::Behaviour;
 
 /// Claims are made up to so many milliseconds ahead: what is claimed fires, though its schedule is paused or changed.
 const AHEAD_MS: i64 = 1000;

@@ -504,8 +504,8 @@ impl Places {
         })
     }
 
-    /// How a timer has ended, at the end of all.
-    pub fn ended(&self, row: &TimerRow) {
+    /// How a timer has ended, at the end of all; an operation may have cancelled it.
+    pub fn ended(&self, row: &TimerRow, may_cancel: bool) {
         let known = &self.timers[&row.uid];
         let wrong = |what: &str| self.wrong(row.uid, &format!("{what}; {row:?}; {known:?}"));
         let created_at = row.created_at.get();
@@ -534,7 +534,9 @@ impl Places {
             (State::Cancelled, None) if told.is_some() && !row.life.uncertain => {
                 wrong("its cancel was answered as in flight, and its end is certain");
             }
-            (State::Cancelled, _) if !known.cancelling => wrong("cancelled, and nobody asked for it"),
+            (State::Cancelled, _) if !known.cancelling && !may_cancel => {
+                wrong("cancelled, and nobody asked for it")
+            }
             (State::Cancelled, _) => {}
             (state, Some(told)) => wrong(&format!("ended as {state:?} after {:?}", told.answer)),
             (State::Delivered, None) if acked == known.dispatch.times => {}

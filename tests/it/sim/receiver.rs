@@ -7,11 +7,33 @@ use futures::future::BoxFuture;
 use mainspring::model::timer::AttemptResult;
 use mainspring::sink::{Delivery, Event, Lack, Outcome, Sink};
 
-use super::book::{Behaviour, Book};
+use super::book::Book;
 use super::world::World;
 
 /// How long a node waits for a receiver that hangs.
 pub const TIMEOUT_MS: u64 = 1000;
+
+/// How a receiver behaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Behaviour {
+    /// Takes it and says so.
+    Ok,
+    /// Says no.
+    Fails,
+    /// Takes it and says nothing.
+    Hangs,
+    /// Takes it, and the answer is lost.
+    Lost,
+    /// Cannot be reached.
+    Refuses,
+}
+
+impl Behaviour {
+    /// Whether the receiver has it.
+    pub const fn takes(self) -> bool {
+        !matches!(self, Self::Fails | Self::Refuses)
+    }
+}
 
 /// How many of a hundred arrivals go how; the rest are taken.
 #[derive(Debug, Clone, Copy, Default)]

@@ -20,8 +20,11 @@ use super::clients::{Ask, Clients, Desk};
 use super::events::{self, Events};
 use super::faults::{Fault, Kind, odds, plan};
 use super::ground::{Ground, Verdict};
+use super::lives;
 use super::node::{Common, Node, Task};
 use super::nominal::Found;
+use super::operations::Life;
+use super::operators::{Control, Operator};
 use super::planners::{Office, Order, Planners};
 use super::receiver::Mood;
 use super::wheels::Server;
@@ -52,6 +55,8 @@ pub struct Play {
     pub has_pauses: bool,
     /// There are schedules.
     pub has_schedules: bool,
+    /// There are operations on many timers.
+    pub has_operations: bool,
 }
 
 /// How long nobody serves, in some runs with schedules: longer than a nominal time may wait.
@@ -90,6 +95,7 @@ pub enum Caller {
     Client(Ask),
     Workers(Job),
     Planner(Order),
+    Operator,
 }
 
 /// A run under way.
@@ -101,6 +107,7 @@ pub struct Run {
     pub clients: Clients,
     pub workers: Workers,
     pub office: Office,
+    pub control: Control,
     pub mood: Arc<Mutex<Mood>>,
     pub seats: Vec<Seat>,
     pub calls: Vec<Call>,
@@ -135,6 +142,8 @@ impl Run {
         let workers = Workers { world: Arc::clone(&world), book: Arc::clone(&book), crew };
         let planners = Arc::new(Mutex::new(Planners::new(play.has_schedules, &world)));
         let office = Office { world: Arc::clone(&world), book: Arc::clone(&book), planners };
+        let operator = Arc::new(Mutex::new(Operator::new(play.has_operations)));
+        let control = Control { world: Arc::clone(&world), book: Arc::clone(&book), operator };
         let clients = Clients { world: Arc::clone(&world), book, desk: Arc::new(Mutex::new(desk)) };
         let common = Common {
             world: Arc::clone(&world),
@@ -144,6 +153,7 @@ impl Run {
             metrics: ground.metrics.clone(),
             sends_events: play.sends_events,
             has_schedules: play.has_schedules,
+            has_operations: play.has_operations,
         };
         world.set_odds(odds(None));
         let seats = 2 + usize::from(seed.is_multiple_of(3));
@@ -154,6 +164,7 @@ impl Run {
             clients,
             workers,
             office,
+            control,
             mood: Arc::new(Mutex::new(Mood { fails: 8, hangs: 4, lost: 3, refuses: 3 })),
             seats: (0..seats).map(|_| Seat { node: None, until: Some(0) }).collect(),
             calls: Vec::new(),
@@ -228,9 +239,13 @@ impl Run {
             let next = self.world.now() + 1000;
             self.until(next, |_| false).await;
             self.clients.desk.lock().expect("plain").resume_all();
+            if self.asks_left == 0 {
+                self.control.operator.lock().expect("plain").end();
+            }
             if self.asks_left == 0
                 && !self.clients.desk.lock().expect("plain").is_busy()
                 && self.office.planners.lock().expect("plain").are_done()
+                && self.control.operator.lock().expect("plain").is_done()
                 && self.unended().await == 0
                 && self.pending().await == 0
                 && self.unsent().await == 0
@@ -249,10 +264,11 @@ impl Run {
         self.audit().await;
     }
 
-    /// Whether workers and planners begin nothing.
+    /// Whether workers, planners and the operator begin nothing.
     fn rest(&self, rests: bool) {
         self.crew(|crew| crew.rests = rests);
         self.office.planners.lock().expect("plain").rests = rests;
+        self.control.operator.lock().expect("plain").rests = rests;
     }
 
     fn crew(&self, change: impl FnOnce(&mut Crew)) {
@@ -402,6 +418,9 @@ impl Run {
             let known = self.clients.book.lock().expect("plain");
             book.iter().for_each(|uid| known.ended(*uid, rows.get(uid)));
         }
+        if self.common.has_operations {
+            self.audit_operations(&told, &rows).await;
+        }
         events::audit(told, &rows, &self.world);
         let verification = store.verify().await.expect("reads");
         if !verification.balanced || !verification.mismatches.is_empty() {
@@ -430,5 +449,18 @@ impl Run {
             );
         }
         all
+    }
+
+    /// The operations have changed what they tell, and nobody changed anything else.
+    async fn audit_operations(&self, told: &Events, rows: &HashMap<Uid, TimerRow>) {
+        let found = self.common.store.operations().await.expect("reads");
+        let book = self.clients.book.lock().expect("plain");
+        let lives = rows.iter().map(|(uid, row)| {
+            let entries = told.get(row.id.as_str()).map(|events| lives::read(events)).unwrap_or_default();
+            (*uid, Life { entries, row, arrivals: book.arrivals_of(*uid) })
+        });
+        if let Err(what) = book.operations.ended(&found, &lives.collect()) {
+            self.world.wrong(what);
+        }
     }
 }

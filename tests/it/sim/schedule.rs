@@ -5,6 +5,8 @@ use std::sync::Arc;
 use super::clients::Ask;
 use super::faults::{Fault, Kind};
 use super::node::{Node, Task};
+use super::operations::Outcome;
+use super::operators::Wish;
 use super::planners::Order;
 use super::receiver::Receivers;
 use super::run::{Call, Caller, Run, SHARDS, WINDOW_MS};
@@ -162,11 +164,13 @@ impl Run {
         let held = self.calls.iter().map(|call| call.task.held_until).filter(|at| *at > self.world.now());
         let deeds = self.workers.crew.lock().expect("plain").next_at().filter(|_| self.has_open_places());
         let orders = self.office.planners.lock().expect("plain").next_at();
+        let wishes = self.control.operator.lock().expect("plain").next_at();
         seats
             .chain(faults)
             .chain(asks)
             .chain(deeds)
             .chain(orders)
+            .chain(wishes)
             .chain(held)
             .chain(self.world.next_waking())
             .min()
@@ -216,6 +220,8 @@ impl Run {
         }
         let order = self.office.planners.lock().expect("plain").next(&self.world);
         order.into_iter().for_each(|order| self.plan(order));
+        let wish = self.control.operator.lock().expect("plain").next(&self.world);
+        wish.into_iter().for_each(|wish| self.operate(wish));
     }
 
     /// Whether workers have something to do, as far as anybody knows.
@@ -257,6 +263,14 @@ impl Run {
         };
         let (process, task) = (node.process, self.office.ask(node, order.clone()));
         self.calls.push(Call { process, of: Caller::Planner(order), task });
+    }
+
+    fn operate(&mut self, wish: Wish) {
+        let Some(node) = self.open() else {
+            return self.control.operator.lock().expect("plain").unanswered();
+        };
+        let (process, task) = (node.process, self.control.ask(node, wish));
+        self.calls.push(Call { process, of: Caller::Operator, task });
     }
 
     /// The node in this seat stands still until then; if there is none, none starts.
@@ -304,12 +318,17 @@ impl Run {
         for Call { of, .. } in cut_off {
             match of {
                 Caller::Client(ask) => {
+                    let (uid, now) = (ask.uid(), self.world.now());
+                    let mut book = self.clients.book.lock().expect("plain");
+                    book.operations.answers(uid, Outcome::Unknown, now);
+                    drop(book);
                     self.clients.desk.lock().expect("plain").unanswered(&self.world, ask);
                 }
                 Caller::Workers(job) => self.workers.unanswered(job),
                 Caller::Planner(order) => {
                     self.office.planners.lock().expect("plain").unanswered(order, &self.world);
                 }
+                Caller::Operator => self.control.operator.lock().expect("plain").unanswered(),
             }
         }
     }
