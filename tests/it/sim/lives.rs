@@ -48,7 +48,7 @@ pub fn fits(life: &[Entry], (at, generation, how): Arrival) -> Result<(), String
     }
     // A registration has the moment at which it was asked for: what was before may have been sent until it was made.
     let of = |entry: &&Entry| entry.generation <= generation;
-    let last = life.iter().filter(is_known).filter(of).next_back();
+    let last = life.iter().filter(is_known).rfind(of);
     // What happened within the same millisecond may have come before it.
     let mut now = life.iter().filter(|entry| entry.at == at).filter(of);
     match last {
