@@ -23,7 +23,7 @@ pub(super) struct Call {
     audiences: BTreeSet<i64>,
     /// When it is answered at the latest.
     until: Monotonic,
-    answer: oneshot::Sender<Result<Vec<Leased>, Error>>,
+    answer: oneshot::Sender<Result<Given, Error>>,
     /// It was not served yet.
     is_new: bool,
 }
@@ -34,7 +34,7 @@ impl Call {
         queue: &str,
         asking: Asking,
         until: Monotonic,
-        answer: oneshot::Sender<Result<Vec<Leased>, Error>>,
+        answer: oneshot::Sender<Result<Given, Error>>,
     ) -> Self {
         let audiences = asking.audiences(queue);
         Self { asking, audiences, until, answer, is_new: true }
@@ -180,10 +180,9 @@ impl Queues {
             return;
         }
         self.metrics.queue_workers.dec();
-        if let Err(Ok(items)) = call.answer.send(Ok(items)) {
-            // Its caller has gone meanwhile.
-            drop(Given { items, queues: Some(Arc::clone(self)) });
-        }
+        // If its caller has gone meanwhile, or goes before it has looked, what is dropped takes the items back.
+        let given = Given { items, queues: Some(Arc::clone(self)) };
+        drop(call.answer.send(Ok(given)));
     }
 
     fn fail(&self, slots: &mut [Option<Call>], which: impl Iterator<Item = usize>, why: &Error) {

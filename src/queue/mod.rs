@@ -191,7 +191,7 @@ impl Queues {
         let call = Call::new(queue, asking, Monotonic::now().plus(wait), answer);
         self.arrive(queue, call)?;
         match answered.await {
-            Ok(Ok(items)) => Ok(Given { items, queues: Some(Arc::clone(self)) }),
+            Ok(Ok(given)) => Ok(given),
             Ok(Err(why)) => Err(why.into()),
             // The node stops.
             Err(_) => Ok(Given { items: Vec::new(), queues: None }),
