@@ -51,9 +51,9 @@ impl Duty {
     }
 }
 
-/// A scale of the forecast is not counted again before so many times as long as the last count took, so that it costs a
-/// 500th of a core; but sooner when the store has doubled or halved since.
-const FORECAST_PAUSE: u32 = 500;
+/// A scale of the forecast, and the schedules, are not counted again before so many times as long as the last count took, so
+/// that it costs a 500th of a core; a scale sooner when the store has doubled or halved since.
+const COUNT_PAUSE: u32 = 500;
 
 /// A store with so few live timers is counted at every turn.
 const FORECAST_SMALL: i64 = 10_000;
@@ -94,6 +94,8 @@ pub struct Housekeeping {
     metrics: Metrics,
     retention: Duration,
     forecast: Arc<Mutex<Forecast>>,
+    /// When the schedules are to be counted next.
+    schedules_at: Arc<Mutex<Option<Monotonic>>>,
     /// What failed in a row, by its word.
     failing: Arc<std::sync::Mutex<HashMap<&'static str, Streak>>>,
 }
@@ -101,7 +103,8 @@ pub struct Housekeeping {
 impl Housekeeping {
     /// Housekeeping for a store that keeps ended timers for `retention`.
     pub fn new(store: ColdStore, ownership: Arc<Ownership>, metrics: Metrics, retention: Duration) -> Self {
-        Self { store, ownership, metrics, retention, forecast: Arc::default(), failing: Arc::default() }
+        let (forecast, schedules_at, failing) = Default::default();
+        Self { store, ownership, metrics, retention, forecast, schedules_at, failing }
     }
 
     /// Runs until stopped: every duty once after the start, then by its cron expression.
@@ -182,6 +185,7 @@ impl Housekeeping {
             match duty {
                 Duty::Statistics => {
                     self.show_live(0, &HashMap::new());
+                    *self.schedules_at.lock().await = None;
                     self.show_schedules(&[]);
                     self.metrics.destination_waiting.reset();
                     self.show_queues(&[]);
@@ -207,11 +211,22 @@ impl Housekeeping {
                 self.show_live(self.store.ledger().await?.pending, &self.store.held_back().await?);
                 self.show_waiting().await?;
                 self.count_queues().await?;
-                self.show_schedules(&self.store.schedule_counts().await?);
+                self.count_schedules().await?;
             }
             Duty::Forecast => self.forecast(now).await?,
             Duty::Partitions => self.store.make_partitions(now, DAYS_AHEAD).await?,
             Duty::Retention => self.retain(now).await?,
+        }
+        Ok(())
+    }
+
+    /// Counts the schedules, unless that took long and was done lately.
+    async fn count_schedules(&self) -> Result<(), Error> {
+        let mut next_at = self.schedules_at.lock().await;
+        let began = Monotonic::now();
+        if next_at.is_none_or(|at| at <= began) {
+            self.show_schedules(&self.store.schedule_counts().await?);
+            *next_at = Some(began.plus(began.elapsed() * COUNT_PAUSE));
         }
         Ok(())
     }
@@ -305,8 +320,7 @@ impl Housekeeping {
             summarized?;
             counted = true;
             // What is counted in a moment anyway is counted at every turn.
-            let pause =
-                if live <= FORECAST_SMALL { Duration::ZERO } else { began.elapsed() * FORECAST_PAUSE };
+            let pause = if live <= FORECAST_SMALL { Duration::ZERO } else { began.elapsed() * COUNT_PAUSE };
             *next_at = Some(Monotonic::now().plus(pause.min(FORECAST_LONGEST)));
         }
         if counted {

@@ -43,6 +43,24 @@ pub struct Retry {
     retry_cap: Option<String>,
 }
 
+/// How what is for a queue is given out. A part that is not given is left out of the request.
+#[derive(Args, Serialize)]
+#[group(skip)]
+pub struct Dispatch {
+    /// Who may fetch it: any, worker:NAME or group:NAME [default: any]
+    #[arg(long, value_name = "TO", requires = "queue")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    to: Option<String>,
+    /// How often it is given out in all [default: 1]
+    #[arg(long, value_name = "N", requires = "queue")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    times: Option<u32>,
+    /// A worker that has settled it may get it again
+    #[arg(long, requires = "queue")]
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    repeat: bool,
+}
+
 /// A webhook in a request. A part that is not given is left out.
 #[derive(Serialize)]
 pub struct Webhook<'a> {
@@ -61,6 +79,13 @@ impl Extras {
         let hook = Webhook { url, secret, headers: unique("--header", &self.header)? };
         let is_empty = hook.url.is_none() && hook.secret.is_none() && hook.headers.is_empty();
         Ok((!is_empty).then_some(hook))
+    }
+}
+
+impl Dispatch {
+    /// `None` if no part is given.
+    pub fn given(&self) -> Option<&Self> {
+        (self.to.is_some() || self.times.is_some() || self.repeat).then_some(self)
     }
 }
 

@@ -7,7 +7,7 @@ use clap::{ArgGroup, Args, ValueEnum};
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use super::delivery::{Extras, Retry, Webhook, unique};
+use super::delivery::{Dispatch, Extras, Retry, Webhook, unique};
 use super::input;
 use super::timer::When;
 
@@ -38,15 +38,8 @@ pub struct Put {
     #[arg(long, value_name = "NAME", group = "place", value_parser = input::name,
         conflicts_with_all = ["secret", "secret_file", "header", "merge"])]
     queue: Option<String>,
-    /// Who may fetch it: any, worker:NAME or group:NAME [default: any]
-    #[arg(long, value_name = "TO", requires = "queue")]
-    to: Option<String>,
-    /// How often it is given out in all [default: 1]
-    #[arg(long, value_name = "N", requires = "queue")]
-    times: Option<u32>,
-    /// A worker that has settled it may get it again
-    #[arg(long, requires = "queue")]
-    repeat: bool,
+    #[command(flatten)]
+    dispatch: Dispatch,
     #[command(flatten)]
     extras: Extras,
     /// The data to send, as JSON
@@ -138,18 +131,7 @@ pub struct Request<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     merge: Option<Merge<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    dispatch: Option<Dispatch<'a>>,
-}
-
-/// How it is given out.
-#[derive(Serialize)]
-struct Dispatch<'a> {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    to: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    times: Option<u32>,
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    repeat: bool,
+    dispatch: Option<&'a Dispatch>,
 }
 
 /// Where it goes. It has one of the three.
@@ -194,11 +176,7 @@ impl Put {
             late: self.grace.as_deref().zip(self.then).map(|(grace, then)| Late { grace, then }),
             retry: self.retry.given(),
             merge: self.merge.as_deref().map(|window| Merge { window }),
-            dispatch: (self.to.is_some() || self.times.is_some() || self.repeat).then_some(Dispatch {
-                to: self.to.as_deref(),
-                times: self.times,
-                repeat: self.repeat,
-            }),
+            dispatch: self.dispatch.given(),
         })
     }
 }

@@ -5,6 +5,7 @@ use reqwest::Method;
 use serde_json::{Map, Value, json};
 
 use super::client::Client;
+use super::delivery::Dispatch;
 use super::exit::{Exit, usage};
 use super::show::{self, Fields};
 use super::{input, out};
@@ -83,7 +84,8 @@ word_of!(StateWord of ScheduleState { Active, Paused, Ended });
 #[command(after_help = "Examples:\n  \
     mainspring schedule put daily-report --cron '0 9 * * 1-5' --zone Asia/Shanghai --destination reports\n  \
     mainspring schedule put poll --every 15m --webhook https://shop.example/hooks/poll --overlap skip\n  \
-    mainspring schedule put backup --daily 03:30 --zone Europe/Stockholm --webhook https://shop.example/backup --missed fire_once")]
+    mainspring schedule put backup --daily 03:30 --zone Europe/Stockholm --webhook https://shop.example/backup --missed fire_once\n  \
+    mainspring schedule put clean-7 --daily 08:00 --every-days 2 --zone Asia/Shanghai --queue tasks --to group:floor-7 --times 6")]
 pub struct Put {
     /// Its id
     #[arg(value_parser = input::schedule)]
@@ -130,6 +132,8 @@ pub struct Put {
     /// Hand occurrences to workers of this queue
     #[arg(long, value_name = "NAME", value_parser = input::name, conflicts_with_all = ["webhook", "destination"])]
     queue: Option<String>,
+    #[command(flatten)]
+    dispatch: Dispatch,
     /// The payload, JSON
     #[arg(long, value_name = "JSON")]
     data: Option<String>,
@@ -191,6 +195,9 @@ impl Put {
         }
         if let Some(name) = &self.queue {
             request.insert("target".into(), json!({"queue": name}));
+        }
+        if let Some(dispatch) = self.dispatch.given() {
+            request.insert("dispatch".into(), json!(dispatch));
         }
         if let Some(data) = &self.data {
             let data: Value =
@@ -444,6 +451,11 @@ mod tests {
             sent("s --every 15m --destination d --overlap queue_one --missed-within 1d --data 7"),
             json!({"every": "PT15M", "target": {"destination": "d"}, "overlap": "queue_one",
                 "missed": {"within": "P1D"}, "data": 7})
+        );
+        assert_eq!(
+            sent("s --every 15m --queue q --to group:g7 --times 6 --repeat"),
+            json!({"every": "PT15M", "target": {"queue": "q"},
+                "dispatch": {"to": "group:g7", "times": 6, "repeat": true}})
         );
         assert!(input::parsed::<Put>("s --every 15m --webhook http://a/ --data {").request().is_err());
     }

@@ -14,7 +14,7 @@ async fn keyed() -> Node {
     Node::builder().env("MAINSPRING__SERVER__API_KEYS", KEY).start_ready().await
 }
 
-const PAGES: [&str; 13] = [
+const PAGES: [&str; 16] = [
     "/",
     "/timers",
     "/timers/t",
@@ -25,8 +25,11 @@ const PAGES: [&str; 13] = [
     "/queues",
     "/nodes",
     "/operations",
+    "/operations/1",
     "/schedules",
+    "/schedules/s",
     "/templates",
+    "/templates/t",
     "/wheels/slot?due_after=2026-01-01T00:00:00Z",
 ];
 

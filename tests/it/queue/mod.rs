@@ -2,6 +2,7 @@
 
 mod calls;
 mod crowd;
+mod desk;
 mod nodes;
 mod waiting;
 

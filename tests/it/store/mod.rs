@@ -2,7 +2,7 @@
 //! SQL must win. The clock is turned by hand.
 
 mod claim;
-mod fixture;
+pub mod fixture;
 mod list;
 mod live_operations;
 mod look;
@@ -12,7 +12,7 @@ mod operations;
 mod outbox;
 mod owners;
 mod paused;
-mod queues;
+pub mod queues;
 mod register;
 mod retention;
 mod schedules;

@@ -1,0 +1,43 @@
+//! The desk itself, without a server around it: what becomes of a lease whose caller goes at a moment of its own.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use mainspring::metrics::Metrics;
+use mainspring::model::queue::Dispatch;
+use mainspring::ownership::Ownership;
+use mainspring::promotion::Promotion;
+use mainspring::queue::Queues;
+use mainspring::writer::Writer;
+use tokio_util::sync::CancellationToken;
+
+use crate::store::fixture::{Fixture, on_both_stores};
+use crate::store::queues::{asking, for_queue};
+
+/// The desks of a node that does nothing else.
+fn desks(f: &Fixture) -> Arc<Queues> {
+    let metrics = Metrics::new().expect("series");
+    let ownership = Ownership::new(f.me.clone(), f.config.lease.get(), f.config.shards, false);
+    let (promotion, _) = Promotion::new(f.clock.clone(), f.config.wheel.window.get(), None, metrics.clone());
+    let writer = Writer::new(f.store.clone(), promotion, metrics.clone());
+    Queues::new(f.store.clone(), writer, Arc::new(ownership), metrics, CancellationToken::new())
+}
+
+async fn a_caller_that_goes_before_it_has_looked_costs_nothing(f: Fixture) {
+    let timer = for_queue(f.timer("t", 0), Dispatch::default());
+    f.register(std::slice::from_ref(&timer)).await;
+    let desks = desks(&f);
+    let mut call = Box::pin(desks.lease("q", asking("w1"), Duration::ZERO));
+    assert!(futures::poll!(&mut call).is_pending(), "it stands at the desk");
+    desks.drain().await;
+    let places = f.store.places(timer.uid).await.expect("reads");
+    assert_eq!(places.len(), 1, "the desk has answered, and nobody has looked");
+    drop(call);
+    desks.drain().await;
+    let again = f.store.lease("q", &[asking("w2")], "a", &mut mainspring::cold::Turn::default()).await;
+    let given = again.expect("leases").given.remove(0);
+    assert_eq!(given.iter().map(|item| item.attempt).collect::<Vec<_>>(), [1], "it did not count");
+    f.balanced().await;
+}
+
+on_both_stores!(a_caller_that_goes_before_it_has_looked_costs_nothing);
