@@ -31,6 +31,8 @@ struct AheadPage {
     charts: Vec<Chart>,
     is_empty: bool,
     counted: Option<String>,
+    /// Not all nominal times of schedules were counted.
+    is_cut: bool,
 }
 
 /// Bars side by side.
@@ -114,6 +116,7 @@ pub async fn page(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Respo
         is_empty: store.ledger().await?.pending == 0,
         counted: old
             .map(|at| format!("So many timers are counted from time to time, last at {}.", zone.clock(at))),
+        is_cut: [&hours, &days, &month].into_iter().any(|one| one.is_cut),
         charts,
     };
     Ok(html(&page))

@@ -46,8 +46,8 @@ pub struct ForecastAnswer {
     /// by the minute for a day, by the hour for two months, by the day beyond.
     #[schema(value_type = schema::Moment)]
     counted_at: UnixMs,
-    /// There are more nominal times of schedules in this range than the 100,000 that are counted beside timers; give a shorter
-    /// range.
+    /// There are more nominal times of schedules in this range than are counted beside timers (100,000, and all of a rule
+    /// `every`); give a shorter range.
     more: bool,
 }
 

@@ -125,6 +125,7 @@ impl ColdStore {
         }
         let taken = "ON CONFLICT (uid) DO UPDATE SET request_hash = excluded.request_hash, \
                      generation = excluded.generation, until = excluded.until";
+        let hash = kept_hash();
         let new = |name: &'static str| {
             let mut s = Statement::new(self.dialect(), name);
             let batch = s.batch("b", columns(&ends));
@@ -139,7 +140,7 @@ impl ColdStore {
                     "WITH {batch}, gone AS (DELETE FROM timers USING b WHERE {matched} {free} RETURNING timers.*, b.*), \
                      kept AS (INSERT INTO history ({ALL}, ended_at, last) SELECT {moved}, {now}, b_last FROM gone), \
                      taken AS (INSERT INTO ended_ids (uid, request_hash, generation, until) \
-                       SELECT uid, request_hash, generation, {now} + {retention} FROM gone WHERE caller_id {taken}) \
+                       SELECT uid, {hash}, generation, {now} + {retention} FROM gone WHERE caller_id {taken}) \
                      SELECT {returned} FROM gone"
                 ));
                 tx.fetch(s).await?
@@ -154,7 +155,7 @@ impl ColdStore {
                 let (mut s, now, retention, batch) = new("end_take");
                 s.push(&format!(
                     "WITH {batch} INSERT INTO ended_ids (uid, request_hash, generation, until) \
-                     SELECT uid, request_hash, generation, {now} + {retention} FROM b CROSS JOIN timers ON {matched} \
+                     SELECT uid, {hash}, generation, {now} + {retention} FROM b CROSS JOIN timers ON {matched} \
                      WHERE caller_id {taken}"
                 ));
                 tx.execute(s).await?;
@@ -196,6 +197,18 @@ impl ColdStore {
         ));
         tx.execute(s).await.map(drop)
     }
+}
+
+/// What is kept of the request's hash while an id stays taken: of an occurrence that a change of its schedule has cancelled no
+/// more than a byte. Nobody registers under such an id, and its schedule may make it again ([`is_withdrawn`]).
+fn kept_hash() -> String {
+    let changed = Skipped::Changed.code();
+    format!("CASE WHEN b_skipped = {changed} THEN substr(request_hash, 1, 1) ELSE request_hash END")
+}
+
+/// The condition that a row of `ended_ids` is such an occurrence.
+pub(super) const fn is_withdrawn() -> &'static str {
+    "length(request_hash) = 1"
 }
 
 /// The expression for a column of `history`: the column of `timers`, or what the end itself changes.

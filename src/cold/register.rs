@@ -202,10 +202,12 @@ impl ColdStore {
             self.templates_in_use(&mut tx, timers.iter().filter_map(|timer| timer.template.as_ref())).await?;
         let mut unmade = HashMap::new();
         for &i in order {
-            let NewTimer { uid, target, template, .. } = &timers[i];
+            let NewTimer { uid, target, template, occurrence, .. } = &timers[i];
             if let Some(name) = target.destination().filter(|name| missing.contains(*name)) {
                 unmade.insert(*uid, Registered::NoDestination(name.to_owned()));
             } else if let Some(TemplateUse { name, fitted }) = template
+                // That of an occurrence was fitted when its schedule was written.
+                && occurrence.is_none()
                 && (fitted.is_none() || templates.get(name) != fitted.as_ref())
             {
                 unmade.insert(*uid, Registered::Unfitted(name.clone()));

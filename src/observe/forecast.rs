@@ -12,7 +12,7 @@ pub const MAX_ITEMS: i64 = 1500;
 /// A range with at most so many timers is counted exactly; one with more is read from the summary.
 const EXACT: i64 = 100_000;
 
-/// So many nominal times of schedules are counted that are not made yet.
+/// About so many nominal times of schedules are looked at that are not made yet.
 const MOST_UNMADE: usize = 100_000;
 
 /// What is due from one moment to another.

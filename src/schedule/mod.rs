@@ -4,10 +4,14 @@
 //! (`src/cold/schedules`), so a second maker changes nothing, and one that is killed leaves nothing half done. Nominal times
 //! come from [`crate::model::rule`]; what becomes of one that was missed is [`crate::model::schedule::fires`].
 //!
+//! Occurrences that another build has made ahead, by older data of the time zones, follow this build's data: a maker looks for
+//! such schedules when it has got a shard.
+//!
 //! The maker never delivers and never claims: an occurrence is a timer like any other.
 
 pub mod upcoming;
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -15,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::clock::StoreClock;
 use crate::cold::{Error, MadeOccurrences};
+use crate::model::id::Epoch;
 use crate::model::schedule::AHEAD;
 use crate::ownership::Ownership;
 use crate::telemetry::{Rarely, Streak};
@@ -25,6 +30,9 @@ const TICK: Duration = Duration::from_secs(1);
 
 /// The most transactions of one look.
 const MOST_ROUNDS: usize = 50;
+
+/// So many schedules a look has follow this build's data of the time zones.
+const MOST_FOLLOWING: usize = 50;
 
 /// How far ahead occurrences are made: no further than the wheels reach.
 pub fn reach(window: Duration) -> Duration {
@@ -39,13 +47,15 @@ pub struct Maker {
     reach: Duration,
     streak: Mutex<Streak>,
     unreadable: Mutex<Rarely>,
+    /// Shards in which every schedule follows this build's data of the time zones.
+    following: Mutex<HashMap<i32, Epoch>>,
 }
 
 impl Maker {
     /// A maker for the shards that `ownership` holds. `window` is the reach of the wheels.
     pub fn new(writer: Writer, ownership: Arc<Ownership>, clock: StoreClock, window: Duration) -> Self {
-        let (streak, unreadable) = (Mutex::default(), Mutex::default());
-        Self { writer, ownership, clock, reach: reach(window), streak, unreadable }
+        let (streak, unreadable, following) = Default::default();
+        Self { writer, ownership, clock, reach: reach(window), streak, unreadable, following }
     }
 
     /// Looks each second until stopped. The transaction under way is finished.
@@ -82,7 +92,22 @@ impl Maker {
                 break;
             }
         }
+        self.follow_zones().await?;
         Ok(all)
+    }
+
+    /// Looks once in each shard for schedules that another build has made, by older data of the time zones.
+    async fn follow_zones(&self) -> Result<(), Error> {
+        let is_new = |(shard, epoch): &(i32, Epoch)| self.following().get(shard) != Some(epoch);
+        let shards: Vec<(i32, Epoch)> = self.ownership.claimable().into_iter().filter(is_new).collect();
+        if shards.is_empty() {
+            return Ok(());
+        }
+        let count = self.writer.follow_zones(&shards, MOST_FOLLOWING, self.reach).await?;
+        if count < MOST_FOLLOWING {
+            self.following().extend(shards);
+        }
+        Ok(())
     }
 
     fn log(&self, made: &MadeOccurrences) {
@@ -97,6 +122,10 @@ impl Maker {
                 "a schedule cannot be read by this version and makes nothing; run a newer version"
             );
         }
+    }
+
+    fn following(&self) -> std::sync::MutexGuard<'_, HashMap<i32, Epoch>> {
+        self.following.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn streak(&self) -> std::sync::MutexGuard<'_, Streak> {

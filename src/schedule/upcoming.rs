@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BinaryHeap};
 
 use crate::cold::Rhythm;
 use crate::model::rule::RuleError;
-use crate::model::schedule::Times;
+use crate::model::schedule::{Times, When};
 use crate::model::time::UnixMs;
 
 /// One nominal time ahead.
@@ -45,8 +45,8 @@ pub fn upcoming(
     Ok((found, more))
 }
 
-/// How many nominal times in [from, to) are not made yet, by steps from `from` on, and whether the count was cut off after
-/// `most` of them.
+/// How many nominal times in [from, to) are not made yet, by steps from `from` on, and whether some were left out: about
+/// `most` are looked at in all, and each schedule may take an equal part of what those before it have left.
 pub fn counts(
     rows: &[Rhythm],
     (from, to): (UnixMs, UnixMs),
@@ -54,32 +54,66 @@ pub fn counts(
     now: UnixMs,
     most: usize,
 ) -> Result<(BTreeMap<i64, i64>, bool), RuleError> {
-    let (mut counts, mut counted): (BTreeMap<i64, i64>, usize) = (BTreeMap::new(), 0);
-    for row in rows {
+    let (mut counts, mut looks, mut is_cut): (BTreeMap<i64, i64>, usize, bool) =
+        (BTreeMap::new(), most, false);
+    let step_ms = step_ms.max(1);
+    for (nth, row) in rows.iter().enumerate() {
         let unmade = UnixMs::new(row.last_nominal.get() + 1);
         let mut ahead = Ahead::new(row, from.max(now).max(unmade))?;
-        while let Some(at) = ahead.next(to)? {
-            if counted == most {
-                return Ok((counts, true));
+        let part = (looks / (rows.len() - nth)).max(1);
+        for look in 0.. {
+            let Some(at) = ahead.next(to)? else { break };
+            if look == part {
+                is_cut = true;
+                break;
             }
-            counted += 1;
-            *counts.entry((at.get() - from.get()) / step_ms.max(1)).or_default() += 1;
+            looks = looks.saturating_sub(1);
+            let step = (at.get() - from.get()) / step_ms;
+            // Those at a fixed distance need no look each.
+            let end = to.min(UnixMs::new(from.get().saturating_add((step + 1).saturating_mul(step_ms))));
+            *counts.entry(step).or_default() += 1 + ahead.pass_evenly(end);
         }
     }
-    Ok((counts, false))
+    Ok((counts, is_cut))
 }
+
+/// So many nominal times before a moment are passed one by one to find how many are left at it.
+const MOST_PASSED: i64 = 10_000;
 
 /// The nominal times of one schedule from a moment on.
 struct Ahead {
     times: Times,
+    /// The distance of a rule `every`.
+    every_ms: Option<i64>,
+    end_at: Option<UnixMs>,
     last_made: UnixMs,
     left: Option<i64>,
 }
 
 impl Ahead {
     fn new(row: &Rhythm, from: UnixMs) -> Result<Self, RuleError> {
-        let times = row.plan.times(UnixMs::new(from.get() - 1))?;
-        Ok(Self { times, last_made: row.last_nominal, left: row.left })
+        let every_ms = match &row.plan.timing.when {
+            When::Every(every) => i64::try_from(every.get().as_millis()).ok(),
+            _ => None,
+        };
+        let (last_made, end_at) = (row.last_nominal, row.plan.end_at);
+        let times = |after: UnixMs| row.plan.times(after);
+        let Some(left) = row.left.filter(|_| last_made < from) else {
+            let times = times(UnixMs::new(from.get() - 1))?;
+            return Ok(Self { times, every_ms, end_at, last_made, left: row.left });
+        };
+        // What comes before uses them up.
+        let mut ahead = Self { times: times(last_made)?, every_ms, end_at, last_made, left: Some(left) };
+        for _ in 0..MOST_PASSED.min(left) {
+            if ahead.next(from)?.is_none() {
+                break;
+            }
+            ahead.pass_evenly(from);
+        }
+        if ahead.times.peek()?.is_some_and(|at| at < from) {
+            ahead.times = times(UnixMs::new(from.get() - 1))?;
+        }
+        Ok(ahead)
     }
 
     /// The next one before `to`.
@@ -95,12 +129,24 @@ impl Ahead {
         self.times.pass(at);
         Ok(Some(at))
     }
+
+    /// After a nominal time that is not made yet: passes those before `to` that follow it at a fixed distance; returns how
+    /// many they are.
+    fn pass_evenly(&mut self, to: UnixMs) -> i64 {
+        let (Some(every_ms), at) = (self.every_ms, self.times.at()) else { return 0 };
+        let to = self.end_at.map_or(to, |end| to.min(UnixMs::new(end.get().saturating_add(1))));
+        let follow = (to.get() - 1 - at.get()).max(0) / every_ms.max(1);
+        let passed = self.left.map_or(follow, |left| left.min(follow));
+        self.left = self.left.map(|left| left - passed);
+        self.times.pass(UnixMs::new(at.get() + passed * every_ms));
+        passed
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::schedule::{Missed, Overlap, Plan, Timing, When};
+    use crate::model::schedule::{Missed, Overlap, Plan, Timing};
     use crate::model::time::Span;
 
     fn rhythm(id: &str, every: &str, left: Option<i64>) -> Rhythm {
@@ -135,6 +181,60 @@ mod tests {
         let range = (UnixMs::new(1000), UnixMs::new(10_000));
         let (found, is_cut) = counts(&rows, range, 4000, UnixMs::new(0), 100).unwrap();
         assert_eq!((found, is_cut), (BTreeMap::from([(0, 3), (1, 1), (2, 1)]), false));
-        assert!(counts(&rows, range, 4000, UnixMs::new(0), 3).unwrap().1);
+        let daily = Rhythm { plan: daily(), ..rhythm("c", "PT1S", None) };
+        let rows = [daily, rows[0].clone()];
+        let range = (UnixMs::new(1000), UnixMs::new(10 * 86_400_000));
+        let (found, is_cut) = counts(&rows, range, 86_400_000, UnixMs::new(0), 8).unwrap();
+        assert_eq!(
+            (found.into_iter().collect::<Vec<_>>(), is_cut),
+            (vec![(0, 1 + 2), (1, 1), (2, 1), (3, 1)], true),
+            "one of many is cut off and keeps the others from nothing"
+        );
+    }
+
+    fn daily() -> Plan {
+        let when = When::Daily { at: "09:00".into(), every_days: 1 };
+        let plan = rhythm("", "PT1S", None).plan;
+        Plan { timing: Timing { when, ..plan.timing }, ..plan }
+    }
+
+    #[test]
+    fn those_at_a_fixed_distance_are_counted_at_once() {
+        let end_at = Some(UnixMs::new(3_600_000));
+        let often = rhythm("a", "PT0.5S", None);
+        let ends = Rhythm { plan: Plan { end_at, ..often.plan.clone() }, ..often.clone() };
+        let (from, to) = (UnixMs::new(2001), UnixMs::new(7_200_000));
+        for (row, minutes, last) in [(&often, 120, 115), (&ends, 60, 116)] {
+            let (found, is_cut) =
+                counts(std::slice::from_ref(row), (from, to), 60_000, UnixMs::new(0), 1000).unwrap();
+            assert!(!is_cut);
+            assert_eq!((found.len(), found[&0], found[&1]), (minutes, 120, 120));
+            assert_eq!(
+                found.values().next_back(),
+                Some(&last),
+                "what is due at the end does not belong to it"
+            );
+        }
+    }
+
+    #[test]
+    fn the_last_of_so_many_is_the_last() {
+        let at = |from: i64, left| {
+            let rows = [
+                rhythm("a", "PT1S", Some(left)),
+                Rhythm { plan: daily(), ..rhythm("b", "PT1S", Some(left)) },
+            ];
+            let (from, to) = (UnixMs::new(from), UnixMs::new(from + 10 * 86_400_000));
+            let (found, _) = upcoming(&rows, from, to, UnixMs::new(0), 20_000).unwrap();
+            let counted = counts(&rows, (from, to), 86_400_000, UnixMs::new(0), 1000).unwrap().0;
+            let unmade = found.iter().filter(|one| one.at > rows[one.of].last_nominal).count();
+            assert_eq!(counted.values().sum::<i64>(), unmade as i64, "{from} {left}");
+            [0, 1].map(|of| found.iter().filter(|one| one.of == of).count())
+        };
+        assert_eq!(at(1, 3), [5, 3], "two are made");
+        assert_eq!(at(4001, 3), [1, 3]);
+        assert_eq!(at(86_400_000, 3), [0, 2]);
+        assert_eq!(at(10 * 86_400_000, 3), [0, 0]);
+        assert_eq!(at(86_400_000, 100_000), [13_603, 10]);
     }
 }

@@ -18,6 +18,19 @@ impl Writer {
         Ok(self.follow_made(made).await)
     }
 
+    /// Has schedules of these shards follow this build's data of the time zones
+    /// ([`crate::cold::ColdStore::follow_zones`]); returns how many did.
+    pub async fn follow_zones(
+        &self,
+        owned: &[(i32, Epoch)],
+        most: usize,
+        reach: Duration,
+    ) -> Result<usize, Error> {
+        let (count, made) = self.store.follow_zones(owned, most, reach).await?;
+        self.follow_made(made).await;
+        Ok(count)
+    }
+
     /// Writes a schedule ([`crate::cold::ColdStore::put_schedule`]).
     pub async fn put_schedule(&self, edit: &ScheduleEdit, reach: Duration) -> Result<SchedulePut, Error> {
         let (put, made) = self.store.put_schedule(edit, reach).await?;

@@ -264,7 +264,7 @@ pub struct UpcomingQuery {
 pub struct UpcomingAnswer {
     /// In order, at most 1,000.
     items: Vec<UpcomingItem>,
-    /// Whether there are more: ask again from the time of the last one.
+    /// Whether there are more: ask again from the time of the last one, or, where that is the time of all, by queue or group.
     more: bool,
 }
 

@@ -63,7 +63,8 @@ struct Fitted {
     template: TemplateUse,
 }
 
-/// Registers timers; those that name a template after their data was fitted to it. Answers in the order given.
+/// Registers timers; those that name a template after their data was fitted to it, but for occurrences: theirs was fitted when
+/// their schedule was written. Answers in the order given.
 pub(in crate::api) async fn register(
     state: &ApiState,
     service: &Service,
@@ -72,7 +73,7 @@ pub(in crate::api) async fn register(
     way: Way,
 ) -> Result<Vec<Result<Registered, Failure>>, Problem> {
     let told = |answer: Result<Registered, ColdError>| answer.map_err(Failure::Cold);
-    if timers.iter().all(|timer| timer.template.is_none()) {
+    if timers.iter().all(|timer| timer.template.is_none() || timer.occurrence.is_some()) {
         return Ok(submit(service, timers, way).await?.into_iter().map(told).collect());
     }
     let given: Vec<Option<Given>> = timers

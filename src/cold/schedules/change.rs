@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use super::judge::{self, Decided};
 use super::step::{Made, Present, decide, present};
-use super::{AFTER, COLUMNS, Content, MAX_SCHEDULES, NAMESPACE, PAUSED_MS, ScheduleRow};
+use super::{AFTER, COLUMNS, Content, MAX_SCHEDULES, MOST_GONE, NAMESPACE, PAUSED_MS, ScheduleRow, TZDB};
 use crate::cold::apply::{Applied, Change, ChangeEvent};
 use crate::cold::outbox::Batch;
-use crate::cold::sql::{Statement, Tx};
+use crate::cold::sql::{Column, Statement, Tx};
 use crate::cold::{ColdStore, Error};
-use crate::model::id::{Uid, shard_of};
+use crate::model::id::{Epoch, Uid, shard_of};
 use crate::model::pointer::Pointer;
 use crate::model::schedule::{Overlap, Plan, ScheduleState};
 use crate::model::template::{TemplateHash, TemplateUse};
@@ -26,9 +26,6 @@ const MOST_LOOKS: usize = 50;
 
 /// How often a change is tried that another transaction stood in the way of.
 const TRIES: usize = 4;
-
-/// The most nominal times ahead that may have ended already and are remembered.
-const MOST_GONE: usize = 1000;
 
 /// What a schedule shall be.
 #[derive(Debug, Clone)]
@@ -130,12 +127,13 @@ impl ColdStore {
             }
             Some((mut row, present)) => {
                 (late, decided) = self.decide_past(&mut tx, &mut row, present, &mut made).await?;
-                self.withdraw(&mut tx, &mut row, present.now, &mut made, &mut late).await?;
+                self.withdraw(&mut tx, &mut row, &BTreeSet::new(), present.now, &mut made, &mut late).await?;
                 row.state = match row.state {
                     ScheduleState::Ended => ScheduleState::Active,
                     other => other,
                 };
                 row.last_nominal = present.now;
+                row.tzdb = row.tzdb.max(TZDB.to_owned());
                 (row, present.now)
             }
             None if !self.has_schedule_room(&mut tx).await? => return unchanged(SchedulePut::Full),
@@ -183,7 +181,7 @@ impl ColdStore {
         let mut tx = self.pool.begin().await?;
         let Some((mut row, present)) = self.lock_schedule(&mut tx, id).await? else { return Ok(None) };
         let (mut late, _) = self.decide_past(&mut tx, &mut row, present, &mut made).await?;
-        self.withdraw(&mut tx, &mut row, present.now, &mut made, &mut late).await?;
+        self.withdraw(&mut tx, &mut row, &BTreeSet::new(), present.now, &mut made, &mut late).await?;
         self.withdraw_waiting(&mut tx, id, &mut made, &mut late).await?;
         let pointers = self.let_go(&mut tx, id).await?;
         for table in
@@ -238,7 +236,9 @@ impl ColdStore {
         self.write_schedule(&mut tx, &row).await?;
         let live = self.live_occurrences(&mut tx, vec![row.id.clone()]).await?;
         let live = live.get(id).map(Vec::as_slice).unwrap_or_default();
-        let decided = decide(&mut row, live, &[], present, reach).map_err(unforeseen)?;
+        // One whose times cannot be told is paused all the same; its maker goes on trying.
+        let decided = decide(&mut row, live, &[], present, reach);
+        let decided = decided.unwrap_or_else(|why| undecidable(id, &why));
         late.extend(
             Box::pin(self.carry_out(&mut tx, vec![(row.clone(), decided)], now, false, &mut made)).await?,
         );
@@ -286,7 +286,12 @@ impl ColdStore {
             let ended = self.ended_occurrences(tx, &live).await?;
             let live = live.get(&row.id).map(Vec::as_slice).unwrap_or_default();
             let ended = ended.get(&row.id).map(Vec::as_slice).unwrap_or_default();
-            let decided = judge::past(row, live, ended, present.lost, present.now).map_err(unforeseen)?;
+            let decided = judge::past(row, live, ended, present.lost, present.now);
+            let decided = match decided {
+                // Who removes it, or puts a rule in its place that can be read, has to be able to.
+                Err(why) => return Ok((late, undecidable(&row.id, &why))),
+                Ok(decided) => decided,
+            };
             // What is made of the past has to wait for its turn, too: that is decided by one more look.
             let is_decided =
                 !decided.is_cut && (decided.makes.is_empty() || row.plan.overlap == Overlap::Allow);
@@ -301,37 +306,92 @@ impl ColdStore {
         Err(Error::Busy)
     }
 
-    /// Cancels occurrences whose nominal times are ahead and that nobody has touched. Those ahead that have ended otherwise
-    /// are not made again.
+    /// Cancels occurrences whose nominal times are ahead and that nobody has touched, but for those to `keep`. The others that
+    /// were made ahead, live or ended, are not made again, nor counted again.
     async fn withdraw(
         &self,
         tx: &mut Tx,
         row: &mut ScheduleRow,
+        keep: &BTreeSet<UnixMs>,
         now: UnixMs,
         made: &mut Made,
         late: &mut Vec<Batch>,
     ) -> Result<(), Error> {
         let ahead = self.occurrences_where(tx, &row.id, &format!("nominal > {}", now.get())).await?;
-        let withdrawn =
-            self.withdraw_all(tx, ahead.iter().map(|(uid, _)| *uid).collect(), made, late).await?;
+        let of_rule = ahead.iter().filter(|(_, nominal)| !keep.contains(nominal)).map(|(uid, _)| *uid);
+        let withdrawn = self.withdraw_all(tx, of_rule.collect(), made, late).await?;
         row.made -= withdrawn.len() as i64;
-        let stays = |uid: &Uid| !withdrawn.contains(uid);
-        let live: BTreeSet<UnixMs> =
-            ahead.iter().filter(|(uid, _)| stays(uid)).map(|(_, nominal)| *nominal).collect();
-        let cancelled: BTreeSet<UnixMs> =
-            ahead.iter().filter(|(uid, _)| !stays(uid)).map(|(_, nominal)| *nominal).collect();
-        // A rule that cannot be read any more has made nothing that could be made again.
-        let were_made = row
-            .plan
-            .times(now)
-            .and_then(|mut times| times.take_until(row.last_nominal, MOST_GONE))
-            .map(|(times, _)| times)
-            .unwrap_or_default();
-        let gone = were_made.into_iter().filter(|at| !live.contains(at) && !cancelled.contains(at));
+        let (cancelled, live): (Vec<_>, Vec<_>) =
+            ahead.into_iter().partition(|(uid, _)| withdrawn.contains(uid));
+        let cancelled: BTreeSet<UnixMs> = cancelled.into_iter().map(|(_, nominal)| nominal).collect();
+        let live = live.into_iter().map(|(_, nominal)| nominal);
+        // A rule that cannot be read any more has made nothing that could be made again. By other data than these were made by
+        // it names other times.
+        let were_made = match row.follows_zones() {
+            true => row.times_ahead(now).unwrap_or_default(),
+            false => BTreeSet::new(),
+        };
+        let gone = live.chain(were_made.into_iter().filter(|at| !cancelled.contains(at)));
         let mut all: BTreeSet<UnixMs> = row.gone.iter().copied().filter(|at| *at > now).collect();
         all.extend(gone);
         row.gone = all.into_iter().take(MOST_GONE).collect();
         Ok(())
+    }
+
+    /// Has schedules of these shards that were made by other data of the time zones follow the data of this build, at most
+    /// `most` of them: occurrences ahead whose nominal times the rule does not name any more are cancelled, and those that it
+    /// names now are made. Returns how many there were, too.
+    pub async fn follow_zones(
+        &self,
+        owned: &[(i32, Epoch)],
+        most: usize,
+        reach: Duration,
+    ) -> Result<(usize, Made), Error> {
+        let mut s = Statement::new(self.dialect(), "schedules_of_other_zones");
+        let shards = owned.iter().map(|(shard, _)| i64::from(*shard)).collect();
+        let batch = s.batch("b", vec![("b_shard", Column::Int(shards))]);
+        let (zones, most) = (s.text(TZDB), s.int(i64::try_from(most).unwrap_or(1)));
+        // What has ended and has nothing ahead is left as it is.
+        s.push(&format!(
+            "WITH {batch} SELECT id FROM b CROSS JOIN schedules WHERE shard = b_shard AND make_at IS NOT NULL \
+             AND tzdb < {zones} LIMIT {most}"
+        ));
+        let (mut made, mut count) = (Made::default(), 0);
+        for row in self.pool.read(s).await? {
+            made.add(Box::pin(self.follow_zones_of(&row.get::<String>(0)?, reach)).await?);
+            count += 1;
+        }
+        Ok((count, made))
+    }
+
+    async fn follow_zones_of(&self, id: &str, reach: Duration) -> Result<Made, Error> {
+        let mut made = Made::default();
+        let mut tx = self.pool.begin().await?;
+        let Some((mut row, present)) = self.lock_schedule(&mut tx, id).await? else { return Ok(made) };
+        if row.follows_zones() {
+            return Ok(made);
+        }
+        let mut late = Vec::new();
+        // Of one whose times cannot be told its maker tells, and goes on trying.
+        if let Ok(times) = row.times_ahead(present.now) {
+            let (told, mut decided) = self.decide_past(&mut tx, &mut row, present, &mut made).await?;
+            late.extend(told);
+            self.withdraw(&mut tx, &mut row, &times, present.now, &mut made, &mut late).await?;
+            row.last_nominal = present.now;
+            if let Err(why) = judge::ahead(&mut row, &mut decided, reach, present.now) {
+                decided = undecidable(&row.id, &why);
+            }
+            let steps = vec![(row, decided)];
+            late.extend(Box::pin(self.carry_out(&mut tx, steps, present.now, false, &mut made)).await?);
+        }
+        let mut s = Statement::new(self.dialect(), "schedule_follows_zones");
+        let (id, zones) = (s.text(id), s.text(TZDB));
+        s.push(&format!("UPDATE schedules SET tzdb = {zones} WHERE namespace = {NAMESPACE} AND id = {id}"));
+        tx.execute(s).await?;
+        tx.commit().await.map_err(Error::at_commit)?;
+        self.tell_all_late(late).await?;
+        self.note_made(&made);
+        Ok(made)
     }
 
     /// Cancels occurrences that wait for others and that nobody has touched.
@@ -392,16 +452,15 @@ impl ColdStore {
     async fn judge_ahead(&self, tx: &mut Tx, id: &str, paused: bool, now: UnixMs) -> Result<(), Error> {
         let mut s = Statement::new(self.dialect(), "schedule_judge_ahead");
         let (id, now, scheduled) = (s.text(id), s.int(now.get()), State::Scheduled.code());
+        // A later moment than the nominal time is no reason to fire what fell into the pause.
         let (which, judge_after) = match paused {
-            true => ("nominal >".to_owned(), format!("due_at - {PAUSED_MS}")),
-            false => {
-                ("judge_after < due_at AND due_at >".to_owned(), format!("due_at + {}", MISSED.as_millis()))
-            }
+            true => ("version = 1", format!("due_at - {PAUSED_MS}")),
+            false => ("judge_after < due_at", format!("due_at + {}", MISSED.as_millis())),
         };
         let lock = self.dialect().lock("FOR UPDATE");
         s.push(&format!(
             "WITH own AS (SELECT uid AS own_uid FROM timers WHERE schedule = {id} AND schedule IS NOT NULL \
-               AND nominal IS NOT NULL AND state = {scheduled} AND version = 1 AND {which} {now} ORDER BY uid {lock}) \
+               AND state = {scheduled} AND nominal > {now} AND {which} ORDER BY uid {lock}) \
              UPDATE timers SET judge_after = {judge_after} WHERE uid IN (SELECT own_uid FROM own)"
         ));
         tx.execute(s).await.map(drop)
@@ -433,11 +492,11 @@ impl ColdStore {
         let now = s.now(self.bound_now());
         let (id, shard) = (s.text(&edit.id), s.int(shard_of(&self.namespace, &edit.id, self.shards).into()));
         let (plan, content) = (s.text(&json(&edit.plan)), s.text(&json(&edit.content)));
-        let (request, hash) = (s.text(&edit.request), s.bytes(Some(&edit.request_hash)));
+        let (request, hash, zones) = (s.text(&edit.request), s.bytes(Some(&edit.request_hash)), s.text(TZDB));
         s.push(&format!(
             "INSERT INTO schedules (namespace, id, shard, state, plan, content, request, request_hash, kind, lane, made, \
-               last_nominal, failures, version, created_at, changed_at) \
-             SELECT {NAMESPACE}, {id}, {shard}, 0, {plan}, {content}, {request}, {hash}, 0, 0, 0, {now}, 0, 1, {now}, {now} \
+               last_nominal, failures, version, created_at, changed_at, tzdb) \
+             SELECT {NAMESPACE}, {id}, {shard}, 0, {plan}, {content}, {request}, {hash}, 0, 0, 0, {now}, 0, 1, {now}, {now}, {zones} \
              WHERE true ON CONFLICT (namespace, id) DO NOTHING \
              RETURNING {COLUMNS}, {now}"
         ));
@@ -456,10 +515,11 @@ impl ColdStore {
         let (owner, labels) = (maybe(row.content.owner()), maybe(row.content.labels()));
         let (given_to, template) = (maybe(row.content.given_to().as_deref()), maybe(row.content.template()));
         let (version, changed_at) = (s.int(row.version.into()), s.int(row.changed_at.get()));
+        let zones = s.text(&row.tzdb);
         s.push(&format!(
             "UPDATE schedules SET plan = {plan}, content = {content}, request = {request}, request_hash = {hash}, \
                kind = {kind}, lane = {lane}, given_to = {given_to}, template = {template}, owner = {owner}, labels = {labels}, \
-               version = {version}, changed_at = {changed_at} WHERE namespace = {NAMESPACE} AND id = {id}"
+               version = {version}, changed_at = {changed_at}, tzdb = {zones} WHERE namespace = {NAMESPACE} AND id = {id}"
         ));
         tx.execute(s).await.map(drop)
     }
@@ -497,6 +557,13 @@ impl ColdStore {
 
 fn json(value: &impl serde::Serialize) -> String {
     serde_json::to_string(value).unwrap_or_default()
+}
+
+/// Nothing can be decided about a schedule: its rule was taken by another version, or has met a defect. Only that is passed
+/// over.
+fn undecidable(id: &str, why: &crate::model::rule::RuleError) -> Decided {
+    tracing::error!(schedule = id, %why, "the nominal times of a schedule cannot be told; it is changed all the same");
+    Decided::default()
 }
 
 /// A rule that was checked has failed to tell its next nominal time.

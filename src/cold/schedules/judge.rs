@@ -31,6 +31,8 @@ pub(super) struct Live {
     pub nominal: UnixMs,
     pub generation: Generation,
     pub is_scheduled: bool,
+    /// It was claimed, and has not ended.
+    pub is_under_way: bool,
     pub due_at: UnixMs,
     pub turn: Option<Turn>,
     pub judge_after: Option<UnixMs>,
@@ -144,7 +146,12 @@ pub(super) fn past(
         undecided.iter().filter(|at| is_old(at) && reason(**at).is_none() && !is_gone(at)).copied();
     let mut missed: Vec<UnixMs> = missed_made.chain(missed_unmade).collect();
     missed.sort_unstable();
-    let fire = fires(&missed, is_cut && state == ScheduleState::Active, now, row.plan.missed);
+    // Of what is left to the next look the first says whether any of it was missed: all is in order.
+    let more_follow = match undecided.last().filter(|_| is_cut && state == ScheduleState::Active) {
+        Some(last) => row.plan.times(*last)?.peek()?.is_some_and(|at| is_old(&at)),
+        None => false,
+    };
+    let fire = fires(&missed, more_follow, now, row.plan.missed);
     let fire: HashSet<UnixMs> =
         missed.iter().zip(fire).filter(|(_, fires)| *fires).map(|(at, _)| *at).collect();
     let (mut cleared, mut skipped) = (HashSet::new(), HashSet::new());
@@ -169,6 +176,10 @@ pub(super) fn past(
     for at in undecided {
         if is_gone(&at) {
             came_before = Before::Made;
+        } else if left == Some(0) {
+            // As many as it may make were made: it has no further nominal times.
+            decided.is_cut = false;
+            break;
         } else if let Some(why) = reason(at) {
             decided.skip(at, why, came_before);
             came_before = Before::Skipped(why);
@@ -176,10 +187,7 @@ pub(super) fn past(
             decided.skip(at, Skipped::Missed, came_before);
             came_before = Before::Skipped(Skipped::Missed);
         } else {
-            if !take(&mut left) {
-                decided.is_cut = false;
-                break;
-            }
+            take(&mut left);
             decided.makes.push(Make { at, is_missed: is_old(&at) });
             came_before = Before::Made;
         }
@@ -252,6 +260,7 @@ fn take_turns(
             nominal: one.nominal,
             due_at: one.due_at,
             is_scheduled: one.is_scheduled,
+            is_under_way: one.is_under_way,
             waits: one.judge_after == Some(LAST) && !cleared.contains(&one.uid),
             turn: one.turn,
         })
@@ -286,7 +295,7 @@ pub(super) fn ahead(
         ScheduleState::Active => make_ahead(row, decided, reach, now)?,
         ScheduleState::Paused => {
             let next = row.plan.times(row.last_nominal.max(now))?.peek()?;
-            next.map(|at| at.max(UnixMs::new(now.get() + RECORDED_MS)))
+            next.filter(|_| row.left() != Some(0)).map(|at| at.max(UnixMs::new(now.get() + RECORDED_MS)))
         }
         ScheduleState::Ended => None,
     };

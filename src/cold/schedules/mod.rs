@@ -22,12 +22,15 @@ pub use look::{Rhythm, ScheduleFilter, SchedulePage};
 pub use skips::{Backfilled, MAX_BACKFILL, SkippedRange};
 pub use step::Made as MadeOccurrences;
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use super::sql::Row;
 use super::{ColdStore, Error};
+use crate::model::rule::RuleError;
 use crate::model::schedule::{Plan, ScheduleState, Turn};
 use crate::model::time::UnixMs;
+use crate::model::timer::State;
 
 /// The namespace of all schedules, as a number: there is one for now.
 const NAMESPACE: i64 = 0;
@@ -51,7 +54,9 @@ pub(super) fn may_go(now: &str, of: &str) -> String {
         "(judge_after IS NULL OR state <> 0 OR (judge_after > {now} AND judge_after > due_at)) \
          AND CASE WHEN overlap IS NULL OR state <> 0 THEN true ELSE NOT EXISTS (SELECT 1 FROM timers s \
              WHERE s.schedule = {of}.schedule AND s.schedule IS NOT NULL AND s.nominal IS NOT NULL AND s.uid <> {of}.uid \
-             AND (s.state <> 0 OR (s.nominal < {of}.nominal AND s.due_at <= {now} + {SOON_MS}))) END"
+             AND ((s.state <> 0 AND (s.state <> {paused} OR s.attempt > 0)) \
+               OR (s.nominal < {of}.nominal AND (s.state <> 0 OR s.due_at <= {now} + {SOON_MS})))) END",
+        paused = State::Paused.code()
     )
 }
 
@@ -93,7 +98,7 @@ pub struct ScheduleRow {
     pub make_at: Option<UnixMs>,
     /// How often in a row its next nominal time was not found.
     pub failures: i32,
-    /// Nominal times ahead that must not be made again: their occurrences have ended.
+    /// Nominal times ahead that must not be made again: their occurrences have ended, or were changed by hand.
     gone: Vec<UnixMs>,
     /// Rises with every change.
     pub version: i32,
@@ -101,14 +106,22 @@ pub struct ScheduleRow {
     pub created_at: UnixMs,
     /// When it was last changed.
     pub changed_at: UnixMs,
+    /// The version of the time zones' data by which its occurrences ahead were made.
+    tzdb: String,
 }
 
 /// The columns of [`ScheduleRow`], in order.
 const COLUMNS: &str = "id, shard, state, plan, content, request, request_hash, made, last_nominal, paused_until, make_at, \
-                       failures, gone, version, created_at, changed_at";
+                       failures, gone, version, created_at, changed_at, tzdb";
 
 /// How many they are.
-const AFTER: usize = 16;
+const AFTER: usize = 17;
+
+/// The version of the time zones' data in this build, such as `2026a`. A later one is greater.
+const TZDB: &str = chrono_tz::IANA_TZDB_VERSION;
+
+/// The most nominal times ahead that are remembered.
+const MOST_GONE: usize = 1000;
 
 /// Without what a log must not show.
 impl fmt::Debug for ScheduleRow {
@@ -148,7 +161,19 @@ impl ScheduleRow {
             version: row.get(13)?,
             created_at: UnixMs::new(row.get(14)?),
             changed_at: UnixMs::new(row.get(15)?),
+            tzdb: row.get(16)?,
         })
+    }
+
+    /// Whether its occurrences ahead were made by the data of this build, or by later ones.
+    fn follows_zones(&self) -> bool {
+        self.tzdb.as_str() >= TZDB
+    }
+
+    /// What its rule names from now on of the time for which occurrences are made.
+    fn times_ahead(&self, now: UnixMs) -> Result<BTreeSet<UnixMs>, RuleError> {
+        let (times, _) = self.plan.times(now)?.take_until(self.last_nominal, MOST_GONE)?;
+        Ok(times.into_iter().collect())
     }
 
     /// How many occurrences may still be made; `None` if any number.
@@ -168,7 +193,7 @@ impl ScheduleRow {
     }
 
     /// Its nominal times after `now` that will make occurrences, at most `most`; none while it is paused.
-    pub fn next_times(&self, now: UnixMs, most: usize) -> Result<Vec<UnixMs>, crate::model::rule::RuleError> {
+    pub fn next_times(&self, now: UnixMs, most: usize) -> Result<Vec<UnixMs>, RuleError> {
         if self.state != ScheduleState::Active {
             return Ok(Vec::new());
         }

@@ -11,6 +11,7 @@ use super::turn::Ended;
 use super::{AFTER, COLUMNS, NAMESPACE, SOON_MS, ScheduleRow, waits};
 use crate::cold::apply::{Applied, Change, ChangeEvent, Within};
 use crate::cold::columns;
+use crate::cold::end::is_withdrawn;
 use crate::cold::outbox::{Batch, Happened};
 use crate::cold::register::{NewTimer, Registered};
 use crate::cold::restore::MAY_FIRE;
@@ -176,7 +177,8 @@ impl ColdStore {
             "WITH {batch}, due AS (SELECT id AS found, shard AS in_shard FROM b CROSS JOIN schedules \
                  WHERE shard = b_shard AND make_at IS NOT NULL AND make_at <= {now} ORDER BY make_at LIMIT {MOST_SCHEDULES}), \
                judged AS (SELECT schedule AS found, min(shard) AS in_shard FROM b CROSS JOIN timers \
-                 WHERE shard = b_shard AND judge_after IS NOT NULL AND state = 0 AND judge_after <= {now} AND {MAY_FIRE} \
+                 WHERE shard = b_shard AND judge_after IS NOT NULL AND state = 0 AND judge_after <= {now} \
+                 AND (judge_after >= due_at OR due_at <= {now}) AND {MAY_FIRE} \
                  GROUP BY schedule LIMIT {MOST_SCHEDULES}), \
                refused AS (SELECT schedule AS found, min(shard) AS in_shard FROM b CROSS JOIN timers \
                  WHERE shard = b_shard AND overlap IS NOT NULL AND state = 0 AND due_at <= {now} \
@@ -363,7 +365,7 @@ impl ColdStore {
              OR (g.served_until <= judge_after - {missed} AND judge_after < {now}) THEN true ELSE false END"
         );
         s.push(&format!(
-            "WITH {batch} SELECT schedule, uid, nominal, generation, state, due_at, overlap, judge_after, {unserved} \
+            "WITH {batch} SELECT schedule, uid, nominal, generation, state, due_at, overlap, judge_after, {unserved}, attempt \
              FROM b CROSS JOIN timers JOIN shards g ON g.shard = timers.shard \
              WHERE schedule = b_id AND schedule IS NOT NULL AND nominal IS NOT NULL \
                AND (state <> 0 OR due_at <= {now} + {SOON_MS}) AND (state <> 0 OR {MAY_FIRE}) \
@@ -371,11 +373,14 @@ impl ColdStore {
         ));
         let mut live: HashMap<String, Vec<Live>> = HashMap::new();
         for row in tx.fetch(s).await? {
+            let (state, attempt): (i16, i32) = (row.get(4)?, row.get(9)?);
+            let is_scheduled = state == State::Scheduled.code();
             let one = Live {
                 uid: Uid(row.get(1)?),
                 nominal: UnixMs::new(row.get(2)?),
                 generation: Generation(row.get(3)?),
-                is_scheduled: row.get::<i16>(4)? == State::Scheduled.code(),
+                is_scheduled,
+                is_under_way: !is_scheduled && (state != State::Paused.code() || attempt > 0),
                 due_at: UnixMs::new(row.get(5)?),
                 turn: row.get::<Option<i16>>(6)?.and_then(Turn::from_code),
                 judge_after: row.get::<Option<i64>>(7)?.map(UnixMs::new),
@@ -557,10 +562,9 @@ impl ColdStore {
     async fn withdrawn(&self, tx: &mut Tx, uids: Vec<Uuid>) -> Result<BTreeSet<Uid>, Error> {
         let mut s = Statement::new(self.dialect(), "schedule_withdrawn");
         let batch = s.batch("b", vec![("b_uid", Column::Uuid(uids))]);
-        let changed = Skipped::Changed.code();
+        let is_withdrawn = is_withdrawn();
         s.push(&format!(
-            "WITH {batch} SELECT e.uid FROM b CROSS JOIN ended_ids e JOIN history h ON h.uid = e.uid \
-             AND h.generation = e.generation WHERE e.uid = b_uid AND h.skipped = {changed}"
+            "WITH {batch} SELECT uid FROM b CROSS JOIN ended_ids WHERE uid = b_uid AND {is_withdrawn}"
         ));
         tx.fetch(s).await?.iter().map(|row| row.get(0).map(Uid)).collect()
     }

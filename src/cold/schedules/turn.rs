@@ -1,7 +1,7 @@
 //! Whose turn it is among the occurrences of one schedule. Pure: what is decided follows from the rows.
 //!
-//! An occurrence is *blocked* while another of its schedule has not ended: one that was claimed, retries or is paused, or
-//! one for an earlier nominal time that is scheduled for now. One that somebody has moved far ahead blocks nobody. The claim
+//! An occurrence is *blocked* while another of its schedule has not ended: one that was claimed, and one for an earlier nominal
+//! time that is paused or scheduled for now. One that somebody has moved far ahead blocks nobody. The claim
 //! refuses what is blocked ([`super::may_go`]); here is what becomes of it then. With [`Turn::Skip`] one that had not ended at
 //! the due time blocks too: its end keeps the claim from those after it.
 
@@ -18,8 +18,10 @@ pub(super) struct Candidate {
     pub uid: Uid,
     pub nominal: UnixMs,
     pub due_at: UnixMs,
-    /// It waits for its due time or for others, and has had no attempt.
+    /// It waits for its due time or for others.
     pub is_scheduled: bool,
+    /// It was claimed, and has not ended.
+    pub is_under_way: bool,
     /// It waits for others already.
     pub waits: bool,
     pub turn: Option<Turn>,
@@ -52,8 +54,9 @@ pub(super) fn turns(all: &[Candidate], ended: &[Ended], now: UnixMs) -> Vec<(Uid
     for one in all.iter().filter(|one| one.is_scheduled && one.due_at <= now) {
         let Some(turn) = one.turn else { continue };
         let blocks = |other: &&Candidate| {
-            let is_now = other.nominal < one.nominal && other.due_at.get() <= now.get() + SOON_MS;
-            other.uid != one.uid && !skipped.contains(&other.uid) && (!other.is_scheduled || is_now)
+            let is_now = !other.is_scheduled || other.due_at.get() <= now.get() + SOON_MS;
+            let is_before = other.nominal < one.nominal && is_now;
+            other.uid != one.uid && !skipped.contains(&other.uid) && (other.is_under_way || is_before)
         };
         let ran_over = ended.iter().any(|other| other.nominal < one.nominal && other.ended_at > one.due_at);
         let is_blocked = all.iter().any(|other| blocks(&other)) || (turn == Turn::Skip && ran_over);
@@ -90,11 +93,12 @@ mod tests {
 
     fn one(n: i64, turn: Turn) -> Candidate {
         let uid = Uid(Uuid::from_u128(n.unsigned_abs().into()));
-        Candidate { uid, nominal: at(n), due_at: at(n), is_scheduled: true, waits: false, turn: Some(turn) }
+        let (is_scheduled, is_under_way, turn) = (true, false, Some(turn));
+        Candidate { uid, nominal: at(n), due_at: at(n), is_scheduled, is_under_way, waits: false, turn }
     }
 
     fn running(n: i64) -> Candidate {
-        Candidate { is_scheduled: false, ..one(n, Turn::Skip) }
+        Candidate { is_scheduled: false, is_under_way: true, ..one(n, Turn::Skip) }
     }
 
     fn judged(all: &[Candidate], ended: &[Ended]) -> Vec<(i64, Verdict)> {
@@ -138,6 +142,15 @@ mod tests {
         let waits = Candidate { waits: true, ..one(2, Turn::QueueOne) };
         assert_eq!(judged(&[running(1), waits, one(3, Turn::QueueOne)], &[]), [(3, Verdict::Skip)]);
         assert_eq!(judged(&[waits, one(3, Turn::QueueOne)], &[]), [(2, Verdict::Go), (3, Verdict::Wait)]);
+    }
+
+    #[test]
+    fn one_that_is_paused_blocks_those_after_it() {
+        let paused = Candidate { is_scheduled: false, ..one(3, Turn::Skip) };
+        assert_eq!(judged(&[one(2, Turn::Skip), paused], &[]), [], "it is not its turn yet");
+        assert_eq!(judged(&[paused, one(4, Turn::Skip)], &[]), [(4, Verdict::Skip)]);
+        let far = Candidate { due_at: at(1000), ..paused };
+        assert_eq!(judged(&[far, one(4, Turn::QueueOne)], &[]), [(4, Verdict::Wait)]);
     }
 
     #[test]

@@ -92,6 +92,11 @@ impl Times {
         self.at = at;
     }
 
+    /// The last one that it has gone on to.
+    pub const fn at(&self) -> UnixMs {
+        self.at
+    }
+
     /// Up to `most` of the next ones that are not after `until`, and whether there are more of them.
     pub fn take_until(&mut self, until: UnixMs, most: usize) -> Result<(Vec<UnixMs>, bool), RuleError> {
         let mut taken = Vec::new();

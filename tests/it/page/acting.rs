@@ -321,6 +321,13 @@ async fn a_schedule_is_seen_paused_run_and_removed() {
     let timer = visitor.get(&to).await;
     assert!(timer.text.contains("href=\"/schedules/s\""), "{}", timer.text);
     assert!(visitor.get("/timers?schedule=s").await.text.contains("Timers: made by s"));
+    let template = serde_json::json!({"schema": {"required": ["order"]}, "defaults": {"order": 1}});
+    assert_eq!(api.send(reqwest::Method::PUT, "/v1/templates/t", &[], Some(&template)).await.status, 201);
+    let mut body = body;
+    body["template"] = "t".into();
+    assert_eq!(api.send(reqwest::Method::PUT, "/v1/schedules/s", &[], Some(&body)).await.status, 200);
+    let run = act("run").await;
+    assert!(run.header("location").is_some_and(|to| to.starts_with("/timers/")), "{}", run.text);
     assert_eq!(act("explode").await.status, 403);
     assert_eq!(act("remove").await.header("location"), Some("/schedules"));
     assert_eq!(visitor.get("/schedules/s").await.status, 404);

@@ -18,7 +18,8 @@ use crate::store::queues::{asking, for_queue};
 fn desks(f: &Fixture) -> Arc<Queues> {
     let metrics = Metrics::new().expect("series");
     let ownership = Ownership::new(f.me.clone(), f.config.lease.get(), f.config.shards, false);
-    let (promotion, _) = Promotion::new(f.clock.clone(), f.config.wheel.window.get(), None, metrics.clone());
+    let (promotion, _) =
+        Promotion::new(f.store.clock().clone(), f.config.wheel.window.get(), None, metrics.clone());
     let writer = Writer::new(f.store.clone(), promotion, metrics.clone());
     Queues::new(f.store.clone(), writer, Arc::new(ownership), metrics, CancellationToken::new())
 }

@@ -425,6 +425,11 @@ async fn occurrences_have_what_a_template_says(builder: NodeBuilder) {
     let run = act(&api, "s", "run").await;
     assert_eq!((run.status, &run.body["template"]), (201, &json!("order")), "{}", run.body);
     assert_eq!(run.body["data"], json!({"size": 1, "order": 7}));
+    // It was fitted once: what was taken away from the defaults does not come back.
+    let without = put(&api, "without", &with_template(json!({"order": 7, "size": null}))).await;
+    let once = act(&api, "without", "run").await;
+    assert_eq!((&without.body["data"], &once.body["data"]), (&json!({"order": 7}), &json!({"order": 7})));
+    assert_eq!(call(&api, Method::DELETE, "/without", None).await.status, 200);
 
     // What the template says later is asked of a change, and not of the same request again.
     assert_eq!(template(json!({"required": ["customer"]})).await, 200);

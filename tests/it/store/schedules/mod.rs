@@ -1,5 +1,8 @@
 //! Schedules: each nominal time makes one occurrence, or a recorded skip.
 
+mod hands;
+mod rules;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -16,8 +19,8 @@ use mainspring::model::schedule::{
 use mainspring::model::time::{Span, UnixMs};
 use mainspring::model::timer::{AttemptResult, Next, State};
 
-use super::fixture::{Fixture, START, behind_its_back, on_both_stores, record};
-use super::queues::{asking, for_queue};
+use crate::store::fixture::{Fixture, START, behind_its_back, on_both_stores, record};
+use crate::store::queues::{asking, for_queue};
 
 type Owned = Vec<(i32, Epoch)>;
 
