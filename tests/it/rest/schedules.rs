@@ -430,6 +430,7 @@ async fn occurrences_have_what_a_template_says(builder: NodeBuilder) {
     let once = act(&api, "without", "run").await;
     assert_eq!((&without.body["data"], &once.body["data"]), (&json!({"order": 7}), &json!({"order": 7})));
     assert_eq!(call(&api, Method::DELETE, "/without", None).await.status, 200);
+    assert_eq!(api.delete(once.body["id"].as_str().expect("an id")).await.0, 200);
 
     // What the template says later is asked of a change, and not of the same request again.
     assert_eq!(template(json!({"required": ["customer"]})).await, 200);
