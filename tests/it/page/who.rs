@@ -84,7 +84,8 @@ async fn a_key_opens_the_page_until_the_logout() {
     assert!(!cookie.contains(KEY), "the key is not in it");
     assert_eq!(node.api().with_key(KEY).put("t", &later()).await.0, 201);
     for path in PAGES {
-        assert_eq!(visitor.get(path).await.status, 200, "{path}");
+        let is_there = !["/operations/1", "/schedules/s", "/templates/t"].contains(&path);
+        assert_eq!(visitor.get(path).await.status, if is_there { 200 } else { 404 }, "{path}");
     }
     let page = visitor.get("/timers").await;
     assert!(!page.text.contains(KEY) && page.text.contains("Log out"));
