@@ -26,9 +26,9 @@ pub fn upcoming(
     most: usize,
 ) -> Result<(Vec<Upcoming>, bool), RuleError> {
     // The first ones so far, the last of them on top. One schedule at a time: a rule takes some kilobytes.
-    let (mut first, mut more) = (BinaryHeap::new(), false);
+    let (mut first, mut more, mut passes) = (BinaryHeap::new(), false, MOST_PASSED);
     for (of, row) in rows.iter().enumerate() {
-        let mut ahead = Ahead::new(row, from.max(now))?;
+        let mut ahead = Ahead::new(row, from.max(now), &mut passes)?;
         while let Some(at) = ahead.next(to)? {
             if first.len() == most && first.peek().is_some_and(|last| (at, of) >= *last) {
                 more = true;
@@ -56,10 +56,10 @@ pub fn counts(
 ) -> Result<(BTreeMap<i64, i64>, bool), RuleError> {
     let (mut counts, mut looks, mut is_cut): (BTreeMap<i64, i64>, usize, bool) =
         (BTreeMap::new(), most, false);
-    let step_ms = step_ms.max(1);
+    let (step_ms, mut passes) = (step_ms.max(1), MOST_PASSED);
     for (nth, row) in rows.iter().enumerate() {
         let unmade = UnixMs::new(row.last_nominal.get() + 1);
-        let mut ahead = Ahead::new(row, from.max(now).max(unmade))?;
+        let mut ahead = Ahead::new(row, from.max(now).max(unmade), &mut passes)?;
         let part = (looks / (rows.len() - nth)).max(1);
         for look in 0.. {
             let Some(at) = ahead.next(to)? else { break };
@@ -77,8 +77,9 @@ pub fn counts(
     Ok((counts, is_cut))
 }
 
-/// So many nominal times before a moment are passed one by one to find how many are left at it.
-const MOST_PASSED: i64 = 10_000;
+/// So many nominal times that come before a range are passed one by one, of all schedules together, to find how many of those
+/// with `max_occurrences` are left in it. Beyond that all count as left.
+const MOST_PASSED: usize = 100_000;
 
 /// The nominal times of one schedule from a moment on.
 struct Ahead {
@@ -91,7 +92,8 @@ struct Ahead {
 }
 
 impl Ahead {
-    fn new(row: &Rhythm, from: UnixMs) -> Result<Self, RuleError> {
+    /// Takes what it passes before `from` off `passes`.
+    fn new(row: &Rhythm, from: UnixMs, passes: &mut usize) -> Result<Self, RuleError> {
         let every_ms = match &row.plan.timing.when {
             When::Every(every) => i64::try_from(every.get().as_millis()).ok(),
             _ => None,
@@ -104,10 +106,8 @@ impl Ahead {
         };
         // What comes before uses them up.
         let mut ahead = Self { times: times(last_made)?, every_ms, end_at, last_made, left: Some(left) };
-        for _ in 0..MOST_PASSED.min(left) {
-            if ahead.next(from)?.is_none() {
-                break;
-            }
+        while *passes > 0 && ahead.next(from)?.is_some() {
+            *passes -= 1;
             ahead.pass_evenly(from);
         }
         if ahead.times.peek()?.is_some_and(|at| at < from) {

@@ -358,10 +358,29 @@ impl ColdStore {
         ));
         let (mut made, mut count) = (Made::default(), 0);
         for row in self.pool.read(s).await? {
-            made.add(Box::pin(self.follow_zones_of(&row.get::<String>(0)?, reach)).await?);
+            let id: String = row.get(0)?;
+            match Box::pin(self.follow_zones_of(&id, reach)).await {
+                Ok(one) => made.add(one),
+                Err(why) if why.is_passing() => return Err(why),
+                // It does not hold up the others.
+                Err(why) => {
+                    tracing::error!(schedule = id, %why, "a schedule does not follow the data of the time zones");
+                    let mut tx = self.pool.begin().await?;
+                    self.note_zones(&mut tx, &id).await?;
+                    tx.commit().await?;
+                }
+            }
             count += 1;
         }
         Ok((count, made))
+    }
+
+    /// Notes that a schedule follows the data of this build.
+    async fn note_zones(&self, tx: &mut Tx, id: &str) -> Result<(), Error> {
+        let mut s = Statement::new(self.dialect(), "schedule_follows_zones");
+        let (id, zones) = (s.text(id), s.text(TZDB));
+        s.push(&format!("UPDATE schedules SET tzdb = {zones} WHERE namespace = {NAMESPACE} AND id = {id}"));
+        tx.execute(s).await.map(drop)
     }
 
     async fn follow_zones_of(&self, id: &str, reach: Duration) -> Result<Made, Error> {
@@ -384,10 +403,7 @@ impl ColdStore {
             let steps = vec![(row, decided)];
             late.extend(Box::pin(self.carry_out(&mut tx, steps, present.now, false, &mut made)).await?);
         }
-        let mut s = Statement::new(self.dialect(), "schedule_follows_zones");
-        let (id, zones) = (s.text(id), s.text(TZDB));
-        s.push(&format!("UPDATE schedules SET tzdb = {zones} WHERE namespace = {NAMESPACE} AND id = {id}"));
-        tx.execute(s).await?;
+        self.note_zones(&mut tx, id).await?;
         tx.commit().await.map_err(Error::at_commit)?;
         self.tell_all_late(late).await?;
         self.note_made(&made);

@@ -86,6 +86,21 @@ async fn what_the_zones_do_not_move_stays_as_it_is(f: Fixture) {
     assert_eq!((skipped(&f).await, found(&f).await.state), (vec![], ScheduleState::Ended));
 }
 
+/// One whose row cannot be read, and one whose nominal times cannot be told, do not hold up the others.
+async fn the_zones_move_what_can_be_read(f: Fixture) {
+    let owned = f.own_all().await;
+    let one = edit(&f, daily());
+    for id in ["a", "b", "s"] {
+        put(&f, &ScheduleEdit { id: id.into(), ..one.clone() }).await;
+    }
+    made_by_other_zones(&f, 30 * MINUTE).await;
+    behind_its_back(&f, "UPDATE schedules SET content = '[]' WHERE id = 'a'").await;
+    behind_its_back(&f, "UPDATE schedules SET plan = replace(plan, '09:00', 'noon') WHERE id = 'b'").await;
+    assert_eq!((follow(&f, &owned).await, follow(&f, &owned).await), (3, 0));
+    let live = all(&f).await.values().filter(|row| row.life.state == State::Scheduled).count();
+    assert_eq!((live, found(&f).await.last_nominal), (1, at(60 * MINUTE)));
+}
+
 /// A later version may take rules that this one does not.
 async fn what_cannot_be_read_can_be_paused_changed_and_removed(f: Fixture) {
     let owned = f.own_all().await;
@@ -120,5 +135,6 @@ on_both_stores! {
     of_very_many_the_latest_that_was_missed_fires,
     other_data_of_the_zones_move_what_is_ahead,
     what_the_zones_do_not_move_stays_as_it_is,
+    the_zones_move_what_can_be_read,
     what_cannot_be_read_can_be_paused_changed_and_removed,
 }
