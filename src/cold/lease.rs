@@ -472,7 +472,7 @@ impl ColdStore {
 }
 
 /// Whose turn it is among priorities: of 21 turns 16 are for high ones, 4 for normal ones, one for a low one.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Turn {
     credit: [i32; 3],
 }

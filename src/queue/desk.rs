@@ -8,7 +8,7 @@ use tokio::sync::{Notify, oneshot};
 
 use super::{Given, Queues};
 use crate::clock::Monotonic;
-use crate::cold::{Asking, Error, Leased, MAX_ASKING, Turn};
+use crate::cold::{Asking, Error, Leased, MAX_ASKING};
 
 /// How often a desk asks the store by itself: a note that something is ready may be lost.
 const BY_ITSELF: Duration = Duration::from_secs(5);
@@ -64,7 +64,6 @@ impl Desk {
 impl Queues {
     /// Serves the calls of a queue until none waits.
     pub(super) async fn serve(self: Arc<Self>, lane: i64, queue: &str) {
-        let mut turn = Turn::default();
         // Those that were served and got nothing, in the order in which they came.
         let mut waiting: VecDeque<Call> = VecDeque::new();
         let mut is_woken = true;
@@ -79,7 +78,7 @@ impl Queues {
                 }
                 Arc::clone(&desk.woken)
             };
-            waiting = self.round(queue, waiting, &mut turn).await;
+            waiting = self.round(lane, queue, waiting).await;
             let next = waiting.iter().map(|call| call.until).min();
             let now = Monotonic::now();
             let most = if is_woken && self.ownership.has_peers() { ONCE_MORE } else { BY_ITSELF };
@@ -106,10 +105,11 @@ impl Queues {
     }
 
     /// Serves these calls once; returns those that go on waiting.
-    async fn round(self: &Arc<Self>, queue: &str, calls: VecDeque<Call>, turn: &mut Turn) -> VecDeque<Call> {
+    async fn round(self: &Arc<Self>, lane: i64, queue: &str, calls: VecDeque<Call>) -> VecDeque<Call> {
         let mut waiting: VecDeque<Call> = calls;
         self.let_go(&mut waiting);
         let is_many = waiting.len() > MAX_ASKING;
+        let mut turn = self.turn(lane);
         // By their position; one is served once a round.
         let mut left: VecDeque<usize> = (0..waiting.len()).collect();
         let mut slots: Vec<Option<Call>> = waiting.into_iter().map(Some).collect();
@@ -130,7 +130,7 @@ impl Queues {
             left.retain(|at| !served.contains(at));
             let asking: Vec<Asking> =
                 served.iter().filter_map(|&at| slots[at].as_ref()).map(|call| call.asking.clone()).collect();
-            match self.writer.lease(queue, &asking, &self.ownership.me().name, turn).await {
+            match self.writer.lease(queue, &asking, &self.ownership.me().name, &mut turn).await {
                 Ok(answer) => {
                     let got_some = answer.given.iter().any(|items| !items.is_empty());
                     for (at, items) in served.into_iter().zip(answer.given) {
@@ -143,6 +143,7 @@ impl Queues {
                 Err(why) => self.fail(&mut slots, served.into_iter(), &why),
             }
         }
+        self.note_turn(lane, turn);
         // Of very many only those were served for whom there may be something.
         let now = Monotonic::now();
         for slot in &mut slots {

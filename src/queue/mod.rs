@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::clock::Monotonic;
-use crate::cold::{Asking, Change, ChangeEvent, ColdStore, Error, Leased};
+use crate::cold::{Asking, Change, ChangeEvent, ColdStore, Error, Leased, Turn};
 use crate::metrics::Metrics;
 use crate::model::queue::{Settings, lane};
 use crate::ownership::Ownership;
@@ -36,6 +36,9 @@ const REMEMBERED: Duration = Duration::from_secs(5);
 
 /// The most queues of which that is remembered.
 const MAX_REMEMBERED: usize = 10_000;
+
+/// The most queues of which it is remembered whose turn it is.
+const MAX_TURNS: usize = 10_000;
 
 /// The pause after a notification of other nodes: what becomes ready meanwhile goes with the next.
 const BETWEEN_NOTIFICATIONS: Duration = Duration::from_millis(5);
@@ -58,6 +61,8 @@ pub struct Queues {
     ownership: Arc<Ownership>,
     metrics: Metrics,
     desks: Mutex<HashMap<i64, Desk>>,
+    /// Whose turn it is among priorities, by lane: where there is a backlog nearly every call comes to a desk of its own.
+    turns: Mutex<HashMap<i64, Turn>>,
     /// What queues say that say anything, by name.
     known: Mutex<HashMap<String, Settings>>,
     tasks: TaskTracker,
@@ -108,6 +113,7 @@ impl Queues {
             ownership,
             metrics,
             desks: Mutex::default(),
+            turns: Mutex::default(),
             known: Mutex::default(),
             tasks: TaskTracker::new(),
             stop,
@@ -244,6 +250,30 @@ impl Queues {
     fn desks(&self) -> MutexGuard<'_, HashMap<i64, Desk>> {
         // A panic while the lock is held leaves calls that end with their time.
         self.desks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn turn(&self, lane: i64) -> Turn {
+        self.turns().get(&lane).copied().unwrap_or_default()
+    }
+
+    /// Notes whose turn it is in a queue from now on.
+    fn note_turn(&self, lane: i64, turn: Turn) {
+        let mut turns = self.turns();
+        if turn == Turn::default() {
+            turns.remove(&lane);
+            return;
+        }
+        if turns.len() >= MAX_TURNS && !turns.contains_key(&lane) {
+            // Any of them: its turns begin again.
+            if let Some(one) = turns.keys().next().copied() {
+                turns.remove(&one);
+            }
+        }
+        turns.insert(lane, turn);
+    }
+
+    fn turns(&self) -> MutexGuard<'_, HashMap<i64, Turn>> {
+        self.turns.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn known(&self) -> MutexGuard<'_, HashMap<String, Settings>> {

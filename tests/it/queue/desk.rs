@@ -1,9 +1,11 @@
-//! The desk itself, without a server around it: what becomes of a lease whose caller goes at a moment of its own.
+//! The desk itself, without a server around it: a caller that goes at a moment of its own, and whose turn it is.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use mainspring::cold::{NewTimer, Turn};
 use mainspring::metrics::Metrics;
+use mainspring::model::priority::Priority;
 use mainspring::model::queue::Dispatch;
 use mainspring::ownership::Ownership;
 use mainspring::promotion::Promotion;
@@ -35,10 +37,33 @@ async fn a_caller_that_goes_before_it_has_looked_costs_nothing(f: Fixture) {
     assert_eq!(places.len(), 1, "the desk has answered, and nobody has looked");
     drop(call);
     desks.drain().await;
-    let again = f.store.lease("q", &[asking("w2")], "a", &mut mainspring::cold::Turn::default()).await;
+    let again = f.store.lease("q", &[asking("w2")], "a", &mut Turn::default()).await;
     let given = again.expect("leases").given.remove(0);
     assert_eq!(given.iter().map(|item| item.attempt).collect::<Vec<_>>(), [1], "it did not count");
     f.balanced().await;
 }
 
-on_both_stores!(a_caller_that_goes_before_it_has_looked_costs_nothing);
+/// A worker that takes one task after another meets all priorities, each in its turn.
+async fn turns_go_on_from_call_to_call(f: Fixture) {
+    let mut timers = Vec::new();
+    for priority in [Priority::High, Priority::Normal, Priority::Low] {
+        for n in 0..42 {
+            let timer = f.timer(&format!("{}-{n:02}", priority.word()), 0);
+            timers.push(NewTimer { priority, ..for_queue(timer, Dispatch::default()) });
+        }
+    }
+    f.register(&timers).await;
+    let desks = desks(&f);
+    let mut got = Vec::new();
+    for _ in 0..42 {
+        let given = desks.lease("q", asking("w1"), Duration::ZERO).await.expect("leases");
+        got.extend(given.items.iter().map(|item| item.timer.clone()));
+        given.keep();
+        // The desk is gone before the next call.
+        desks.drain().await;
+    }
+    let count = |word: &str| got.iter().filter(|id| id.starts_with(word)).count();
+    assert_eq!((count("high"), count("normal"), count("low")), (32, 8, 2), "{got:?}");
+}
+
+on_both_stores!(a_caller_that_goes_before_it_has_looked_costs_nothing, turns_go_on_from_call_to_call);
