@@ -148,11 +148,11 @@ pub async fn count(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Resp
         _ => None,
     };
     let text = search.json();
-    let selection = Selection { filter: search.filter, ended_from: None, ended_before: LAST, by_ms };
-    begin(service, action, text, selection, true).await
+    let selection = Selection { filter: search.filter, ended_before: LAST, by_ms, ..Selection::default() };
+    shown(service.operations.begin(action, text, selection, true).await?)
 }
 
-/// `POST /operations/{id}/run`: does what was counted.
+/// `POST /operations/{id}/run`: does what was counted. Sent again, it leads to the same operation.
 pub async fn run(
     State(admin): State<Arc<Admin>>,
     Path(id): Path<String>,
@@ -161,8 +161,7 @@ pub async fn run(
     let service = admin.service()?;
     let counted = find(service, &id).await?;
     let action = Action::from_word(&counted.action).filter(|_| counted.dry_run).ok_or_else(Trouble::stale)?;
-    let selection = Selection { ended_before: LAST, ..counted.selection()? };
-    begin(service, action, counted.filter, selection, false).await
+    shown(service.operations.begin_counted(&counted, action).await?)
 }
 
 /// `POST /operations/{id}/stop`.
@@ -177,14 +176,8 @@ pub async fn stop(
     Ok(Redirect::to(&format!("/operations/{}", row.id)).into_response())
 }
 
-async fn begin(
-    service: &Service,
-    action: Action,
-    filter: String,
-    selection: Selection,
-    dry_run: bool,
-) -> Result<Response, Trouble> {
-    let begun = service.operations.begin(action, filter, selection, dry_run).await?;
+/// Leads to an operation that has begun.
+fn shown(begun: Option<OperationRow>) -> Result<Response, Trouble> {
     let full =
         || Trouble::refused(format!("{MAX_RUNNING} operations run already; wait for one, or stop one."));
     let row = begun.ok_or_else(full)?;

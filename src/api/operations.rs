@@ -1,13 +1,15 @@
 //! `/v1/operations`: one action on every timer that a filter matches.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
+use std::fmt;
 use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{Path, Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::IntoResponse;
-use serde::{Deserialize, Serialize};
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
@@ -32,12 +34,13 @@ const MAX_BODY: usize = 64 * 1024;
 pub struct OperationIn {
     /// `cancel`, `pause`, `resume` and `fire` do what the calls for one timer do. `shift`: due times move by `by`.
     /// `redrive`: dead timers run again, as a new generation that is due now. `purge`: what is kept of ended timers is
-    /// removed, their payload and their attempts too; their ids stay taken.
+    /// removed, their payload and their attempts too; their ids stay taken. They are taken in due order. One that somebody else
+    /// moves meanwhile, to a moment that was passed already, may be left out; a `cancel` looks once more for such.
     #[schema(value_type = schema::ActionWord)]
     action: String,
     /// Which timers: those that match every field given, as in the list of timers. At least one field.
     #[schema(value_type = schema::OperationFilter)]
-    filter: BTreeMap<String, Value>,
+    filter: Fields,
     /// For `shift`, which needs it: how much later, or with a minus before it, earlier.
     #[schema(value_type = Option<schema::Shift>)]
     by: Option<String>,
@@ -45,6 +48,34 @@ pub struct OperationIn {
     #[serde(default)]
     #[schema(default = false)]
     dry_run: bool,
+}
+
+/// The fields of a filter as they are written: one that stands there twice is seen.
+#[derive(Debug)]
+struct Fields(Vec<(String, Value)>);
+
+impl<'de> Deserialize<'de> for Fields {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct OfMap;
+
+        impl<'de> Visitor<'de> for OfMap {
+            type Value = Fields;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields, A::Error> {
+                let mut fields = Vec::new();
+                while let Some(field) = map.next_entry()? {
+                    fields.push(field);
+                }
+                Ok(Fields(fields))
+            }
+        }
+
+        deserializer.deserialize_map(OfMap)
+    }
 }
 
 /// A re-drive of one destination.
@@ -188,8 +219,8 @@ pub async fn post(State(state): State<Arc<ApiState>>, request: Request) -> ApiRe
     let body = state.body(request, MAX_BODY).await?;
     let asked: OperationIn = request::read(&body.bytes, "")?;
     let (action, filter, by_ms) = checked(&asked, service.store.namespace()).map_err(Problem::invalid)?;
-    let selection = Selection { filter, ended_from: None, ended_before: LAST, by_ms };
-    begin(service, action, &asked.filter, selection, asked.dry_run).await
+    let selection = Selection { filter, ended_before: LAST, by_ms, ..Selection::default() };
+    begin(service, action, &asked.filter.0.into_iter().collect(), selection, asked.dry_run).await
 }
 
 /// The action, the filter and the milliseconds of a shift in a request.
@@ -215,12 +246,16 @@ fn checked(asked: &OperationIn, namespace: &str) -> Result<(Action, Filter, Opti
         }
         (_, None) => {}
     }
-    if asked.filter.is_empty() {
+    if asked.filter.0.is_empty() {
         let detail = "an empty filter would be every timer; give at least one field";
         errors.push(FieldError::new("/filter", "empty", detail));
     }
-    let mut fields = Vec::new();
-    for (name, value) in &asked.filter {
+    let (mut fields, mut seen) = (Vec::new(), HashSet::new());
+    for (name, value) in &asked.filter.0 {
+        if !seen.insert(name) {
+            errors.push(FieldError::new(pointer(name), "repeated", "it stands there more than once"));
+            continue;
+        }
         let values = match value {
             Value::Array(all) if name == "id" && !all.is_empty() => all.as_slice(),
             one => std::slice::from_ref(one),
@@ -294,7 +329,8 @@ pub async fn redrive(
     };
     super::destinations::find(service, &name).await?;
     let filter = Filter { destination: Some(name.clone()), ..Filter::default() };
-    let selection = Selection { filter, ended_from: Some(since), ended_before: until, by_ms: None };
+    let selection =
+        Selection { filter, ended_from: Some(since), ended_before: until, ..Selection::default() };
     let shown = BTreeMap::from([("destination".to_owned(), Value::String(name))]);
     begin(service, Action::Redrive, &shown, selection, false).await
 }

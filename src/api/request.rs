@@ -38,16 +38,15 @@ use crate::model::queue::{Dispatch, MAX_TIMES, To};
 use crate::model::schedule::is_reserved;
 use crate::model::spread::{MAX_SPREAD, Spread};
 use crate::model::time::{Span, UnixMs};
+use crate::model::timer::is_label_name;
 use crate::model::trace::Trace;
 use crate::sink::guard::Guard;
 
-pub use crate::model::timer::MAX_DATA;
+pub use crate::model::timer::{MAX_DATA, MAX_LABEL_NAME};
 /// The longest owner, in bytes.
 pub const MAX_OWNER: usize = 256;
 /// The most labels of one timer.
 pub const MAX_LABELS: usize = 16;
-/// The longest name of a label, in bytes.
-pub const MAX_LABEL_NAME: usize = 64;
 /// The longest value of a label, in bytes.
 pub const MAX_LABEL_VALUE: usize = 256;
 /// The fewest attempts that `retry` may ask for.
@@ -335,6 +334,12 @@ fn check_text(text: &str, least: usize, most: usize, pointer: &str, errors: &mut
     }
 }
 
+/// What is wrong with the name of a label; `None` if nothing is.
+pub fn bad_label(name: &str, pointer: &str) -> Option<FieldError> {
+    let detail = || format!("a label's name is 1 to {MAX_LABEL_NAME} of A-Z a-z 0-9 . _ - /");
+    (!is_label_name(name)).then(|| FieldError::new(pointer, "bad_label", detail()))
+}
+
 /// Checks labels and writes them as JSON, sorted by name; `None` if there are none.
 pub fn labels(labels: Option<&BTreeMap<String, String>>, errors: &mut Vec<FieldError>) -> Option<String> {
     let labels = labels.filter(|labels| !labels.is_empty())?;
@@ -347,11 +352,7 @@ pub fn labels(labels: Option<&BTreeMap<String, String>>, errors: &mut Vec<FieldE
     }
     for (name, value) in labels.iter().take(MAX_LABELS) {
         let pointer = format!("/labels/{}", escaped(name));
-        let allowed = |b: u8| b.is_ascii_alphanumeric() || b"._-/".contains(&b);
-        if !(1..=MAX_LABEL_NAME).contains(&name.len()) || !name.bytes().all(allowed) {
-            let detail = format!("a label's name is 1 to {MAX_LABEL_NAME} of A-Z a-z 0-9 . _ - /");
-            errors.push(FieldError::new(&pointer, "bad_label", detail));
-        }
+        errors.extend(bad_label(name, &pointer));
         check_text(value, 0, MAX_LABEL_VALUE, &pointer, errors);
     }
     serde_json::to_string(labels).ok()

@@ -146,7 +146,9 @@ schemas! {
         ObjectBuilder::new().schema_type(Type::Object).examples([serde_json::json!({"rate_per_second": 500})]);
     ActionWord: "What is done to each timer." = words(Action::ALL.map(Action::word));
     OperationId: "An operation's id." = text().pattern(Some("^op_[0-9a-f]{32}$"));
-    OperationState: "`stopped`: a caller ended it early. `failed`: it could not go on; `failure` says why." =
+    OperationState: "`running`: it works through its filter, or waits for a node, or for its turn: of those that `shift` or `fire` \
+                     timers one goes on at a time. `stopped`: a caller ended it early. `failed`: it could not go on; `failure` \
+                     says why." =
         words(crate::model::operation::OperationState::ALL.map(crate::model::operation::OperationState::word));
     OperationFilter: "The filters of the list of timers, as texts: `id` (or an array of ids), `state`, `owner`, `receiver`, \
                       `destination`, `queue`, `to`, `worker`, `schedule`, `label.NAME`, `due_after`, `due_before`." =

@@ -113,6 +113,10 @@ fn filter(which: &Which) -> anyhow::Result<Map<String, Value>> {
     for (name, value) in which.fields() {
         match name.as_str() {
             "id" => ids.push(json!(value)),
+            _ if filter.contains_key(&name) => {
+                let label = name.strip_prefix("label.").unwrap_or(&name);
+                return Err(usage(format!("--label {label} is given twice")));
+            }
             _ => drop(filter.insert(name, json!(value))),
         }
     }
@@ -220,6 +224,9 @@ mod tests {
             Value::Object(sent("--id a --id b --label app=shop --destination d").unwrap()),
             json!({"id": ["a", "b"], "label.app": "shop", "destination": "d"})
         );
+        let labels = sent("--label app=shop --label kind=x").unwrap();
+        assert_eq!(Value::Object(labels), json!({"label.app": "shop", "label.kind": "x"}));
+        assert!(sent("--label app=shop --label app=desk").is_err(), "no timer has both");
         assert!(sent("--dry-run").is_err(), "every timer");
     }
 

@@ -19,12 +19,12 @@ use super::{ColdStore, Error};
 use crate::model::id::{Epoch, Generation, Uid, Version};
 use crate::model::merge::MergeKey;
 use crate::model::priority::Priority;
-use crate::model::queue::{Action, Dispatch, LeaseToken};
+use crate::model::queue::{Action, Dispatch, Held, LeaseToken};
 use crate::model::schedule::Skipped;
 use crate::model::target::Target;
 use crate::model::template::{TemplateHash, TemplateUse};
 use crate::model::time::UnixMs;
-use crate::model::timer::{Answer, Next, Token};
+use crate::model::timer::{Answer, AttemptResult, Next, Token};
 
 /// The most events one transaction applies.
 pub const MAX_BATCH: usize = 500;
@@ -73,8 +73,8 @@ pub enum ChangeEvent {
     Withdrawn,
     /// A worker settles a place of it.
     Settle(Settlement),
-    /// The answer that would have given a worker this place could not be written.
-    TakeBack(LeaseToken),
+    /// The answer that would have given a worker this place could not be written. If it had been given out before, it was so.
+    TakeBack(LeaseToken, Held),
     /// Its queue is looked at: leases may have ended, places may be too late, and what is ready needs no look any more.
     Look,
 }
@@ -104,6 +104,11 @@ impl ChangeEvent {
             Self::Edit(edit) => edit.target.as_ref(),
             _ => None,
         }
+    }
+
+    /// Whether it gives the timer a target that is no queue.
+    pub(super) fn leaves_queues(&self) -> bool {
+        self.target().is_some_and(|target| target.queue().is_none())
     }
 
     /// The template that its new payload was fitted to.
@@ -365,6 +370,7 @@ impl ColdStore {
         let seated = rows.values_mut().map(|(row, _)| row).filter(|row| row.seats.is_some());
         let seated: Vec<&mut TimerRow> = seated.collect();
         let queues = Box::pin(self.read_places(tx, seated)).await?;
+        Box::pin(self.find_done(tx, changes, &mut rows)).await?;
         let skipped = if skip_locked { self.live_among(tx, &missing).await? } else { BTreeSet::new() };
         let mut writes = Writes::default();
         let mut answers = Vec::with_capacity(changes.len());
@@ -435,6 +441,47 @@ impl ColdStore {
         for (uid, name) in of {
             if let (Some((row, _)), Some(retry)) = (rows.get_mut(&uid), retries.get(&name)) {
                 row.policies.retry = Some(*retry);
+            }
+        }
+        Ok(())
+    }
+
+    /// Finds out which timers that a change takes away from their queue a worker has done, or may have. Only a queue's own
+    /// answers can tell it, so these stay.
+    async fn find_done(
+        &self,
+        tx: &mut Tx,
+        changes: &[Change],
+        rows: &mut BTreeMap<Uid, (TimerRow, UnixMs)>,
+    ) -> Result<(), Error> {
+        let leave = changes.iter().filter(|change| change.event.leaves_queues()).map(|change| change.uid);
+        let had = |uid: &Uid| rows.get(uid).is_some_and(|(row, _)| row.seats.is_some() && row.life.tries > 0);
+        let had: Vec<Uid> = leave.filter(had).collect();
+        if had.is_empty() {
+            return Ok(());
+        }
+        let created_at = had.iter().filter_map(|uid| rows.get(uid)).map(|(row, _)| row.created_at.get());
+        let mut s = Statement::new(self.dialect(), "apply_find_done");
+        let batch = s.batch(
+            "b",
+            vec![
+                ("b_uid", Column::Uuid(had.iter().map(|uid| uid.0).collect())),
+                ("b_created", Column::Int(created_at.collect())),
+            ],
+        );
+        let failed: Vec<String> = AttemptResult::ALL
+            .iter()
+            .filter(|result| result.surely_failed())
+            .map(|result| format!("'{}'", result.word()))
+            .collect();
+        s.push(&format!(
+            "WITH {batch} SELECT DISTINCT uid FROM b CROSS JOIN attempts WHERE uid = b_uid AND created_at = b_created \
+             AND worker IS NOT NULL AND result NOT IN ({})",
+            failed.join(", ")
+        ));
+        for row in tx.fetch(s).await? {
+            if let Some((row, _)) = rows.get_mut(&Uid(row.get(0)?)) {
+                row.may_be_done = true;
             }
         }
         Ok(())

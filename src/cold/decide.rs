@@ -212,7 +212,7 @@ fn prepare(
         }
         ChangeEvent::Withdrawn => found(Event::Withdrawn, Some(Finding::Skipped(Skipped::Changed))),
         // Only of a timer for a queue, which it is not any more.
-        ChangeEvent::Settle(_) | ChangeEvent::TakeBack(_) | ChangeEvent::Look => stale(),
+        ChangeEvent::Settle(_) | ChangeEvent::TakeBack(..) | ChangeEvent::Look => stale(),
         ChangeEvent::TooLate(_) | ChangeEvent::ClaimExpired(_) | ChangeEvent::Released(..) => stale(),
         ChangeEvent::Attempted(next, record) => {
             let mut token = Token { generation: Generation(record.generation), attempt: record.attempt };

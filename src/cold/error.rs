@@ -112,6 +112,11 @@ impl Error {
         self.code().is_some_and(|code| code == "55P03")
     }
 
+    /// Whether the database gave a statement up, because it took too long (`statement_timeout`) or somebody cancelled it.
+    pub fn is_timeout(&self) -> bool {
+        self.code().is_some_and(|code| code == "57014")
+    }
+
     /// Whether the transaction may be committed although the call failed.
     pub(super) const fn is_ambiguous(&self) -> bool {
         matches!(self, Self::Ambiguous(_))
@@ -141,7 +146,7 @@ impl Error {
 
     fn code(&self) -> Option<String> {
         match self {
-            Self::Refused(why) => {
+            Self::Refused(why) | Self::Unavailable(why) => {
                 why.as_database_error().and_then(|e| e.code()).map(|code| code.into_owned())
             }
             _ => None,

@@ -9,11 +9,11 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use super::apply::MAX_BATCH;
-use super::columns::{ALL, LIFE, SEATS, TimerColumn};
+use super::columns::{LIFE, SEATS, TimerColumn};
 use super::outbox::{Batch, Happened};
 use super::places::{PLACE, PlaceWrites, QueueTerms, Told, place_of};
 use super::restore::MAY_FIRE;
-use super::row::TimerRow;
+use super::row::{TimerRow, body_of};
 use super::sql::{Column, Dialect, Statement, Tx};
 use super::{ColdStore, Error};
 use crate::clock::Monotonic;
@@ -28,8 +28,19 @@ use crate::planted::Defect;
 /// The most workers that one transaction serves.
 pub const MAX_ASKING: usize = 200;
 
-/// The most workers of them for which a second look is taken, past what they may not have.
+/// Once a transaction has given out so many places, it serves no further worker.
+const MAX_GIVEN: usize = 2000;
+
+/// The most rows that a look at what is ready locks and reads, without their payloads; all second looks of a transaction
+/// together look at as many.
+const MAX_LOOKED_AT: usize = 10_000;
+
+/// The most workers of a transaction for which a second look is taken, past what they may not have.
 const MAX_SECOND_LOOKS: usize = 16;
+
+/// The fewest places of its own that are looked at for a worker that wants only those: what it has lost it may not be able to
+/// have again.
+const MIN_OWN: usize = 100;
 
 /// A worker that asks.
 #[derive(Debug, Clone)]
@@ -76,8 +87,9 @@ pub struct Leased {
     pub lease_until: UnixMs,
     /// How long it waited for a worker, in milliseconds: since it was due, or came back.
     pub waited_ms: i64,
-    /// It was given out by this call; otherwise its worker had it already, and asked for that.
-    pub is_new: bool,
+    /// What becomes of its place if nobody gets this: lost by this very worker, as it was before, or given back. `None`: its
+    /// worker had it already, and asked for that.
+    pub before: Option<Held>,
 }
 
 /// The outcome of a lease.
@@ -85,8 +97,12 @@ pub struct Leased {
 pub struct LeaseAnswer {
     /// For each worker what it got, in the order asked.
     pub given: Vec<Vec<Leased>>,
+    /// Workers that got nothing, by their position, and would perhaps in a transaction of their own: at once.
+    pub again: BTreeSet<usize>,
     /// The queue is paused.
     pub is_paused: bool,
+    /// Why nobody knows whether this was committed. What was given has to be taken back then.
+    pub in_doubt: Option<Error>,
 }
 
 /// What a transaction of a lease has in hand.
@@ -101,6 +117,7 @@ struct Desk<'a> {
     places: PlaceWrites,
     told: Vec<Told>,
     given: Vec<Vec<Leased>>,
+    again: BTreeSet<usize>,
 }
 
 impl ColdStore {
@@ -149,6 +166,7 @@ impl ColdStore {
             places: PlaceWrites::default(),
             told: Vec::new(),
             given: asking.iter().map(|_| Vec::new()).collect(),
+            again: BTreeSet::new(),
         };
         if may_give {
             let has_own = self.give_again(&mut tx, &mut desk, asking).await?;
@@ -158,10 +176,17 @@ impl ColdStore {
             }
         }
         let is_paused = desk.terms.paused;
+        let mut again = std::mem::take(&mut desk.again);
+        again.retain(|&i| desk.given[i].is_empty());
         let (given, late) = Box::pin(self.write_leases(&mut tx, desk)).await?;
-        tx.commit().await.map_err(Error::at_commit)?;
+        let answer = LeaseAnswer { given, again, is_paused, in_doubt: None };
+        match tx.commit().await.map_err(Error::at_commit) {
+            Ok(()) => {}
+            Err(why) if why.is_ambiguous() => return Ok(LeaseAnswer { in_doubt: Some(why), ..answer }),
+            Err(why) => return Err(why),
+        }
         Box::pin(self.tell_late(late)).await?;
-        Ok(LeaseAnswer { given, is_paused })
+        Ok(answer)
     }
 
     /// The store's time, and whether anything may be given out: not by a node that has seen a later
@@ -191,13 +216,25 @@ impl ColdStore {
         if redo.is_empty() {
             return Ok(has_own);
         }
+        let mut most: BTreeMap<i64, usize> = BTreeMap::new();
+        for &i in &redo {
+            let most = most.entry(holder(desk.queue, &asking[i].worker)).or_default();
+            *most = asking[i].most.max(MIN_OWN).max(*most);
+        }
         let mut s = Statement::new(self.dialect(), "lease_own");
-        let holders = redo.iter().map(|&i| holder(desk.queue, &asking[i].worker)).collect();
-        let batch = s.batch("b", vec![("b_holder", Column::Int(holders))]);
-        let limit = s.int(MAX_ITEMS as i64);
+        let batch = s.batch(
+            "b",
+            vec![
+                ("b_holder", Column::Int(most.keys().copied().collect())),
+                ("b_most", Column::Int(most.values().map(|most| *most as i64).collect())),
+            ],
+        );
+        // What it has goes before what it has lost.
         s.push(&format!(
-            "WITH {batch} SELECT DISTINCT uid FROM places WHERE holder IN (SELECT b_holder FROM b) AND held IN (0, 2) \
-             ORDER BY uid LIMIT {limit}"
+            "WITH {batch} SELECT DISTINCT uid FROM (SELECT uid, b_most, \
+             row_number() OVER (PARTITION BY holder ORDER BY held, given_at, uid) AS nth \
+             FROM b CROSS JOIN places WHERE holder = b_holder AND held IN (0, 2)) own \
+             WHERE nth <= b_most ORDER BY uid"
         ));
         let own: Vec<Uid> =
             tx.fetch(s).await?.iter().map(|row| row.get(0).map(Uid)).collect::<Result<_, _>>()?;
@@ -209,36 +246,46 @@ impl ColdStore {
         for i in redo {
             let (worker, most) = (&asking[i].worker, asking[i].most);
             let mut own: Vec<(UnixMs, Uid)> = Vec::new();
+            let mut has_ended = false;
             for (uid, row) in &desk.rows {
-                let is_own = |place: &Place| {
-                    place.worker == *worker
-                        && (place.held == Held::Out
-                            || (place.held == Held::Lost && row.is_free_for(worker, desk.now)))
-                };
-                own.extend(
-                    row.places.iter().filter(|place| is_own(place)).map(|place| (place.given_at, *uid)),
-                );
+                for place in row.places.iter().filter(|place| place.worker == *worker) {
+                    match place.held {
+                        Held::Out if place.until > desk.now => own.push((place.given_at, *uid)),
+                        // Its lease ended just now. Once somebody has looked at that, it is given out anew.
+                        Held::Out => has_ended = true,
+                        Held::Lost if row.is_free_for(worker, desk.now) => own.push((place.given_at, *uid)),
+                        _ => {}
+                    }
+                }
             }
-            if own.is_empty() {
+            if own.is_empty() && !has_ended {
                 continue;
             }
             has_own.insert(i);
+            if desk.is_full() {
+                desk.again.insert(i);
+                continue;
+            }
             own.sort_unstable();
             for (_, uid) in own.into_iter().take(most) {
                 desk.give_own(i, &asking[i], uid);
+            }
+            if has_ended {
+                desk.again.insert(i);
             }
         }
         Ok(has_own)
     }
 
-    /// Locks these rows and reads their places.
+    /// Locks these rows and reads their places. Payloads are read once it is known who gets what.
     async fn lock_rows(&self, tx: &mut Tx, desk: &mut Desk<'_>, uids: &[Uid]) -> Result<(), Error> {
         let mut s = Statement::new(self.dialect(), "lease_lock");
         let batch = s.batch("b", vec![("b_uid", Column::Uuid(uids.iter().map(|uid| uid.0).collect()))]);
         let lock = self.dialect().lock("FOR UPDATE OF timers");
         s.push(&format!(
-            "WITH {batch} SELECT {ALL} FROM timers JOIN b ON uid = b_uid WHERE audience IS NOT NULL AND {MAY_FIRE} \
-             ORDER BY uid {lock}"
+            "WITH {batch} SELECT {} FROM timers JOIN b ON uid = b_uid WHERE audience IS NOT NULL AND {MAY_FIRE} \
+             ORDER BY uid {lock}",
+            without_payload("timers", self.dialect())
         ));
         let rows = tx.fetch(s).await?;
         self.take_in(tx, desk, rows).await
@@ -287,60 +334,76 @@ impl ColdStore {
         who: &[usize],
         turn: &mut Turn,
     ) -> Result<(), Error> {
+        if who.is_empty() {
+            return Ok(());
+        }
         let mut wanted: BTreeMap<i64, usize> = BTreeMap::new();
         for &i in who {
             for audience in asking[i].audiences(desk.queue) {
                 *wanted.entry(audience).or_default() += asking[i].most;
             }
         }
-        let ready = self.lock_ready(tx, desk, &wanted, None).await?;
+        let ready = self.lock_ready(tx, desk, &wanted, None, MAX_LOOKED_AT).await?;
         let mut ready = Ready::of(desk, ready);
         for &i in who {
-            desk.give_ready(i, &asking[i], &mut ready, turn);
+            if desk.is_full() {
+                desk.again.insert(i);
+            } else {
+                desk.give_ready(i, &asking[i], &mut ready, turn);
+            }
         }
         // What a worker may not have may hide what it may have: one of them, and nothing else, was looked at.
         let is_short = |desk: &Desk<'_>, i: usize| desk.given[i].len() < asking[i].most;
-        let hidden: Vec<usize> = who
+        let mut hidden: Vec<usize> = who
             .iter()
             .copied()
-            .filter(|&i| is_short(desk, i) && ready.was_cut_for(&asking[i].audiences(desk.queue)))
-            .take(MAX_SECOND_LOOKS)
+            .filter(|&i| is_short(desk, i) && !desk.again.contains(&i))
+            .filter(|&i| ready.was_cut_for(&asking[i].audiences(desk.queue)))
             .collect();
-        for i in hidden {
+        // Who has nothing goes first, and is served again if it is not its turn now.
+        hidden.sort_by_key(|&i| !desk.given[i].is_empty());
+        let later = hidden.split_off(hidden.len().min(MAX_SECOND_LOOKS));
+        let rows = MAX_LOOKED_AT / hidden.len().max(1);
+        for &i in &hidden {
+            if desk.is_full() {
+                desk.again.insert(i);
+                continue;
+            }
             let most = asking[i].most - desk.given[i].len();
             let wanted =
                 asking[i].audiences(desk.queue).into_iter().map(|audience| (audience, most)).collect();
-            let more = self.lock_ready(tx, desk, &wanted, Some(&asking[i])).await?;
+            let more = self.lock_ready(tx, desk, &wanted, Some(&asking[i]), rows).await?;
             let mut more = Ready::of(desk, more);
             desk.give_ready(i, &asking[i], &mut more, turn);
         }
+        desk.again.extend(later);
         Ok(())
     }
 
-    /// Locks what is ready for these audiences, at most so many of each and each priority, the longest ready first; with a
-    /// worker, only what it may have. Returns which, with whether there may be more.
+    /// Locks what is ready for these audiences, at most so many of each and each priority, the longest ready first, and so many
+    /// rows in all; with a worker, only what it may have.
     async fn lock_ready(
         &self,
         tx: &mut Tx,
         desk: &mut Desk<'_>,
         wanted: &BTreeMap<i64, usize>,
         of: Option<&Asking>,
-    ) -> Result<Vec<(Uid, bool)>, Error> {
-        let each: Vec<(i64, i64)> = wanted
-            .keys()
-            .flat_map(|audience| Priority::ALL.map(|priority| (*audience, i64::from(priority.code()))))
-            .collect();
-        // One limit for all: it cannot differ by row.
-        let most = wanted.values().copied().max().unwrap_or(0).min(MAX_ITEMS);
+        rows: usize,
+    ) -> Result<Found, Error> {
+        let limits: BTreeMap<i64, usize> =
+            wanted.iter().map(|(audience, wanted)| (*audience, (*wanted).min(MAX_ITEMS))).collect();
+        let most = limits.values().copied().max().unwrap_or(0);
         let mut s = Statement::new(self.dialect(), "lease_ready");
         let batch = s.batch(
             "b",
             vec![
-                ("b_audience", Column::Int(each.iter().map(|one| one.0).collect())),
-                ("b_rank", Column::Int(each.iter().map(|one| one.1).collect())),
+                ("b_audience", Column::Int(limits.keys().copied().collect())),
+                ("b_most", Column::Int(limits.values().map(|most| *most as i64).collect())),
             ],
         );
-        let (now, limit) = (s.int(desk.now.get()), s.int(most as i64));
+        let ranks = Priority::ALL.map(|priority| format!("SELECT {} AS b_rank", priority.code()));
+        let each = format!("b CROSS JOIN ({}) r", ranks.join(" UNION ALL "));
+        let (now, all) = (s.int(desk.now.get()), s.int(rows as i64));
         let mut which = format!(
             "t.audience = b_audience AND COALESCE(t.priority, 0) = b_rank AND t.ready_at IS NOT NULL \
              AND t.ready_at <= {now} AND {MAY_FIRE} AND {}",
@@ -352,53 +415,90 @@ impl ColdStore {
                 " AND NOT EXISTS (SELECT 1 FROM places p WHERE p.uid = t.uid AND p.worker = {worker} \
                  AND (p.held = 0 OR (p.held IN (3, 4) AND COALESCE(t.dispatch, '') NOT LIKE '%\"repeat\":true%')))"
             ));
-            if !asking.exclude.is_empty() {
-                let excluded: Vec<String> = asking.exclude.iter().map(|uid| s.uuid(uid.0)).collect();
-                which.push_str(&format!(" AND t.uid NOT IN ({})", excluded.join(", ")));
+            // What this transaction has given out is not written yet, and its own locks do not keep it away.
+            let mut taken = desk.taken_from(asking);
+            taken.extend(&asking.exclude);
+            if !taken.is_empty() {
+                let none_of = s.none_of("t.uid", taken.iter().map(|uid| uid.0).collect());
+                which.push_str(&format!(" AND {none_of}"));
             }
             let late =
                 format!(" AND (t.expire_at IS NULL OR t.expire_at >= {now} OR COALESCE(t.fresh, 0) = 0)");
             which.push_str(&late);
         }
-        let columns = |alias: &str| {
-            TimerColumn::EACH
-                .iter()
-                .map(|one| format!("{alias}.{}", one.name()))
-                .collect::<Vec<_>>()
-                .join(", ")
-        };
+        let columns = |alias: &str| without_payload(alias, self.dialect());
         match self.dialect() {
             Dialect::Postgres => s.push(&format!(
-                "WITH {batch} SELECT {} FROM b CROSS JOIN LATERAL (SELECT t.* FROM timers t WHERE {which} \
-                 ORDER BY t.ready_at LIMIT {limit} FOR UPDATE OF t SKIP LOCKED) d",
+                "WITH {batch} SELECT {} FROM {each} CROSS JOIN LATERAL (SELECT t.* FROM timers t WHERE {which} \
+                 ORDER BY t.ready_at LIMIT b_most FOR UPDATE OF t SKIP LOCKED) d LIMIT {all}",
                 columns("d")
             )),
-            Dialect::Sqlite => s.push(&format!(
-                "WITH {batch} SELECT {} FROM b CROSS JOIN timers WHERE timers.rowid IN \
-                 (SELECT t.rowid FROM timers t WHERE {which} ORDER BY t.ready_at LIMIT {limit})",
-                columns("timers")
-            )),
+            Dialect::Sqlite => {
+                let limit = s.int(most as i64);
+                let mut found =
+                    format!("SELECT t.rowid AS id FROM timers t WHERE {which} ORDER BY t.ready_at LIMIT {limit}");
+                // Its limit cannot differ by row.
+                if limits.values().any(|one| *one != most) {
+                    found = format!(
+                        "SELECT id FROM (SELECT id, row_number() OVER () AS nth FROM ({found})) WHERE nth <= b_most"
+                    );
+                }
+                s.push(&format!(
+                    "WITH {batch} SELECT {} FROM {each} CROSS JOIN timers WHERE timers.rowid IN ({found}) LIMIT {all}",
+                    columns("timers")
+                ))
+            }
         };
-        let rows = tx.fetch(s).await?;
-        let mut found: Vec<(Uid, (i64, i16))> = Vec::with_capacity(rows.len());
+        let read = tx.fetch(s).await?;
+        let mut found = Found { uids: Vec::with_capacity(read.len()), cut: HashSet::new() };
         let mut counts: BTreeMap<(i64, i16), usize> = BTreeMap::new();
-        for row in &rows {
-            let group =
-                (row.of(TimerColumn::Audience)?, row.of::<Option<i16>>(TimerColumn::Priority)?.unwrap_or(0));
-            *counts.entry(group).or_default() += 1;
-            found.push((Uid(row.get(0)?), group));
+        for row in &read {
+            let audience: i64 = row.of(TimerColumn::Audience)?;
+            let rank = row.of::<Option<i16>>(TimerColumn::Priority)?.unwrap_or(0);
+            *counts.entry((audience, rank)).or_default() += 1;
+            found.uids.push(Uid(row.get(0)?));
         }
-        self.take_in(tx, desk, rows).await?;
-        Ok(found.into_iter().map(|(uid, group)| (uid, counts[&group] >= most)).collect())
+        let is_cut =
+            |(audience, count): (i64, usize)| limits.get(&audience).is_some_and(|most| count >= *most);
+        let cut = counts.into_iter().map(|((audience, _), count)| (audience, count));
+        found.cut.extend(cut.filter(|one| is_cut(*one)).map(|(audience, _)| audience));
+        if read.len() >= rows {
+            // Some were not come to.
+            found.cut.extend(limits.keys());
+        }
+        self.take_in(tx, desk, read).await?;
+        Ok(found)
     }
 
-    /// Writes what was given out.
+    /// Writes what was given out, and reads the payloads of it.
     async fn write_leases(&self, tx: &mut Tx, desk: Desk<'_>) -> Result<(Vec<Vec<Leased>>, Batch), Error> {
-        let Desk { rows, changed, places, told, given, .. } = desk;
+        let Desk { rows, changed, places, mut told, mut given, .. } = desk;
         let rows: Vec<&TimerRow> = rows.values().filter(|row| changed.contains(&row.uid)).collect();
+        let mut payloads: BTreeMap<Uid, Option<Vec<u8>>> = BTreeMap::new();
         for rows in rows.chunks(MAX_BATCH) {
             let written = [LIFE, SEATS, &[TimerColumn::ClaimedAt, TimerColumn::Node]].concat();
-            tx.execute(self.update_statement("lease_update", &written, rows)).await?;
+            let mut s = self.update_statement("lease_update", &written, rows);
+            s.push(" RETURNING uid, data");
+            for row in tx.fetch(s).await? {
+                payloads.insert(Uid(row.get(0)?), row.get(1)?);
+            }
+        }
+        // What their workers had already was not written.
+        let had = given.iter().flatten().map(|item| item.token.uid);
+        let had: BTreeSet<Uid> = had.filter(|uid| !changed.contains(uid)).collect();
+        if !had.is_empty() {
+            let mut s = Statement::new(self.dialect(), "lease_data");
+            let batch = s.batch("b", vec![("b_uid", Column::Uuid(had.iter().map(|uid| uid.0).collect()))]);
+            s.push(&format!("WITH {batch} SELECT uid, data FROM b CROSS JOIN timers WHERE uid = b_uid"));
+            for row in tx.fetch(s).await? {
+                payloads.insert(Uid(row.get(0)?), row.get(1)?);
+            }
+        }
+        for item in given.iter_mut().flatten() {
+            item.data = body_of(payloads.get(&item.token.uid).cloned().flatten());
+        }
+        for told in &mut told {
+            told.row.data = payloads.get(&told.row.uid).cloned().flatten();
         }
         self.write_places(tx, places).await?;
         if told.is_empty() {
@@ -471,6 +571,19 @@ impl ColdStore {
     }
 }
 
+/// The select list of a row whose payload is left out.
+fn without_payload(alias: &str, dialect: Dialect) -> String {
+    let nothing = match dialect {
+        Dialect::Postgres => "NULL::bytea",
+        Dialect::Sqlite => "NULL",
+    };
+    let column = |one: &TimerColumn| match one {
+        TimerColumn::Data => nothing.to_owned(),
+        other => format!("{alias}.{}", other.name()),
+    };
+    TimerColumn::EACH.iter().map(column).collect::<Vec<_>>().join(", ")
+}
+
 /// Whose turn it is among priorities: of 21 turns 16 are for high ones, 4 for normal ones, one for a low one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Turn {
@@ -491,6 +604,13 @@ impl Turn {
     }
 }
 
+/// What a look has found.
+struct Found {
+    uids: Vec<Uid>,
+    /// Audiences of which there may be more than was looked at.
+    cut: HashSet<i64>,
+}
+
 /// What is ready, by priority, the longest ready first.
 struct Ready {
     of: [Vec<Uid>; 3],
@@ -499,17 +619,14 @@ struct Ready {
 }
 
 impl Ready {
-    fn of(desk: &Desk<'_>, found: Vec<(Uid, bool)>) -> Self {
-        let mut ready = Self { of: Default::default(), cut: HashSet::new() };
-        let mut sorted: Vec<(UnixMs, UnixMs, Uid, usize)> = Vec::with_capacity(found.len());
-        for (uid, is_cut) in found {
+    fn of(desk: &Desk<'_>, found: Found) -> Self {
+        let mut ready = Self { of: Default::default(), cut: found.cut };
+        let mut sorted: Vec<(UnixMs, UnixMs, Uid, usize)> = Vec::with_capacity(found.uids.len());
+        for uid in found.uids {
             let Some(row) = desk.rows.get(&uid) else { continue };
             let rank = Priority::ALL.iter().position(|one| *one == row.priority).unwrap_or(1);
             let ready_at = row.seats.as_ref().and_then(|seats| seats.ready_at).unwrap_or_default();
             sorted.push((ready_at, row.life.due_at, uid, rank));
-            if is_cut {
-                ready.cut.extend(row.audience());
-            }
         }
         sorted.sort_unstable();
         for (_, _, uid, rank) in sorted {
@@ -524,6 +641,11 @@ impl Ready {
 }
 
 impl Desk<'_> {
+    /// This transaction has given out enough.
+    fn is_full(&self) -> bool {
+        self.told.len() >= MAX_GIVEN
+    }
+
     /// Gives a worker what is ready, in turn by priority, until it has what it asked for.
     fn give_ready(&mut self, i: usize, asking: &Asking, ready: &mut Ready, turn: &mut Turn) {
         let audiences = asking.audiences(self.queue);
@@ -542,6 +664,12 @@ impl Desk<'_> {
         }
     }
 
+    /// What was given out here, and this worker may have no place of.
+    fn taken_from(&self, asking: &Asking) -> BTreeSet<Uid> {
+        let audiences = asking.audiences(self.queue);
+        self.changed.iter().copied().filter(|uid| !self.may_have(asking, &audiences, *uid)).collect()
+    }
+
     fn may_have(&self, asking: &Asking, audiences: &BTreeSet<i64>, uid: Uid) -> bool {
         let Some(row) = self.rows.get(&uid) else { return false };
         let is_for = row.audience().is_some_and(|audience| audiences.contains(&audience));
@@ -554,6 +682,8 @@ impl Desk<'_> {
         let until = self.now.plus(lease.get());
         let Some(row) = self.rows.get_mut(&uid) else { return };
         let ready_at = row.seats.as_ref().and_then(|seats| seats.ready_at);
+        let is_lost = |place: &&Place| place.worker == asking.worker && place.held == Held::Lost;
+        let lost: Vec<i32> = row.places.iter().filter(is_lost).map(|place| place.number).collect();
         let given = row.places().and_then(|mut places| places.give(&asking.worker, until, self.now));
         let Some(place) = given else { return };
         row.claimed_at = Some(self.now);
@@ -569,7 +699,8 @@ impl Desk<'_> {
             result: None,
             at: self.now,
         };
-        self.given[i].push(leased(row, &place, waited_ms, true));
+        let before = if lost.contains(&place.number) { Held::Lost } else { Held::Returned };
+        self.given[i].push(leased(row, &place, waited_ms, Some(before)));
         self.told.push(told);
     }
 
@@ -578,20 +709,22 @@ impl Desk<'_> {
         let Some(row) = self.rows.get(&uid) else { return };
         let own = row.places.iter().find(|place| place.worker == asking.worker && place.held == Held::Out);
         match own {
-            Some(place) => self.given[i].push(leased(row, place, 0, false)),
+            Some(place) => self.given[i].push(leased(row, place, 0, None)),
             None if !self.terms.paused => self.give(i, asking, uid),
             None => {}
         }
     }
 }
 
-fn leased(row: &TimerRow, place: &Place, waited_ms: i64, is_new: bool) -> Leased {
+/// A place as its worker gets it, without the payload. `before` is what it was before this call gave it out; `None` if the
+/// worker had it already.
+fn leased(row: &TimerRow, place: &Place, waited_ms: i64, before: Option<Held>) -> Leased {
     Leased {
         delivery_id: place.delivery_id(row.uid, row.created_at),
         timer: row.id.clone(),
         due_at: row.life.due_at,
         attempt: place.attempt,
-        data: row.body(),
+        data: Vec::new(),
         token: LeaseToken {
             uid: row.uid,
             created_at: row.created_at,
@@ -602,6 +735,6 @@ fn leased(row: &TimerRow, place: &Place, waited_ms: i64, is_new: bool) -> Leased
         },
         lease_until: place.until,
         waited_ms,
-        is_new,
+        before,
     }
 }

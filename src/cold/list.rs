@@ -14,7 +14,7 @@ use std::str::FromStr;
 
 use uuid::Uuid;
 
-use super::columns::{AFTER, ALL};
+use super::columns::{AFTER, ALL, TimerColumn};
 use super::destinations::{is_for, is_for_destination};
 use super::row::TimerRow;
 use super::sql::{Dialect, Row, Statement};
@@ -78,8 +78,10 @@ pub(super) struct Taken {
     pub states: &'static [State],
     /// It was registered at this moment or before it.
     pub registered_until: UnixMs,
-    /// This operation has not changed it.
+    /// This operation has not moved it.
     pub unchanged_by: Uuid,
+    /// No cancel of it is recorded.
+    pub is_unasked: bool,
 }
 
 impl Taken {
@@ -87,8 +89,9 @@ impl Taken {
     pub fn condition(&self, s: &mut Statement) -> String {
         let states: Vec<String> = self.states.iter().map(|state| state.code().to_string()).collect();
         let (until, operation) = (s.int(self.registered_until.get()), s.uuid(self.unchanged_by));
+        let unasked = if self.is_unasked { " AND NOT cancel_requested" } else { "" };
         format!(
-            "state IN ({}) AND created_at <= {until} AND operation IS DISTINCT FROM {operation}",
+            "state IN ({}) AND created_at <= {until} AND operation IS DISTINCT FROM {operation}{unasked}",
             states.join(", ")
         )
     }
@@ -135,6 +138,8 @@ impl FromStr for ListCursor {
 pub struct Page {
     /// In due order. May be empty although there is a next page.
     pub rows: Vec<TimerRow>,
+    /// Those among them that this version cannot read: they match, and are left out.
+    pub unreadable: Vec<ListCursor>,
     /// Where the next page begins; `None` after the last page.
     pub next: Option<ListCursor>,
     /// How many rows were read to find them.
@@ -410,14 +415,15 @@ impl ColdStore {
         [format!("owner = {owner}"), format!("owner IS NULL AND uid = {own}")]
     }
 
-    /// The conditions that a row has these labels.
+    /// The conditions that a row has these labels. Their names are such as labels may have
+    /// ([`crate::model::timer::is_label_name`]).
     pub(super) fn of_labels(&self, labels: &[(String, String)], s: &mut Statement) -> Vec<String> {
         let has = |(name, value): &(String, String)| {
             let value = s.text(value);
             match self.dialect() {
                 Dialect::Postgres => format!("(labels::json ->> {}) = {value}", s.text(name)),
                 Dialect::Sqlite => {
-                    let path = s.text(&format!("$.\"{}\"", name.replace('"', "")));
+                    let path = s.text(&format!("$.\"{name}\""));
                     format!("json_extract(labels, {path}) = {value}")
                 }
             }
@@ -498,26 +504,40 @@ impl ColdStore {
     async fn page_of(&self, list: List<'_>) -> Result<Page, Error> {
         let ((statement, scan), limit) = (list.statement(), list.limit);
         let rows = self.pool.read(statement).await?;
-        let Some(edge) = rows.first() else { return Ok(Page { rows: Vec::new(), next: None, scanned: 0 }) };
+        let Some(edge) = rows.first() else {
+            return Ok(Page { rows: Vec::new(), unreadable: Vec::new(), next: None, scanned: 0 });
+        };
         let (scanned, matched) = (edge.get::<i64>(EDGE)?, edge.get::<i64>(EDGE + 1)?);
         let last = last_scanned(edge)?;
-        let mut page = Vec::with_capacity(rows.len());
+        let mut found = Vec::with_capacity(rows.len());
         for row in &rows {
             // There is one row without a timer if none matches.
-            if row.get::<Option<Uuid>>(0)?.is_some() {
-                page.push(TimerRow::read(row, true)?);
+            if let Some(uid) = row.get::<Option<Uuid>>(0)? {
+                let (due_at, generation) = (row.of(TimerColumn::DueAt)?, row.of(TimerColumn::Generation)?);
+                found.push((ListCursor { due_at, uid, generation }, TimerRow::read(row, true)));
             }
         }
-        page.truncate(limit);
-        let is_cut = i64::try_from(page.len()).unwrap_or(i64::MAX) < matched;
+        found.truncate(limit);
+        let is_cut = i64::try_from(found.len()).unwrap_or(i64::MAX) < matched;
         let scanned = usize::try_from(scanned).unwrap_or(0);
         let is_scan_cut = scanned >= scan;
         let next = match (is_cut, is_scan_cut) {
-            (true, _) => page.last().map(cursor_at),
+            (true, _) => found.last().map(|(key, _)| *key),
             (false, true) => last,
             (false, false) => None,
         };
-        Ok(Page { rows: page, next, scanned })
+        let mut page = Page { rows: Vec::with_capacity(found.len()), unreadable: Vec::new(), next, scanned };
+        for (key, row) in found {
+            match row {
+                Ok(row) => page.rows.push(row),
+                Err(Error::Corrupt(why)) => {
+                    tracing::debug!(uid = %key.uid, why, "a timer cannot be read by this version; lists leave it out");
+                    page.unreadable.push(key);
+                }
+                Err(other) => return Err(other),
+            }
+        }
+        Ok(page)
     }
 }
 
@@ -536,10 +556,11 @@ fn given_to(to: &To, s: &mut Statement) -> String {
     }
 }
 
-/// The condition that this worker has a place of a row now.
+/// The condition that this worker has a place of a row now. Places are of live timers: an ended one may have the uid of one.
 fn held_by(worker: &str, s: &mut Statement) -> String {
-    let worker = s.text(worker);
-    format!("uid IN (SELECT uid FROM places WHERE worker = {worker} AND held = 0)")
+    let live = State::ALL.into_iter().filter(|state| !state.is_end()).map(|state| state.code().to_string());
+    let (live, worker) = (live.collect::<Vec<_>>().join(", "), s.text(worker));
+    format!("state IN ({live}) AND uid IN (SELECT uid FROM places WHERE worker = {worker} AND held = 0)")
 }
 
 fn last_scanned(row: &Row) -> Result<Option<ListCursor>, Error> {

@@ -92,6 +92,9 @@ pub(super) fn decide(
     let mut records = Vec::new();
     let mut told = Vec::new();
     match change {
+        ChangeEvent::Edit(_) if change.leaves_queues() && may_be_done(row, writes) => {
+            return Some(Applied::Live(Box::new(row.clone()), Answer::InFlight));
+        }
         ChangeEvent::Settle(settlement) => {
             let token = &token_of(settlement, row, context.planted);
             if token.created_at != row.created_at || settlement.lane != row.lane {
@@ -123,8 +126,8 @@ pub(super) fn decide(
                 ));
             }
         }
-        ChangeEvent::TakeBack(token) => {
-            if token.created_at != row.created_at || !row.places()?.take_back(token, now) {
+        ChangeEvent::TakeBack(token, held) => {
+            if token.created_at != row.created_at || !row.places()?.take_back(token, *held, now) {
                 return stale(row);
             }
         }
@@ -187,6 +190,13 @@ pub(super) fn decide(
     }
     writes.records.extend(records.into_iter().map(|record| (row.uid, created_at, record)));
     Some(Applied::Live(Box::new(row.clone()), Answer::Done))
+}
+
+/// Whether a worker has done this timer, or may have: also by a change of this very batch.
+fn may_be_done(row: &TimerRow, writes: &Writes) -> bool {
+    let now =
+        |(uid, _, record): &(Uid, i64, AttemptRecord)| *uid == row.uid && !record.result.surely_failed();
+    row.may_be_done || writes.records.iter().any(now)
 }
 
 /// The token of a settlement, as the event sees it: a planted defect falsifies it.

@@ -46,6 +46,9 @@ impl QueueRow {
     }
 }
 
+/// So many ready timers are looked at, the longest due first, for the one that has been ready longest.
+const LOOKED_AT: i64 = 1000;
+
 /// What waits in a queue, each counted up to [`MOST_COUNTED`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct QueueDepth {
@@ -55,7 +58,8 @@ pub struct QueueDepth {
     pub leased: i64,
     /// Timers that are not due yet.
     pub scheduled: i64,
-    /// Since when the one is ready that has been longest.
+    /// Since when the one is ready that has been longest. One that came back is ready since then, so of more than a thousand
+    /// that all came back it may be another.
     pub oldest_ready_at: Option<UnixMs>,
 }
 
@@ -185,18 +189,21 @@ impl ColdStore {
         );
         let now = s.now(self.bound_now());
         let is_for_queue = is_for(Kind::Queue, self.dialect());
+        // The index of a lane is in due order: what is scheduled for later is not read to find what is ready. What workers have
+        // is a few among many that wait, and has an index of its own.
+        let of_lane = format!("{is_for_queue} AND lane = b_lane");
+        let ready = format!("{of_lane} AND due_at <= {now} AND ready_at <= {now}");
         let count = |which: &str| {
             format!(
-                "(SELECT CAST(count(*) AS BIGINT) FROM (SELECT 1 FROM timers WHERE {is_for_queue} \
-                 AND lane = b_lane AND {which} LIMIT {MOST_COUNTED}) x)"
+                "(SELECT CAST(count(*) AS BIGINT) FROM (SELECT 1 FROM timers WHERE {which} LIMIT {MOST_COUNTED}) x)"
             )
         };
         s.push(&format!(
-            "WITH {batch} SELECT b_at, {}, {}, {}, (SELECT min(ready_at) FROM timers WHERE {is_for_queue} \
-             AND lane = b_lane AND ready_at <= {now}) FROM b ORDER BY b_at",
-            count(&format!("ready_at <= {now}")),
-            count("state = 1"),
-            count(&format!("due_at > {now} AND state = 0")),
+            "WITH {batch} SELECT b_at, {}, {}, {}, (SELECT min(ready_at) FROM (SELECT ready_at FROM timers \
+             WHERE {ready} ORDER BY due_at LIMIT {LOOKED_AT}) x) FROM b ORDER BY b_at",
+            count(&ready),
+            count("lane = b_lane AND state = 1 AND audience IS NOT NULL"),
+            count(&format!("{of_lane} AND due_at > {now} AND state = 0")),
         ));
         let depth = |row: &Row| {
             Ok(QueueDepth {

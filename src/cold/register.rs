@@ -396,6 +396,7 @@ impl ColdStore {
                 .map(|_| Seats::new(timer.dispatch.clone().unwrap_or_default(), timer.due_at)),
             places: Vec::new(),
             lost: 0,
+            may_be_done: false,
             left: None,
             ended_at: None,
             last: None,

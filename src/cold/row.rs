@@ -85,6 +85,8 @@ pub struct TimerRow {
     pub places: Vec<Place>,
     /// Of a timer for a queue that was looked at just now: how many leases had ended. Not stored.
     pub lost: u64,
+    /// Of a timer that a change takes away from its queue: a worker has done it, or may have. Not stored.
+    pub may_be_done: bool,
     /// Of a timer that was changed just now: what it merged by before, because others may wait for it. Not stored.
     pub left: Option<MergeKey>,
     /// When it ended; `None` for a live timer.
@@ -181,6 +183,11 @@ pub(super) fn id_of(uid: Uid, stored: String) -> String {
     if stored.is_empty() { TimerId::of_server(uid).as_str().to_owned() } else { stored }
 }
 
+/// The payload that is stored as this, as it is sent.
+pub(super) fn body_of(data: Option<Vec<u8>>) -> Vec<u8> {
+    data.unwrap_or_else(|| b"null".to_vec())
+}
+
 impl TimerRow {
     /// The delivery id of the current generation.
     pub fn delivery_id(&self) -> String {
@@ -221,10 +228,15 @@ impl TimerRow {
         Some(self.seats.as_ref()?.dispatch.to.audience(self.target.queue()?))
     }
 
-    /// The answer to its caller: of a cancelled timer for a queue, whether places were acked decides.
+    /// The answer to its caller: of a cancelled timer for a queue, whether places were acked decides, and whether anything was
+    /// sent before it was for one.
     pub fn answer(&self, answer: Answer) -> Answer {
+        // Workers that fetch leave no path.
+        let was_sent = self.via.is_some() && self.life.tries > 0;
         match (&self.seats, answer) {
-            (Some(seats), Answer::Cancelled | Answer::Stopped) if seats.acked == 0 => Answer::Cancelled,
+            (Some(seats), Answer::Cancelled | Answer::Stopped) if seats.acked == 0 && !was_sent => {
+                Answer::Cancelled
+            }
             (Some(_), Answer::Cancelled | Answer::Stopped) => Answer::Stopped,
             _ => answer,
         }
@@ -269,7 +281,7 @@ impl TimerRow {
 
     /// The payload as it is sent.
     pub fn body(&self) -> Vec<u8> {
-        self.data.clone().unwrap_or_else(|| b"null".to_vec())
+        body_of(self.data.clone())
     }
 
     /// The id as it is stored: an id of the service's own form is derived from the uid and stored as an empty
@@ -319,6 +331,7 @@ impl TimerRow {
             },
             places: Vec::new(),
             lost: 0,
+            may_be_done: false,
             target,
             data: row.of(C::Data)?,
             template: row.of(C::Template)?,

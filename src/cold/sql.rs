@@ -221,6 +221,21 @@ impl Statement {
         }
     }
 
+    /// Binds uuids; returns the condition that this column is none of them.
+    pub fn none_of(&mut self, column: &str, values: Vec<Uuid>) -> String {
+        match self.dialect {
+            Dialect::Postgres => {
+                format!("{column} NOT IN (SELECT unnest({}::uuid[]))", self.add_array(values))
+            }
+            // Its JSON has no bytes.
+            Dialect::Sqlite => {
+                let values = values.iter().map(|value| format!("\"{:X}\"", value.simple()));
+                let values = format!("[{}]", values.collect::<Vec<_>>().join(","));
+                format!("hex({column}) NOT IN (SELECT value FROM json_each({}))", self.add(values))
+            }
+        }
+    }
+
     fn typed(&self, mark: String, ty: &str) -> String {
         match self.dialect {
             Dialect::Postgres => format!("{mark}::{ty}"),

@@ -21,6 +21,11 @@ impl OperationId {
         let hex = text.strip_prefix(PREFIX).filter(|hex| hex.len() == 32)?;
         Uuid::try_parse(hex).ok().map(Self)
     }
+
+    /// The id of the operation that does what this dry run has counted: always the same one, and next to it in order.
+    pub const fn of_run(self) -> Self {
+        Self(Uuid::from_u128(self.0.as_u128().wrapping_add(1)))
+    }
 }
 
 impl fmt::Display for OperationId {
@@ -114,7 +119,8 @@ pub fn shift_text(by_ms: i64) -> String {
 /// Where an operation stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OperationState {
-    /// It works through its filter, or waits for a node that does.
+    /// It works through its filter, or waits for a node that does, or for another one to end: of those that move timers one
+    /// goes on at a time.
     Running,
     /// It has come to the end of its filter.
     Done,

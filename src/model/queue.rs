@@ -408,9 +408,9 @@ impl Places<'_> {
         lost
     }
 
-    /// Takes back a place whose lease nobody got: the answer could not be written. It does not count. Returns whether it
-    /// was out.
-    pub fn take_back(&mut self, token: &LeaseToken, now: UnixMs) -> bool {
+    /// Takes back a place whose lease nobody got: the answer could not be written. It does not count. One that had been given
+    /// out before is as it was then, `before`: lost by this very worker, or given back. Returns whether it was out.
+    pub fn take_back(&mut self, token: &LeaseToken, before: Held, now: UnixMs) -> bool {
         let Some(index) = self.current(token) else { return false };
         let place = &mut self.places[index];
         place.attempt -= 1;
@@ -418,7 +418,7 @@ impl Places<'_> {
             self.places.remove(index);
             self.seats.fresh += 1;
         } else {
-            (place.held, place.until) = (Held::Returned, now);
+            (place.held, place.until) = (before, now);
         }
         // The numbers of giving-outs are not used again: a token of this one stays stale.
         self.life.tries -= 1;

@@ -266,6 +266,15 @@ pub enum Answer {
     Stale,
 }
 
+/// The longest name of a label, in bytes.
+pub const MAX_LABEL_NAME: usize = 64;
+
+/// Whether a label may have this name: 1 to [`MAX_LABEL_NAME`] of `A-Z a-z 0-9 . _ - /`.
+pub fn is_label_name(name: &str) -> bool {
+    let allowed = |b: u8| b.is_ascii_alphanumeric() || b"._-/".contains(&b);
+    (1..=MAX_LABEL_NAME).contains(&name.len()) && name.bytes().all(allowed)
+}
+
 /// The largest payload, in bytes of JSON.
 pub const MAX_DATA: usize = 64 * 1024;
 

@@ -38,24 +38,43 @@ const SETTLING: Duration = Duration::from_millis(250);
 /// A step that the database refuses is tried so often; then the operation has failed.
 const TRIES: u32 = 20;
 
+/// A step that takes the database too long is tried so often, which lasts for a quarter of an hour and more. A store under
+/// load gets over it; a row that somebody keeps locked would hold up all operations that wait for this one.
+const TRIES_IN_TIME: u32 = 100;
+
 /// An operation that this node works on.
 struct Held {
     operation: OperationRow,
-    /// Steps in a row that failed.
-    failures: u32,
+    failures: Failures,
 }
 
 impl Held {
     fn new(operation: OperationRow) -> Self {
-        Self { operation, failures: 0 }
+        Self { operation, failures: Failures::default() }
     }
 }
 
-/// Whether a step that failed so often in a row may succeed later.
-fn may_go_on(why: &Error, failures: u32) -> bool {
-    match why {
-        Error::Refused(_) => !why.is_data() && failures < TRIES,
-        other => other.is_passing(),
+/// The steps of an operation in a row that failed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Failures {
+    all: u32,
+    /// Those that took the database too long.
+    timeouts: u32,
+}
+
+impl Failures {
+    /// One more.
+    fn and(self, why: &Error) -> Self {
+        Self { all: self.all + 1, timeouts: self.timeouts + u32::from(why.is_timeout()) }
+    }
+
+    /// Whether a step may succeed later, the last of these for this reason.
+    fn may_go_on(self, why: &Error) -> bool {
+        match why {
+            Error::Refused(_) => !why.is_data() && self.all < TRIES,
+            other if other.is_timeout() => self.timeouts < TRIES_IN_TIME,
+            other => other.is_passing(),
+        }
     }
 }
 
@@ -99,15 +118,44 @@ impl Operations {
         &self,
         action: Action,
         filter: String,
-        mut selection: Selection,
+        selection: Selection,
         dry_run: bool,
     ) -> Result<Option<OperationRow>, Error> {
-        // What ends from now on is not taken: a timer that it makes run again may die again.
-        selection.ended_before = selection.ended_before.min(self.store.clock().now());
         let id = OperationId(Uuid::now_v7());
-        let begun =
-            self.store.create_operation(&NewOperation { id, action, filter, selection, dry_run }).await?;
+        self.begin_new(NewOperation { id, action, filter, selection, dry_run }).await
+    }
+
+    /// Does what a dry run has counted, and takes nothing that came after that: asked again, it is the same operation. `None`
+    /// if as many run as may.
+    pub async fn begin_counted(
+        &self,
+        counted: &OperationRow,
+        action: Action,
+    ) -> Result<Option<OperationRow>, Error> {
+        let id = counted.id.of_run();
+        if let Some(begun) = self.find(id).await? {
+            return Ok(Some(begun));
+        }
+        let (filter, selection) = (counted.filter.clone(), counted.selection()?);
+        let selection = Selection {
+            registered_until: Some(counted.created_at),
+            ended_before: selection.ended_before.min(counted.created_at),
+            ..selection
+        };
+        match self.begin_new(NewOperation { id, action, filter, selection, dry_run: false }).await? {
+            // There is no room, or another call came first.
+            None => self.find(id).await,
+            begun => Ok(begun),
+        }
+    }
+
+    async fn begin_new(&self, mut new: NewOperation) -> Result<Option<OperationRow>, Error> {
+        // What ends from now on is not taken: a timer that it makes run again may die again.
+        let selection = &mut new.selection;
+        selection.ended_before = selection.ended_before.min(self.store.clock().now());
+        let begun = self.store.create_operation(&new).await?;
         if begun.is_some() {
+            let NewOperation { id, action, dry_run, .. } = new;
             tracing::info!(operation = %id, action = action.word(), dry_run, "an operation on many timers begins");
             self.is_new.notify_one();
         }
@@ -179,9 +227,9 @@ impl Operations {
             }
             // It was stopped, or another node has taken it over.
             Ok(Stepped { operation: None, .. }) => BREATH,
-            Err(why) if may_go_on(&why, failures + 1) => {
+            Err(why) if failures.and(&why).may_go_on(&why) => {
                 self.note_failure(&why);
-                held.push(Held { operation, failures: failures + 1 });
+                held.push(Held { operation, failures: failures.and(&why) });
                 Duration::from_secs(1)
             }
             Err(why) => {
@@ -229,8 +277,66 @@ mod tests {
     #[test]
     fn a_step_is_tried_again_as_long_as_that_may_help() {
         let refused = Error::Refused(Arc::new(sea_orm::sqlx::Error::RowNotFound));
-        assert!(may_go_on(&refused, 1) && !may_go_on(&refused, TRIES));
-        assert!(may_go_on(&Error::Busy, 1000) && may_go_on(&Error::Full, 1000), "these pass by themselves");
-        assert!(!may_go_on(&Error::Corrupt("a row".into()), 1));
+        let after = |all, timeouts| Failures { all, timeouts };
+        assert!(after(1, 0).may_go_on(&refused) && !after(TRIES, 0).may_go_on(&refused));
+        let many = after(1000, 0);
+        assert!(many.may_go_on(&Error::Busy) && many.may_go_on(&Error::Full), "these pass by themselves");
+        assert!(!after(1, 0).may_go_on(&Error::Corrupt("a row".into())));
+    }
+
+    /// What a database says, as far as an error is read from it.
+    #[derive(Debug)]
+    struct Said(&'static str);
+
+    impl std::fmt::Display for Said {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str(self.0)
+        }
+    }
+
+    impl std::error::Error for Said {}
+
+    impl sea_orm::sqlx::error::DatabaseError for Said {
+        fn message(&self) -> &str {
+            self.0
+        }
+
+        fn code(&self) -> Option<std::borrow::Cow<'_, str>> {
+            Some(self.0.into())
+        }
+
+        fn as_error(&self) -> &(dyn std::error::Error + Send + Sync + 'static) {
+            self
+        }
+
+        fn as_error_mut(&mut self) -> &mut (dyn std::error::Error + Send + Sync + 'static) {
+            self
+        }
+
+        fn into_error(self: Box<Self>) -> Box<dyn std::error::Error + Send + Sync + 'static> {
+            self
+        }
+
+        fn kind(&self) -> sea_orm::sqlx::error::ErrorKind {
+            sea_orm::sqlx::error::ErrorKind::Other
+        }
+    }
+
+    #[test]
+    fn a_step_that_takes_too_long_again_and_again_is_given_up_in_the_end() {
+        let said = |code| Error::from(sea_orm::sqlx::Error::Database(Box::new(Said(code))));
+        let (timeout, away) = (said("57014"), said("57P01"));
+        let (mut late, mut absent) = (Failures::default(), Failures::default());
+        for _ in 0..1000 {
+            absent = absent.and(&away);
+        }
+        assert!(
+            absent.may_go_on(&away) && absent.and(&timeout).may_go_on(&timeout),
+            "an outage does not count"
+        );
+        for _ in 1..TRIES_IN_TIME {
+            late = late.and(&timeout);
+        }
+        assert!(late.may_go_on(&timeout) && !late.and(&timeout).may_go_on(&timeout));
     }
 }

@@ -8,14 +8,15 @@ use tokio::sync::{Notify, oneshot};
 
 use super::{Given, Queues};
 use crate::clock::Monotonic;
-use crate::cold::{Asking, Error, Leased, MAX_ASKING};
+use crate::cold::{Asking, Error, LeaseAnswer, Leased, MAX_ASKING};
 
 /// How often a desk asks the store by itself: a note that something is ready may be lost.
 const BY_ITSELF: Duration = Duration::from_secs(5);
 
-/// After it was woken a desk asks once more, where other nodes ask too: what one of them had locked for a moment, and has
-/// not given out, was passed over.
-const ONCE_MORE: Duration = Duration::from_millis(20);
+/// After it was woken a desk asks again after these pauses, where other nodes ask too: what one of them had locked for a
+/// moment, and has not given out, was passed over.
+const AGAIN: [Duration; 3] =
+    [Duration::from_millis(20), Duration::from_millis(80), Duration::from_millis(320)];
 
 /// A call that waits.
 pub(super) struct Call {
@@ -66,7 +67,8 @@ impl Queues {
     pub(super) async fn serve(self: Arc<Self>, lane: i64, queue: &str) {
         // Those that were served and got nothing, in the order in which they came.
         let mut waiting: VecDeque<Call> = VecDeque::new();
-        let mut is_woken = true;
+        // How often it has asked since it was woken.
+        let mut asked = 0;
         loop {
             let woken = {
                 let mut desks = self.desks();
@@ -81,9 +83,10 @@ impl Queues {
             waiting = self.round(lane, queue, waiting).await;
             let next = waiting.iter().map(|call| call.until).min();
             let now = Monotonic::now();
-            let most = if is_woken && self.ownership.has_peers() { ONCE_MORE } else { BY_ITSELF };
-            let pause = next.map_or(Duration::ZERO, |until| until.since(now)).min(most);
-            is_woken = false;
+            let again = AGAIN.get(asked).filter(|_| self.ownership.has_peers());
+            let pause =
+                next.map_or(Duration::ZERO, |until| until.since(now)).min(*again.unwrap_or(&BY_ITSELF));
+            asked += 1;
             tokio::select! {
                 () = self.stop.cancelled() => {
                     self.metrics.queue_workers.sub(waiting.len() as i64);
@@ -91,7 +94,7 @@ impl Queues {
                     self.leave_all(lane);
                     return;
                 }
-                () = woken.notified() => is_woken = true,
+                () = woken.notified() => asked = 0,
                 () = self.store.clock().sleep(pause) => {}
             }
         }
@@ -110,7 +113,7 @@ impl Queues {
         self.let_go(&mut waiting);
         let is_many = waiting.len() > MAX_ASKING;
         let mut turn = self.turn(lane);
-        // By their position; one is served once a round.
+        // By their position; one is served once a round, unless the store says that it was passed over.
         let mut left: VecDeque<usize> = (0..waiting.len()).collect();
         let mut slots: Vec<Option<Call>> = waiting.into_iter().map(Some).collect();
         while !left.is_empty() {
@@ -131,12 +134,22 @@ impl Queues {
             let asking: Vec<Asking> =
                 served.iter().filter_map(|&at| slots[at].as_ref()).map(|call| call.asking.clone()).collect();
             match self.writer.lease(queue, &asking, &self.ownership.me().name, &mut turn).await {
+                Ok(LeaseAnswer { given, in_doubt: Some(why), .. }) => {
+                    // Nobody has their tokens, and they may be out.
+                    let items: Vec<Leased> = given.into_iter().flatten().collect();
+                    Arc::clone(self).take_back(&items);
+                    self.fail(&mut slots, served.into_iter(), &why);
+                }
                 Ok(answer) => {
                     let got_some = answer.given.iter().any(|items| !items.is_empty());
-                    for (at, items) in served.into_iter().zip(answer.given) {
-                        self.answer(&mut slots[at], items);
+                    let goes_on = got_some || !answer.again.is_empty() || !answer.is_paused;
+                    for (n, (at, items)) in served.into_iter().zip(answer.given).enumerate() {
+                        match answer.again.contains(&n) {
+                            true => left.push_back(at),
+                            false => self.answer(&mut slots[at], items),
+                        }
                     }
-                    if !got_some && answer.is_paused {
+                    if !goes_on {
                         break;
                     }
                 }

@@ -37,8 +37,14 @@ const REMEMBERED: Duration = Duration::from_secs(5);
 /// The most queues of which that is remembered.
 const MAX_REMEMBERED: usize = 10_000;
 
-/// The most queues of which it is remembered whose turn it is.
+/// The most queues of which it is remembered whose turn it is. Most have none: what waits is of one priority.
 const MAX_TURNS: usize = 10_000;
+
+/// How often it is tried to take back what nobody got.
+const TRIES: usize = 10;
+
+/// The pause between these.
+const BETWEEN_TRIES: Duration = Duration::from_secs(3);
 
 /// The pause after a notification of other nodes: what becomes ready meanwhile goes with the next.
 const BETWEEN_NOTIFICATIONS: Duration = Duration::from_millis(5);
@@ -94,8 +100,10 @@ impl Drop for Given {
 /// What takes back these items, because the answer that holds them cannot be written. What a worker had before stays with
 /// it: an earlier answer may have told it, and it may be at work.
 pub fn taken_back(items: &[Leased]) -> Vec<Change> {
-    let change = |item: &Leased| Change { uid: item.token.uid, event: ChangeEvent::TakeBack(item.token) };
-    items.iter().filter(|item| item.is_new).map(change).collect()
+    let change = |item: &Leased| {
+        Some(Change { uid: item.token.uid, event: ChangeEvent::TakeBack(item.token, item.before?) })
+    };
+    items.iter().filter_map(change).collect()
 }
 
 impl Queues {
@@ -226,16 +234,25 @@ impl Queues {
         Ok(())
     }
 
-    /// Takes back what nobody got.
+    /// Takes back what nobody got. While the store cannot be reached it tries again, for a while: after that their leases end
+    /// by themselves.
     fn take_back(self: Arc<Self>, items: &[Leased]) {
         let changes = taken_back(items);
         self.metrics.queue_taken_back.inc_by(changes.len() as u64);
         let this = Arc::clone(&self);
         self.tasks.spawn(async move {
             for changes in changes.chunks(crate::cold::MAX_APPLY_BATCH) {
-                if let Some(why) = this.writer.apply(changes).await.into_iter().find_map(Result::err) {
-                    // Their leases end by themselves.
+                for _ in 0..TRIES {
+                    let failed = this.writer.apply(changes).await.into_iter().find_map(Result::err);
+                    let Some(why) = failed else { break };
                     tracing::debug!(%why, "places that nobody got were not taken back");
+                    if !why.is_passing() {
+                        break;
+                    }
+                    tokio::select! {
+                        () = this.stop.cancelled() => return,
+                        () = this.store.clock().sleep(BETWEEN_TRIES) => {}
+                    }
                 }
             }
         });
@@ -273,6 +290,7 @@ impl Queues {
     }
 
     fn turns(&self) -> MutexGuard<'_, HashMap<i64, Turn>> {
+        // A panic while the lock is held leaves a plain map.
         self.turns.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

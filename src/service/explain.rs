@@ -266,7 +266,14 @@ impl Facts<'_> {
 
     fn waiting_for(&self, wheels_up: bool, last: Option<&AttemptRecord>) -> Option<String> {
         let (row, life) = (self.row, &self.row.life);
-        if let Some(why) = row.seats.as_ref().and_then(|seats| self.waits_for_worker(seats)) {
+        // No worker gets it before an operator, or its schedule, lets it go.
+        let is_kept = match life.state {
+            State::Scheduled => self.is_held || self.schedule_waits().is_some(),
+            State::Retrying => self.is_held,
+            _ => false,
+        };
+        let seats = row.seats.as_ref().filter(|_| !is_kept);
+        if let Some(why) = seats.and_then(|seats| self.waits_for_worker(seats)) {
             return Some(why);
         }
         let at = life.wake_at.rfc3339();

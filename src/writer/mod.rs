@@ -188,6 +188,9 @@ impl Writer {
             self.apply(&looks).await.into_iter().collect::<Result<Vec<_>, _>>()?;
         }
         let answer = self.store.lease(queue, asking, node, turn).await?;
+        if answer.in_doubt.is_some() {
+            return Ok(answer);
+        }
         let given = answer.given.iter().flatten();
         let waited = |leased: &crate::cold::Leased| leased.waited_ms as f64 / 1000.0;
         given.for_each(|leased| {

@@ -157,6 +157,7 @@ mod tests {
             seats: None,
             places: Vec::new(),
             lost: 0,
+            may_be_done: false,
             left: None,
             occurrence: None,
             ended_at: None,

@@ -13,7 +13,7 @@ use crate::model::id::TimerId;
 use crate::model::queue::To;
 use crate::model::schedule::is_schedule_id;
 use crate::model::target::Webhook;
-use crate::model::timer::State;
+use crate::model::timer::{State, is_label_name};
 
 /// The most ids that one search may name.
 const MAX_IDS: usize = 100;
@@ -188,7 +188,10 @@ impl Search {
     fn label(&mut self, name: &str, value: &str) {
         let separator = if self.asked.label.is_empty() { "" } else { " " };
         self.asked.label.push_str(&format!("{separator}{name}={value}"));
-        self.filter.labels.push((name.replace('\0', ""), value.replace('\0', "\u{fffd}")));
+        match is_label_name(name) {
+            true => self.filter.labels.push((name.to_owned(), value.replace('\0', "\u{fffd}"))),
+            false => self.wrongs.push(format!("{name} is no name of a label.")),
+        }
         self.keep(&format!("label.{name}"), value);
     }
 
@@ -391,6 +394,8 @@ mod tests {
             "schedule=a b",
             "due_after=tomorrow",
             "label=app",
+            "label=a%22b=1",
+            "label.a%5C=1",
             "cursor=1",
             "kind=x",
         ] {

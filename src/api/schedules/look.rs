@@ -14,6 +14,7 @@ use super::{SchedulePath, answer, find, next_at, view};
 use crate::api::ApiState;
 use crate::api::auth::Caller;
 use crate::api::problem::{ApiResult, FieldError, Problem};
+use crate::api::request::bad_label;
 use crate::api::schema;
 use crate::api::timers::bad_query;
 use crate::api::timers::read::{DEFAULT_LIST, MAX_LIST};
@@ -128,9 +129,12 @@ fn page_of(query: Vec<(String, String)>) -> Result<(ScheduleFilter, usize, Optio
             "destination" => bad("bad_name", "1 to 64 of A-Z a-z 0-9 . _ -".into()),
             "queue" if is_name(&value) => filter.queue = Some(value),
             "queue" => bad("bad_name", "1 to 64 of A-Z a-z 0-9 . _ -".into()),
-            label if label.starts_with("label.") => filter
-                .labels
-                .push((label["label.".len()..].replace('\0', ""), value.replace('\0', "\u{fffd}"))),
+            label if let Some(label) = label.strip_prefix("label.") => {
+                match bad_label(label, &format!("?{name}")) {
+                    None => filter.labels.push((label.to_owned(), value.replace('\0', "\u{fffd}"))),
+                    Some(why) => errors.push(why),
+                }
+            }
             _ => bad("unknown_field", "no such filter; see /docs".into()),
         }
     }

@@ -13,7 +13,7 @@ use serde::Serialize;
 use super::{ApiResult, TimerPath, bad_query, parse_id, timer_answer};
 use crate::api::ApiState;
 use crate::api::problem::{FieldError, Problem};
-use crate::api::request::escaped;
+use crate::api::request::{bad_label, escaped};
 use crate::api::schema;
 use crate::api::view::{AttemptView, TimerView};
 use crate::cold::{Filter, ListCursor, TimerRow};
@@ -128,7 +128,7 @@ pub struct ListQuery {
 /// Timers in due order, live and ended.
 #[utoipa::path(get, path = "/v1/timers", tag = "timers",
     params(ListQuery),
-    responses((status = 200, description = "A page may be short, or empty, and still have a next one", body = ListAnswer)))]
+    responses((status = 200, description = "A page may be short, or empty, and still have a next one. A timer that a newer version wrote is left out", body = ListAnswer)))]
 pub async fn list(
     State(state): State<Arc<ApiState>>,
     query: Result<Query<Vec<(String, String)>>, QueryRejection>,
@@ -243,10 +243,11 @@ pub fn filter_of(
             },
             "schedule" if is_schedule_id(&value) => filter.schedule = Some(value),
             "schedule" => bad("bad_id", "1 to 100 characters of A-Z a-z 0-9 . _ : -".into()),
-            label if label.starts_with("label.") => {
-                filter
-                    .labels
-                    .push((label["label.".len()..].replace('\0', ""), value.replace('\0', "\u{fffd}")));
+            label if let Some(label) = label.strip_prefix("label.") => {
+                match bad_label(label, &place.pointer(&name)) {
+                    None => filter.labels.push((label.to_owned(), value.replace('\0', "\u{fffd}"))),
+                    Some(why) => errors.push(why),
+                }
             }
             _ => bad("unknown_field", "no such filter; see /docs".into()),
         }

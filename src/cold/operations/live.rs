@@ -5,7 +5,9 @@
 //! has locked is not waited for while the step holds other rows: the step ends before it, and the next one waits for it
 //! alone.
 //!
-//! A timer that is moved may come up again. So it is marked with the operation, and is not taken twice.
+//! A timer that is moved may come up again. So it is marked with the operation, and is not taken twice. One that somebody else
+//! moves may be left out: a cancel makes a closing pass for it, which takes those without a recorded cancel. Of a pause and a
+//! resume such a pass could not tell what was left out from what its caller has turned back since.
 
 use std::collections::BTreeSet;
 
@@ -13,11 +15,11 @@ use uuid::Uuid;
 
 use super::super::apply::{Applied, Change, ChangeEvent};
 use super::super::decide::{Context, Writes, decide};
-use super::super::list::{Filter, Page, Taken, cursor_at};
+use super::super::list::{Filter, ListCursor, Page, Taken, cursor_at};
 use super::super::row::TimerRow;
 use super::super::sql::{Column, Dialect, Statement, Tx};
 use super::super::{ColdStore, Error};
-use super::{Begun, OperationRow, Stepped, Worker};
+use super::{Begun, OperationRow, Stepped, Worker, list_position};
 use crate::model::id::Uid;
 use crate::model::operation::{Action, OperationState, Refusal};
 use crate::model::time::LAST;
@@ -35,12 +37,19 @@ pub struct Operated {
     pub answers: Vec<Applied>,
 }
 
+/// What the position of a closing pass begins with.
+const CLOSING: &str = "closing ";
+
 /// One operation on live timers.
 struct Work {
     action: Action,
     filter: Filter,
     taken: Taken,
     by_ms: i64,
+    /// It looks once more from the begin.
+    is_closing: bool,
+    /// The key up to which it has come in this pass.
+    after: Option<ListCursor>,
 }
 
 impl Work {
@@ -53,12 +62,33 @@ impl Work {
             // Its index is used.
             filter.state = Some(*only);
         }
+        let position = operation.position.as_deref();
+        let closing = position.and_then(|position| position.strip_prefix(CLOSING));
         let taken = Taken {
             states: action.states(),
-            registered_until: operation.created_at,
+            registered_until: selection.registered_until.unwrap_or(LAST).min(operation.created_at),
             unchanged_by: operation.id.0,
+            is_unasked: closing.is_some(),
         };
-        Ok(Self { action, filter, taken, by_ms: selection.by_ms.unwrap_or_default() })
+        Ok(Self {
+            action,
+            filter,
+            taken,
+            by_ms: selection.by_ms.unwrap_or_default(),
+            is_closing: closing.is_some(),
+            after: list_position(closing.or(position).filter(|key| !key.is_empty()))?,
+        })
+    }
+
+    /// The position after a page that ends here; `None` if the operation is done.
+    fn position(&self, next: Option<ListCursor>, dry_run: bool) -> Option<String> {
+        // Nothing can have been moved past a first page that was the only one.
+        let closes = self.action == Action::Cancel && !dry_run && !self.is_closing && self.after.is_some();
+        match next {
+            Some(next) if self.is_closing => Some(format!("{CLOSING}{next}")),
+            Some(next) => Some(next.to_string()),
+            None => closes.then(|| CLOSING.to_owned()),
+        }
     }
 
     fn event(&self) -> Result<ChangeEvent, Error> {
@@ -119,8 +149,7 @@ impl ColdStore {
             changes: Vec::new(),
             answers: Vec::new(),
         };
-        let after = operation.list_position()?;
-        let mut page = self.list_taken(&work.filter, &work.taken, after, most.unwrap_or(1)).await?;
+        let mut page = self.list_taken(&work.filter, &work.taken, work.after, most.unwrap_or(1)).await?;
         let (mut tx, mut now) = match self.begin_step(operation, worker).await? {
             Begun::Step(tx, now) => (tx, now),
             Begun::Nothing(after) => return Ok(Some(idle(after))),
@@ -143,7 +172,10 @@ impl ColdStore {
             late = Some(within.late);
             within.answers
         };
-        now.matched += i64::try_from(answers.len()).unwrap_or(0);
+        // Those of a closing pass were counted before.
+        let unreadable = if work.is_closing { 0 } else { page.unreadable.len() };
+        now.matched += i64::try_from(answers.len() + unreadable).unwrap_or(0);
+        now.refuse_all(Refusal::Unreadable, unreadable);
         for why in answers.iter().filter_map(refusal) {
             now.refuse(why);
         }
@@ -162,9 +194,9 @@ impl ColdStore {
                 self.mark(&mut tx, operation, changed).await?;
             }
         }
-        now.position = page.next.map(|next| next.to_string()).or(now.position);
-        if page.next.is_none() {
-            now.state = OperationState::Done;
+        match work.position(page.next, operation.dry_run) {
+            Some(position) => now.position = Some(position),
+            None => now.state = OperationState::Done,
         }
         self.end_step(&mut tx, &now).await?;
         tx.commit().await.map_err(Error::at_commit)?;
@@ -208,6 +240,7 @@ impl ColdStore {
             Some(first) => page.rows.truncate(first),
         }
         page.next = page.rows.last().map(cursor_at);
+        page.unreadable.retain(|key| Some(*key) < page.next);
         let kept: BTreeSet<Uid> = page.rows.iter().map(|row| row.uid).collect();
         held.retain(|uid| kept.contains(uid));
         Ok(Some(held))

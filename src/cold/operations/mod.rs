@@ -2,14 +2,15 @@
 //!
 //! One node works on an operation, under a lease with a token. A step ([`live`], [`redrive`], [`purge`]) changes timers and
 //! moves the position in one transaction, which begins by matching the token; so a step of a node that lost the lease changes
-//! nothing, and whoever goes on begins where the last commit ended.
+//! nothing, and whoever goes on begins where the last commit ended. Of operations that move timers (`shift`, `fire`) one goes
+//! on at a time.
 
 mod live;
 mod purge;
 mod redrive;
 mod selection;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use uuid::Uuid;
 
@@ -114,16 +115,67 @@ impl OperationRow {
         Selection::read(&self.selection)
     }
 
-    /// The key up to which it has come, if it takes timers in the order of lists.
-    fn list_position(&self) -> Result<Option<ListCursor>, Error> {
-        let bad = |_| Error::Corrupt("the position of an operation".into());
-        self.position.as_deref().map(str::parse).transpose().map_err(bad)
-    }
-
     /// Counts a timer that was refused.
     fn refuse(&mut self, why: Refusal) {
-        *self.refused.entry(why.word().to_owned()).or_default() += 1;
+        self.refuse_all(why, 1);
     }
+
+    /// Counts timers that were refused.
+    fn refuse_all(&mut self, why: Refusal, count: usize) {
+        if count > 0 {
+            *self.refused.entry(why.word().to_owned()).or_default() += i64::try_from(count).unwrap_or(0);
+        }
+    }
+}
+
+/// The key up to which an operation has come that takes timers in the order of lists, as it is stored.
+fn list_position(stored: Option<&str>) -> Result<Option<ListCursor>, Error> {
+    let bad = |_| Error::Corrupt("the position of an operation".into());
+    stored.map(str::parse).transpose().map_err(bad)
+}
+
+/// A running operation, as far as it matters who may take it.
+struct Running {
+    id: Uuid,
+    /// It moves timers.
+    moves: bool,
+    /// Some node has worked on it.
+    has_begun: bool,
+    /// No living node works on it.
+    is_free: bool,
+    /// This version can read it.
+    is_readable: bool,
+}
+
+impl Running {
+    fn read_all(rows: &[Row]) -> Result<Vec<Self>, Error> {
+        rows.iter().map(Self::read).collect()
+    }
+
+    fn read(row: &Row) -> Result<Self, Error> {
+        let (action, selection): (String, String) = (row.get(1)?, row.get(2)?);
+        let action = Action::from_word(&action);
+        Ok(Self {
+            id: row.get(0)?,
+            moves: action.is_some_and(Action::moves) && !row.get::<bool>(3)?,
+            has_begun: row.get(4)?,
+            is_free: row.get(5)?,
+            is_readable: action.is_some() && Selection::read(&selection).is_ok(),
+        })
+    }
+}
+
+/// Of running operations, those that a node may take.
+///
+/// Of those that move timers one goes on at a time, because a timer names only the last one that moved it: two with the
+/// same timer would move it again and again. It is the one that has begun, or else the oldest; the others wait until it has
+/// ended. Nobody gets a turn unless `is_locked` holds for all of them: then nobody else gives one.
+fn free_of(running: &[Running], is_locked: impl Fn(Uuid) -> bool) -> Vec<Uuid> {
+    let movers = || running.iter().filter(|one| one.moves);
+    let next = movers().find(|one| one.has_begun).or_else(|| movers().find(|one| one.is_readable));
+    let turn = next.filter(|_| movers().all(|one| is_locked(one.id))).map(|one| one.id);
+    let may_go = |one: &&Running| one.is_free && one.is_readable && (!one.moves || turn == Some(one.id));
+    running.iter().filter(may_go).map(|one| one.id).collect()
 }
 
 /// What [`ColdStore::begin_step`] began.
@@ -147,7 +199,8 @@ pub struct Worker {
 }
 
 impl ColdStore {
-    /// Begins an operation; `None` if as many run as may. The oldest ones that have ended are forgotten.
+    /// Begins an operation; `None` if as many run as may, or if there is one of this id. The oldest ones that have ended are
+    /// forgotten.
     pub async fn create_operation(&self, new: &NewOperation) -> Result<Option<OperationRow>, Error> {
         let mut tx = self.pool.begin().await?;
         let mut s = Statement::new(self.dialect(), "create_operation");
@@ -157,7 +210,8 @@ impl ColdStore {
         s.push(&format!(
             "INSERT INTO operations (namespace, id, action, filter, selection, dry_run, state, matched, done, refused, \
              created_at, lease_until) SELECT {NAMESPACE}, {id}, {action}, {filter}, {selection}, {dry}, 0, 0, 0, '{{}}', \
-             {now}, 0 WHERE (SELECT count(*) FROM operations WHERE state = 0) < {MAX_RUNNING} RETURNING {COLUMNS}",
+             {now}, 0 WHERE (SELECT count(*) FROM operations WHERE state = 0) < {MAX_RUNNING} \
+             ON CONFLICT (namespace, id) DO NOTHING RETURNING {COLUMNS}",
             dry = new.dry_run,
         ));
         let made = tx.fetch(s).await?.first().map(OperationRow::read).transpose()?;
@@ -218,9 +272,18 @@ impl ColdStore {
     }
 
     /// Takes running operations that no living node works on, the oldest first, at most `most`. Those that this version
-    /// cannot read are left to nodes of a newer one.
+    /// cannot read are left to nodes of a newer one; those that move timers take turns ([`free_of`]).
     pub async fn lease_operations(&self, worker: &Worker, most: usize) -> Result<Vec<OperationRow>, Error> {
-        let free = self.free_operations(most).await?;
+        let running = Running::read_all(&self.pool.read(self.running_statement()).await?)?;
+        if free_of(&running, |_| true).is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut tx = self.pool.begin().await?;
+        let locked = self.lock_movers(&mut tx).await?;
+        // Read again, with the locks: what another node has leased meanwhile shows.
+        let running = Running::read_all(&tx.fetch(self.running_statement()).await?)?;
+        let mut free = free_of(&running, |mover| locked.contains(&mover));
+        free.truncate(most);
         if free.is_empty() {
             return Ok(Vec::new());
         }
@@ -235,29 +298,35 @@ impl ColdStore {
                AND state = 0 AND lease_until < {now} AND id IN (SELECT free_id FROM free) ORDER BY id {lock}) \
              RETURNING {COLUMNS}"
         ));
-        let rows = self.pool.write(s).await?;
+        let rows = tx.fetch(s).await?;
+        tx.commit().await.map_err(Error::at_commit)?;
         let mut leased = rows.iter().map(OperationRow::read).collect::<Result<Vec<_>, _>>()?;
         leased.sort_unstable_by_key(|operation| operation.id);
         Ok(leased)
     }
 
-    /// Running operations that no living node works on and that this version can read, the oldest first, at most `most`.
-    async fn free_operations(&self, most: usize) -> Result<Vec<Uuid>, Error> {
-        let mut s = Statement::new(self.dialect(), "free_operations");
+    /// Running operations, the oldest first, as [`Running`] reads them.
+    fn running_statement(&self) -> Statement {
+        let mut s = Statement::new(self.dialect(), "running_operations");
         let now = s.now(self.bound_now());
         s.push(&format!(
-            "SELECT id, action, selection FROM operations WHERE namespace = {NAMESPACE} AND state = 0 \
-             AND lease_until < {now} ORDER BY id"
+            "SELECT id, action, selection, dry_run, node IS NOT NULL, lease_until < {now} FROM operations \
+             WHERE namespace = {NAMESPACE} AND state = 0 ORDER BY id"
         ));
-        let mut free = Vec::new();
-        for row in self.pool.read(s).await? {
-            let (action, selection): (String, String) = (row.get(1)?, row.get(2)?);
-            if Action::from_word(&action).is_some() && Selection::read(&selection).is_ok() {
-                free.push(row.get(0)?);
-            }
-        }
-        free.truncate(most);
-        Ok(free)
+        s
+    }
+
+    /// Locks the running operations that move timers, but for those that somebody else has locked; returns their ids.
+    async fn lock_movers(&self, tx: &mut Tx) -> Result<BTreeSet<Uuid>, Error> {
+        let movers = Action::ALL.into_iter().filter(|action| action.moves());
+        let movers = movers.map(|action| format!("'{}'", action.word())).collect::<Vec<_>>().join(", ");
+        let mut s = Statement::new(self.dialect(), "lock_movers");
+        s.push(&format!(
+            "SELECT id FROM operations WHERE namespace = {NAMESPACE} AND state = 0 AND NOT dry_run \
+             AND action IN ({movers}) ORDER BY id {}",
+            self.dialect().lock("FOR UPDATE SKIP LOCKED")
+        ));
+        tx.fetch(s).await?.iter().map(|row| row.get(0)).collect()
     }
 
     /// Gives the leases of a node back, so that another one goes on at once.

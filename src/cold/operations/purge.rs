@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use super::super::row::TimerRow;
 use super::super::sql::{Column, Statement, Tx};
 use super::super::{ColdStore, Error};
-use super::{Begun, OperationRow, SETTLED, Stepped, Worker};
+use super::{Begun, OperationRow, SETTLED, Selection, Stepped, Worker, list_position};
 use crate::model::operation::{OperationState, Refusal};
 
 /// The total that rises with every purge. Whoever has counted rows of history compares it before he relies on that.
@@ -25,18 +25,21 @@ impl ColdStore {
             // An end gets its time before it is committed.
             return Ok(Stepped { waits: true, ..Stepped::idle(Some(operation.clone())) });
         }
-        let (filter, after) = (operation.selection()?.filter, operation.list_position()?);
-        let page = self.list_ended(&filter, operation.created_at, after, most).await?;
+        let Selection { filter, ended_before, .. } = operation.selection()?;
+        let (before, after) =
+            (ended_before.min(operation.created_at), list_position(operation.position.as_deref())?);
+        let page = self.list_ended(&filter, before, after, most).await?;
         let (mut tx, mut now) = match self.begin_step(operation, worker).await? {
             Begun::Step(tx, now) => (tx, now),
             Begun::Nothing(after) => return Ok(Stepped::idle(after)),
         };
         let looked_at = page.rows.len();
-        now.matched += i64::try_from(looked_at).unwrap_or(0);
+        now.matched += i64::try_from(looked_at + page.unreadable.len()).unwrap_or(0);
+        now.refuse_all(Refusal::Unreadable, page.unreadable.len());
         if !operation.dry_run && looked_at > 0 {
             let removed = self.remove_ended(&mut tx, &page.rows).await?;
             now.done += i64::try_from(removed).unwrap_or(0);
-            (removed..looked_at).for_each(|_| now.refuse(Refusal::Removed));
+            now.refuse_all(Refusal::Removed, looked_at.saturating_sub(removed));
         }
         now.position = page.next.map(|next| next.to_string()).or(now.position);
         if page.next.is_none() {

@@ -275,6 +275,8 @@ impl ColdStore {
         if fresh.is_empty() {
             return Ok(HashMap::new());
         }
+        // Their queue may have been removed since.
+        self.keep_queues(tx, fresh.iter().map(|row| &row.target)).await?;
         let rows = tx.fetch(self.insert_statement(&fresh.iter().collect::<Vec<_>>())).await?;
         rows.iter().map(|row| Ok((Uid(row.get(0)?), UnixMs::new(row.get(1)?)))).collect()
     }
@@ -290,7 +292,8 @@ impl ColdStore {
         tx.fetch(s).await?.iter().map(|row| row.get(0).map(Uid)).collect()
     }
 
-    /// Of these dead timers, those whose ids were registered again and ended since.
+    /// Of these dead timers, those whose ids were registered again and ended since. History may have lost that end, or be
+    /// purged of it: then the id tells.
     async fn superseded(&self, tx: &mut Tx, dead: &[TimerRow]) -> Result<HashSet<Uid>, Error> {
         if dead.is_empty() {
             return Ok(HashSet::new());
@@ -308,7 +311,8 @@ impl ColdStore {
         );
         s.push(&format!(
             "WITH {batch} SELECT uid FROM b JOIN history ON uid = b_uid \
-             AND (ended_at, generation) > (b_ended, b_generation)"
+             AND (ended_at, generation) > (b_ended, b_generation) \
+             UNION SELECT uid FROM b JOIN ended_ids ON uid = b_uid AND generation > b_generation"
         ));
         tx.fetch(s).await?.iter().map(|row| row.get(0).map(Uid)).collect()
     }

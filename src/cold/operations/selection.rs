@@ -21,6 +21,8 @@ pub struct Selection {
     /// They ended before this moment. Never later than the begin of the operation, so that it does not take what came
     /// after it.
     pub ended_before: UnixMs,
+    /// Live ones were registered at this moment or before it; never later than the begin of the operation.
+    pub registered_until: Option<UnixMs>,
     /// Their due times move by so many milliseconds.
     pub by_ms: Option<i64>,
 }
@@ -47,6 +49,8 @@ struct Stored {
     worker: Option<String>,
     ended_from: Option<i64>,
     ended_before: i64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    registered_until: Option<i64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     by_ms: Option<i64>,
 }
@@ -82,6 +86,7 @@ impl Selection {
             worker,
             ended_from: self.ended_from.map(UnixMs::get),
             ended_before: self.ended_before.get(),
+            registered_until: self.registered_until.map(UnixMs::get),
             by_ms: self.by_ms,
         };
         serde_json::to_string(&stored).unwrap_or_default()
@@ -107,7 +112,8 @@ impl Selection {
         };
         let ended_before = UnixMs::new(stored.ended_before);
         let (ended_from, by_ms) = (stored.ended_from.map(UnixMs::new), stored.by_ms);
-        Ok(Self { filter, ended_from, ended_before, by_ms })
+        let registered_until = stored.registered_until.map(UnixMs::new);
+        Ok(Self { filter, ended_from, ended_before, registered_until, by_ms })
     }
 
     /// The condition that a row matches the filter.
@@ -140,7 +146,13 @@ mod tests {
             worker: Some("w1".into()),
         };
         let (from, before) = (UnixMs::new(3), UnixMs::new(4));
-        let all = Selection { filter, ended_from: Some(from), ended_before: before, by_ms: Some(-5) };
+        let all = Selection {
+            filter,
+            ended_from: Some(from),
+            ended_before: before,
+            registered_until: Some(UnixMs::new(5)),
+            by_ms: Some(-5),
+        };
         for selection in [all.clone(), Selection::default()] {
             let read = Selection::read(&selection.stored()).unwrap();
             assert_eq!(format!("{read:?}"), format!("{selection:?}"));

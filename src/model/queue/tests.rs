@@ -161,7 +161,7 @@ proptest! {
                 Step::TakeBack(which) => {
                     let out: Vec<LeaseToken> = timer.places.iter().filter(|place| place.held == Held::Out).map(token).collect();
                     if !out.is_empty() {
-                        prop_assert!(timer.places().take_back(&out[usize::from(which) % out.len()], now));
+                        prop_assert!(timer.places().take_back(&out[usize::from(which) % out.len()], Held::Returned, now));
                     }
                 }
                 Step::Cancel => {

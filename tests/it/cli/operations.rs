@@ -81,5 +81,6 @@ async fn live_timers_are_moved_paused_resumed_and_cancelled() {
     shell.run("timer pause t2").await.refused(CONFLICT);
     shell.run("timer resume none").await.refused(NOT_FOUND);
     shell.run("operation cancel").await.refused(USAGE);
+    shell.run("operation cancel --label app=a --label app=b").await.refused(USAGE);
     assert_eq!(done("operation fire --id t3 --dry-run").await, (json!(1), json!(0)));
 }

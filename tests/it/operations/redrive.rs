@@ -114,7 +114,7 @@ async fn a_dry_run_counts_and_changes_nothing(builder: NodeBuilder) {
         (json!({"receiver": place.receiver.url("")}), 1),
         (json!({"destination": "a", "due_before": "2020-01-01T00:00:00Z"}), 0),
         (json!({"id": "y"}), 1),
-        (json!({"label.it's \"quoted\"": "x"}), 0),
+        (json!({"label.app": "it's \"quoted\""}), 0),
     ];
     // All at once: each takes as long as a death may be committed late.
     let mut begun = Vec::new();

@@ -49,11 +49,18 @@ async fn what_is_not_valid_is_refused_by_field() {
         (json!({"action": "redrive", "filter": {"due_after": "soon"}}), "/filter/due_after", "bad_time"),
         (json!({"action": "redrive", "filter": {"queue": ".q"}}), "/filter/queue", "bad_name"),
         (json!({"action": "redrive", "filter": {"to": "team"}}), "/filter/to", "bad_to"),
+        (json!({"action": "redrive", "filter": {"label.a\\": "x"}}), "/filter/label.a\\", "bad_label"),
+        (json!({"action": "redrive", "filter": {"label.": "x"}}), "/filter/label.", "bad_label"),
     ] {
         let answer = api.send(Method::POST, "/v1/operations", &[], Some(&body)).await;
         problem(&answer, 422, "invalid");
         assert_eq!(first(&answer), (pointer.to_owned(), code.to_owned()), "{body}: {}", answer.body);
     }
+    // The first of two owners would be lost.
+    let twice = r#"{"action": "cancel", "filter": {"owner": "a", "state": "paused", "owner": "b"}}"#;
+    let answer = api.send_bytes(Method::POST, "/v1/operations", &[], twice).await;
+    problem(&answer, 422, "invalid");
+    assert_eq!(first(&answer), ("/filter/owner".to_owned(), "repeated".to_owned()), "{}", answer.body);
     let hook = json!({"webhook": {"url": "http://127.0.0.1:9/"}});
     assert_eq!(api.send(Method::PUT, "/v1/destinations/a", &[], Some(&hook)).await.status, 201);
     for (body, pointer, code) in [

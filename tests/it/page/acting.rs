@@ -237,6 +237,52 @@ async fn many_are_counted_and_then_changed(builder: NodeBuilder) {
     assert_eq!(stop.status, 303, "it has ended: nothing happens");
 }
 
+/// What is counted is what is done: timers of later are left, and a form that is sent twice begins one operation.
+async fn a_run_takes_what_was_counted_and_begins_once(builder: NodeBuilder) {
+    let node = builder.start_ready().await;
+    let (api, visitor) = (node.api(), Visitor::new(&node));
+    let put = async |id: &str| {
+        let mut timer = later();
+        timer["owner"] = json!("me");
+        assert_eq!(api.put(id, &timer).await.0, 201);
+    };
+    let done = async |path: &str| {
+        eventually("it ends", std::time::Duration::from_secs(20), async || {
+            let page = visitor.get(path).await;
+            if page.title().contains("done") { Ok(page) } else { Err(page.text) }
+        })
+        .await
+    };
+    put("a").await;
+    // Dead and cancelled ones are counted up to a moment, too.
+    for action in ["cancel", "purge"] {
+        let list = visitor.get("/timers?owner=me").await;
+        let query = list.hidden("query").remove(0);
+        let fields = [("token", list.token()), ("query", &query), ("action", action)];
+        let count = visitor.post("/operations", &fields).await.header("location").expect("a page").to_owned();
+        let counted = done(&count).await;
+        assert!(counted.text.contains(&format!(">{action} 1 timer</button>")), "{}", counted.text);
+        put(action).await;
+        if action == "purge" {
+            assert_eq!(api.delete(action).await.0, 200);
+        }
+        let mut led_to = Vec::new();
+        for _ in 0..2 {
+            let run = visitor.post(&format!("{count}/run"), &[("token", counted.token())]).await;
+            assert_eq!(run.status, 303, "{}", run.text);
+            led_to.push(run.header("location").expect("a page").to_owned());
+            done(&led_to[0]).await;
+        }
+        assert_eq!(led_to[0], led_to[1], "it has begun already");
+        assert_ne!(led_to[0], count);
+    }
+    assert_eq!(api.timer("a").await.0, 404, "it was cancelled, and purged");
+    assert_eq!(api.timer("cancel").await.1["state"], "scheduled", "it came after the count");
+    assert_eq!(api.timer("purge").await.1["state"], "cancelled", "it ended after the count");
+    let all = api.get("/v1/operations").await.1;
+    assert_eq!(all["items"].as_array().map(Vec::len), Some(4), "{all}");
+}
+
 #[tokio::test]
 async fn one_timer_tells_its_life() {
     let node = Node::builder().name("teller").start_ready().await;
@@ -271,6 +317,7 @@ on_both!(
     a_form_that_is_sent_twice_fires_once,
     a_pause_and_a_resume_say_whom_they_concern,
     many_are_counted_and_then_changed,
+    a_run_takes_what_was_counted_and_begins_once,
 );
 
 #[tokio::test]

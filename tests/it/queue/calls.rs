@@ -205,6 +205,30 @@ async fn a_manager_changes_whom_a_task_is_for(builder: NodeBuilder) {
     );
 }
 
+/// No worker is waited for while the schedule does not let it go.
+async fn what_waits_for_its_schedule_says_so(builder: NodeBuilder) {
+    let node = builder.start_ready().await;
+    let api = node.api();
+    let rule = json!({"every": "PT1S", "target": {"queue": "tasks"}, "overlap": "queue_one"});
+    let put = api.send(Method::PUT, "/v1/schedules/s", &[], Some(&rule)).await;
+    assert_eq!(put.status, 201, "{}", put.body);
+    let held = item(&api, "tasks", "w1").await;
+    let held = held["timer"].as_str().expect("an id").to_owned();
+    crate::support::eventually("the next one waits for it", LONG, async || {
+        let listed = api.get("/v1/timers?queue=tasks").await.1;
+        for timer in listed["items"].as_array().expect("items") {
+            let id = timer["id"].as_str().expect("an id");
+            let explained = api.get(&format!("/v1/timers/{id}/explain")).await.1;
+            let why = explained["waiting_for"].as_str().unwrap_or_default().to_owned();
+            if id != held && why.contains("the occurrence of schedule `s` before it") {
+                return Ok(());
+            }
+        }
+        Err(listed)
+    })
+    .await;
+}
+
 /// A cancel, a pause and an operation on what is for queues.
 async fn operations_and_pauses_know_queues(builder: NodeBuilder) {
     let node = builder.start_ready().await;
@@ -248,4 +272,5 @@ on_both!(
     what_is_wrong_is_told_with_its_place,
     a_manager_changes_whom_a_task_is_for,
     operations_and_pauses_know_queues,
+    what_waits_for_its_schedule_says_so,
 );

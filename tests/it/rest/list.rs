@@ -169,4 +169,31 @@ async fn a_filter_that_cannot_be_is_422() {
     }
 }
 
-on_both!(a_filter_finds_what_fits_and_nothing_else, pages_miss_nothing_and_repeat_nothing);
+/// No timer has such a label, and a database may take it for something else.
+async fn a_filter_by_a_label_that_cannot_be_is_422(builder: NodeBuilder) {
+    let node = builder.start_ready().await;
+    let long = "a".repeat(65);
+    for list in ["timers", "schedules"] {
+        for (name, shown) in
+            [("a%5C", "a\\"), ("%22a%22", "\"a\""), ("", ""), ("a%00", "a\0"), (&*long, &*long)]
+        {
+            let path = format!("/v1/{list}?label.{name}=x");
+            let answer = node.api().send(Method::GET, &path, &[], None).await;
+            problem(&answer, 422, "invalid");
+            let error = &answer.body["errors"][0];
+            assert_eq!(
+                (&error["pointer"], &error["code"]),
+                (&json!(format!("?label.{shown}")), &json!("bad_label")),
+                "{path}"
+            );
+        }
+        let path = format!("/v1/{list}?label.a._-/Z9=x");
+        assert_eq!(node.api().get(&path).await.1["items"], json!([]), "{path}");
+    }
+}
+
+on_both!(
+    a_filter_finds_what_fits_and_nothing_else,
+    a_filter_by_a_label_that_cannot_be_is_422,
+    pages_miss_nothing_and_repeat_nothing,
+);

@@ -21,7 +21,8 @@ pub const OWNER: &str = "owner";
 const LABEL: &str = "team";
 const TEAMS: [&str; 2] = ["a", "b"];
 
-/// How many operations run at a time, each of another action: so it can be told what each of them did.
+/// How many operations run at a time, each of another action, or a shift, which moves as far as no other: so it can be told
+/// what each of them did.
 const AT_ONCE: usize = 2;
 
 /// Which timers an operation takes.
@@ -76,7 +77,8 @@ impl Plan {
         let far = world.pick(3..40) * 100 + number;
         let by_ms = if world.one_in(3) { -far } else { far };
         let dry_run = world.one_in(10);
-        (!running.contains(&action)).then_some(Self { number, action, of, by_ms, dry_run })
+        let is_told = action == Action::Shift || !running.contains(&action);
+        is_told.then_some(Self { number, action, of, by_ms, dry_run })
     }
 
     /// Everything that is paused is resumed.

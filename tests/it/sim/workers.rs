@@ -270,6 +270,13 @@ impl Workers {
                 self.unanswered(job);
                 return 0;
             };
+            if answer.in_doubt.is_some() {
+                // As the desk does.
+                let items: Vec<_> = answer.given.into_iter().flatten().collect();
+                writer.apply(&taken_back(&items)).await;
+                self.unanswered(job);
+                return 0;
+            }
             for ((who, asking), items) in workers.iter().zip(&asking).zip(answer.given) {
                 if !items.is_empty() && !is_well && self.world.one_in(12) {
                     // The answer cannot be written, as when the worker has gone.

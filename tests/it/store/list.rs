@@ -8,7 +8,7 @@ use mainspring::cold::{Change, ChangeEvent, ColdStore, Filter, NewTimer};
 use mainspring::model::id::Uid;
 use mainspring::model::timer::State;
 
-use super::fixture::{Fixture, on_both_stores, record};
+use super::fixture::{Fixture, behind_its_back, on_both_stores, record};
 use mainspring::model::timer::{AttemptResult, Next};
 
 /// The ids of all pages of a list, and how many pages there were.
@@ -103,6 +103,19 @@ async fn a_page_ends_before_it_is_too_large(f: Fixture) {
     assert_eq!((ids.len(), pages), (300, 3));
 }
 
+/// A newer version has written them.
+async fn a_page_goes_past_what_cannot_be_read(f: Fixture) {
+    for (n, id) in (1..).zip(["a", "b", "c", "d", "e"]) {
+        f.put(id, n * 1000).await;
+    }
+    behind_its_back(&f, "UPDATE timers SET policies = '{]' WHERE id IN ('b', 'c', 'e')").await;
+    for limit in [1, 2, 3, 9] {
+        assert_eq!(ids(&f.store, &Filter::default(), limit).await.0, ["a", "d"], "by {limit}");
+    }
+    let page = f.store.list(&Filter::default(), None, 9).await.expect("lists");
+    assert_eq!(page.unreadable.len(), 3);
+}
+
 /// While timers end, each page has each timer exactly once.
 async fn a_timer_that_ends_is_neither_missing_nor_twice(f: Fixture) {
     let timers: Vec<NewTimer> = (0..400).map(|n| f.timer(&format!("t{n:03}"), 60_000)).collect();
@@ -132,5 +145,6 @@ async fn a_timer_that_ends_is_neither_missing_nor_twice(f: Fixture) {
 on_both_stores!(
     every_filter_has_all_its_timers_in_pages_of_any_size,
     a_page_ends_before_it_is_too_large,
+    a_page_goes_past_what_cannot_be_read,
     a_timer_that_ends_is_neither_missing_nor_twice,
 );

@@ -5,29 +5,35 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use mainspring::cold::{
-    ChangeEvent, Filter, NewOperation, NewTimer, OperationRow, Registered, SETTLED, Selection, TimerRow,
-    Worker,
+    ChangeEvent, Edit, Filter, NewOperation, NewTimer, OperationRow, Registered, SETTLED, Selection,
+    TimerRow, Worker,
 };
 use mainspring::model::id::Uid;
 use mainspring::model::operation::{Action, OperationId, OperationState};
-use mainspring::model::time::LAST;
+use mainspring::model::time::{LAST, UnixMs};
 use mainspring::model::timer::{AttemptResult, Next, State};
 use sea_orm::sqlx::query;
 use uuid::Uuid;
 
-use super::fixture::{Fixture, held_open, on_both_stores, record, somebody_waits};
+use super::fixture::{Fixture, behind_its_back, held_open, on_both_stores, record, somebody_waits};
 
 fn worker(n: u128) -> Worker {
     Worker { node: format!("w{n}"), token: Uuid::from_u128(n), lease_ms: 5000 }
 }
 
-/// Begins an operation on the timers of `me`, and leases it.
-async fn begin(f: &Fixture, n: u128, action: Action, by_ms: Option<i64>, dry_run: bool) -> OperationRow {
+/// Begins an operation on the timers of `me`.
+async fn create(f: &Fixture, n: u128, action: Action, by_ms: Option<i64>, dry_run: bool) -> OperationId {
     let filter = Filter { owner: Some("me".into()), ..Filter::default() };
     let selection = Selection { filter, ended_before: LAST, by_ms, ..Selection::default() };
     let id = OperationId(Uuid::from_u128(n));
     let new = NewOperation { id, action, filter: "{}".into(), selection, dry_run };
     f.store.create_operation(&new).await.expect("begins").expect("there is room");
+    id
+}
+
+/// The same, and leases it.
+async fn begin(f: &Fixture, n: u128, action: Action, by_ms: Option<i64>, dry_run: bool) -> OperationRow {
+    let id = create(f, n, action, by_ms, dry_run).await;
     let leased = f.store.lease_operations(&worker(1), 99).await.expect("leases");
     leased.into_iter().find(|row| row.id == id).expect("it is leased")
 }
@@ -111,6 +117,136 @@ async fn a_shift_moves_each_timer_once(f: Fixture) {
     assert_eq!(f.find(uids[20]).await.life.due_at, others);
 }
 
+/// Lets two nodes work on what there is, in turn, each on one operation at a time; returns all operations, the oldest first.
+async fn worked_on_by_two(f: &Fixture) -> Vec<OperationRow> {
+    let mut held: [Option<OperationRow>; 2] = [None, None];
+    for _ in 0..200 {
+        for (n, held) in (1..).zip(&mut held) {
+            if held.is_none() {
+                *held = f.store.lease_operations(&worker(n), 1).await.expect("leases").pop();
+            }
+            if let Some(operation) = held.take() {
+                let stepped = f.store.operate(&operation, &worker(n), 3).await.expect("steps").stepped;
+                *held = stepped.operation.filter(|row| row.state == OperationState::Running);
+            }
+        }
+        f.clock.advance(Duration::from_millis(10));
+    }
+    let mut all = f.store.operations().await.expect("reads");
+    all.sort_unstable_by_key(|row| row.id);
+    all
+}
+
+/// A timer names only the last one that moved it. So two that take the same timers do not work at the same time.
+async fn operations_that_move_the_same_timers_move_each_once(f: Fixture) {
+    let uids = mine(&f, 20).await;
+    let due = f.find(uids[0]).await.life.due_at.get();
+    let lives = async || {
+        let mut lives = Vec::new();
+        for uid in &uids[..20] {
+            lives.push(f.find(*uid).await.life);
+        }
+        lives
+    };
+    for (n, by) in [(1, 5500), (2, 100)] {
+        create(&f, n, Action::Shift, Some(by), false).await;
+    }
+    let all = worked_on_by_two(&f).await;
+    for (n, life) in (0..).zip(lives().await) {
+        assert_eq!((life.due_at.get(), life.generation.0), (due + n * 1000 + 5600, 3), "t{}", n + 1);
+    }
+    create(&f, 3, Action::Shift, Some(5500), false).await;
+    create(&f, 4, Action::Fire, None, false).await;
+    let more = worked_on_by_two(&f).await;
+    for life in lives().await {
+        assert_eq!((life.due_at <= f.now(), life.generation.0), (true, 5));
+    }
+    assert_eq!((all.len(), more.len()), (2, 4));
+    for row in all.iter().chain(&more) {
+        assert_eq!((row.matched, row.done, row.state), (20, 20, OperationState::Done), "{row:?}");
+    }
+    assert!(more[2].ended_at <= more[3].ended_at, "the older one goes first");
+}
+
+async fn an_operation_that_moves_timers_waits_until_the_one_before_it_has_ended(f: Fixture) {
+    mine(&f, 4).await;
+    for (n, action, dry_run) in [
+        (3, Action::Shift, false),
+        (4, Action::Fire, false),
+        (5, Action::Shift, true),
+        (6, Action::Cancel, false),
+    ] {
+        create(&f, n, action, Some(1000), dry_run).await;
+    }
+    let leased = async |n: u128| {
+        let leased = f.store.lease_operations(&worker(n), 9).await.expect("leases");
+        leased.into_iter().map(|row| row.id.0.as_u128()).collect::<Vec<_>>()
+    };
+    let id = |n: u128| OperationId(Uuid::from_u128(n));
+    assert_eq!(leased(1).await, [3, 5, 6]);
+    let waits = f.store.operation(id(4)).await.expect("reads").expect("is there");
+    assert_eq!((waits.state, waits.node, waits.matched), (OperationState::Running, None, 0));
+    // One with an older id that comes later, as from a node with another clock, does not go before one that has begun.
+    create(&f, 2, Action::Shift, Some(1000), false).await;
+    assert!(leased(2).await.is_empty());
+    f.clock.advance(Duration::from_millis(5001));
+    assert_eq!(leased(2).await, [3, 5, 6], "the node was silent: another goes on with the same ones");
+    f.store.stop_operation(id(3)).await.expect("stops");
+    assert_eq!(leased(1).await, [2]);
+    assert!(leased(2).await.is_empty());
+    f.store.fail_operation(id(2), "it is broken").await.expect("fails");
+    assert_eq!(leased(1).await, [4]);
+    // A version without turns had begun two: the older one goes on.
+    for n in [7, 8] {
+        create(&f, n, Action::Shift, Some(1000), false).await;
+    }
+    f.store.stop_operation(id(4)).await.expect("stops");
+    behind_its_back(&f, "UPDATE operations SET node = 'w1' WHERE state = 0").await;
+    assert_eq!(leased(1).await, [7]);
+    f.store.stop_operation(id(7)).await.expect("stops");
+    assert_eq!(leased(1).await, [8]);
+}
+
+/// A cancel looks once more from the begin: what somebody has moved in front of it meanwhile is not left out.
+async fn a_cancel_takes_what_was_moved_in_front_of_it(f: Fixture) {
+    let owned = f.own_all().await;
+    let uids = mine(&f, 6).await;
+    f.clock.advance(Duration::from_secs(2));
+    assert_eq!(f.claim_due(&owned).await.len(), 3, "t1, t2 and the one of somebody else");
+    let operation = begin(&f, 1, Action::Cancel, None, false).await;
+    let first = f.store.operate(&operation, &worker(1), 2).await.expect("steps").stepped;
+    let second = f.store.operate(&first.operation.expect("goes on"), &worker(1), 2).await.expect("steps");
+    let second = second.stepped.operation.expect("goes on");
+    assert_eq!((second.matched, second.done), (4, 2));
+    let sooner = Edit { due_at: Some(UnixMs::new(f.now().get() + 1)), ..Edit::default() };
+    f.change(uids[5], ChangeEvent::Edit(sooner)).await;
+    let (done, _) = run(&f, second, 2).await;
+    assert_eq!((done.matched, done.done), (6, 4), "{done:?}");
+    assert_eq!(done.refused, BTreeMap::from([("in_flight".to_owned(), 2)]), "they are counted once");
+    assert_eq!(states(&f, &uids[..6]).await, BTreeMap::from([("delivering", 2), ("cancelled", 4)]));
+}
+
+/// A newer version has written it.
+async fn a_timer_that_cannot_be_read_is_counted_and_left(f: Fixture) {
+    let uids = mine(&f, 5).await;
+    behind_its_back(&f, "UPDATE timers SET policies = '{]' WHERE id = 't3'").await;
+    let unreadable = BTreeMap::from([("unreadable".to_owned(), 1)]);
+    let (foretold, _) = run(&f, begin(&f, 1, Action::Pause, None, true).await, 2).await;
+    assert_eq!((foretold.matched, foretold.done, &foretold.refused), (5, 0, &unreadable));
+    let (paused, _) = run(&f, begin(&f, 2, Action::Pause, None, false).await, 2).await;
+    assert_eq!((paused.matched, paused.done, &paused.refused), (5, 4, &unreadable));
+    let (cancelled, _) = run(&f, begin(&f, 3, Action::Cancel, None, false).await, 2).await;
+    assert_eq!((cancelled.matched, cancelled.done, &cancelled.refused), (5, 4, &unreadable));
+    behind_its_back(&f, "UPDATE history SET policies = '{]' WHERE id = 't4'").await;
+    f.clock.advance(Duration::from_millis(10));
+    let purged = begin(&f, 4, Action::Purge, None, false).await;
+    f.clock.advance(SETTLED);
+    let purged = purge(&f, purged).await;
+    assert_eq!((purged.matched, purged.done, &purged.refused), (4, 3, &unreadable));
+    behind_its_back(&f, "UPDATE timers SET policies = NULL WHERE id = 't3'").await;
+    assert_eq!(f.find(uids[2]).await.life.state, State::Scheduled);
+}
+
 async fn a_firing_makes_each_timer_due_once(f: Fixture) {
     let uids = mine(&f, 20).await;
     f.clock.advance(Duration::from_secs(10));
@@ -162,7 +298,10 @@ async fn a_step_without_the_lease_changes_nothing(f: Fixture) {
     assert!(late.changes.is_empty() && late.stepped.operation.is_none());
     let rest = f.store.operate(&taken, &worker(2), 9).await.expect("steps");
     let rest = rest.stepped.operation.expect("is there");
-    assert_eq!((rest.matched, rest.done, rest.state), (6, 6, OperationState::Done));
+    assert_eq!((rest.matched, rest.done, rest.state), (6, 6, OperationState::Running));
+    let closed = f.store.operate(&rest, &worker(2), 9).await.expect("steps");
+    let closed = closed.stepped.operation.expect("is there");
+    assert_eq!((closed.matched, closed.done, closed.state), (6, 6, OperationState::Done));
     f.balanced().await;
 }
 
@@ -248,6 +387,10 @@ on_both_stores!(
     a_purge_removes_what_is_kept_of_ended_timers,
     each_action_takes_what_it_may,
     a_shift_moves_each_timer_once,
+    operations_that_move_the_same_timers_move_each_once,
+    an_operation_that_moves_timers_waits_until_the_one_before_it_has_ended,
+    a_cancel_takes_what_was_moved_in_front_of_it,
+    a_timer_that_cannot_be_read_is_counted_and_left,
     a_firing_makes_each_timer_due_once,
     what_is_registered_after_the_begin_is_left,
     a_step_without_the_lease_changes_nothing,

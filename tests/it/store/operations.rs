@@ -1,8 +1,11 @@
 //! One step of an operation in the store: what fences it, and what bounds it.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use mainspring::cold::{ChangeEvent, NewOperation, OperationRow, SETTLED, Selection, Worker};
+use mainspring::cold::{
+    ChangeEvent, NewOperation, NewTimer, OperationRow, Registered, SETTLED, Selection, Worker,
+};
 use mainspring::model::id::{Epoch, Uid};
 use mainspring::model::operation::{Action, OperationId, OperationState};
 use mainspring::model::time::UnixMs;
@@ -122,6 +125,25 @@ async fn a_death_that_is_committed_late_is_taken(f: Fixture) {
     assert_eq!((second.waits, after.matched, after.done, after.state), (false, 1, 1, OperationState::Done));
 }
 
+/// Its id was registered again and ended since; history has lost that, as by a purge, and the id remembers it.
+async fn a_timer_that_was_superseded_is_refused_though_history_has_lost_it(f: Fixture) {
+    let owned = f.own_all().await;
+    dead(&f, &owned, &["a", "b"]).await;
+    f.clock.advance(Duration::from_millis(10));
+    let again = NewTimer { again: true, ..f.timer("a", 60_000) };
+    assert!(matches!(f.register(std::slice::from_ref(&again)).await[..], [Registered::New(_)]));
+    f.change(again.uid, ChangeEvent::Cancel).await;
+    behind_its_back(&f, "DELETE FROM history WHERE id = 'a' AND generation = 2").await;
+    f.clock.advance(Duration::from_millis(10));
+    begin(&f, 1).await;
+    f.clock.advance(SETTLED);
+    let one = worker(1);
+    let leased = f.store.lease_operations(&one, 9).await.expect("leases").remove(0);
+    let done = f.store.redrive(&leased, &one, 9).await.expect("steps").operation.expect("is there");
+    assert_eq!((done.matched, done.done), (2, 1), "{done:?}");
+    assert_eq!(done.refused, BTreeMap::from([("superseded".to_owned(), 1)]));
+}
+
 /// An older node leaves it to a newer one, and goes on with others.
 async fn an_operation_of_a_newer_version_is_left_alone(f: Fixture) {
     for n in 1..=6 {
@@ -189,6 +211,7 @@ on_both_stores!(
     what_dies_after_the_begin_is_not_taken,
     a_death_that_is_committed_late_is_taken,
     an_operation_of_a_newer_version_is_left_alone,
+    a_timer_that_was_superseded_is_refused_though_history_has_lost_it,
     a_stop_and_an_end_are_final,
     what_ran_is_forgotten_in_the_end_and_what_runs_is_bounded,
 );

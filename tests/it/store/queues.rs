@@ -2,22 +2,27 @@
 //! also when leases end.
 
 use std::collections::{BTreeSet, HashSet};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use mainspring::cold::{
-    Applied, Asking, Backlogged, Change, ChangeEvent, DueRow, Edit, Leased, NewTimer, QueueRemoved,
-    Registered, Settlement, TimerRow, Turn,
+    Applied, Asking, Backlogged, Call, Change, ChangeEvent, ColdStore, DueRow, Edit, Error, FailPoint,
+    Filter, Leased, NewOperation, NewTimer, QueueRemoved, Registered, Selection, Settlement, TimerRow, Turn,
+    Worker,
 };
 use mainspring::model::id::Uid;
+use mainspring::model::operation::{self, OperationId};
 use mainspring::model::policy::{Late, Policies, Retry, Then};
 use mainspring::model::priority::Priority;
 use mainspring::model::queue::{Action, Dispatch, Held, LeaseToken, Settings, To, lane};
 use mainspring::model::target::Target;
 use mainspring::model::time::{LAST, Span, UnixMs};
-use mainspring::model::timer::{Answer, State};
+use mainspring::model::timer::{Answer, AttemptResult, Event, Next, State};
 use mainspring::queue::taken_back;
+use uuid::Uuid;
 
-use super::fixture::{Fixture, on_both_stores};
+use super::fixture::{Fixture, on_both_stores, record};
 
 const Q: &str = "q";
 
@@ -291,6 +296,63 @@ async fn a_cancel_tells_the_truth_about_places(f: Fixture) {
     f.balanced().await;
 }
 
+/// Only a queue's own answers can say what workers have done. So a timer of which one has done something, or may have, stays
+/// with its queue; and one that was sent before it came to a queue was not just cancelled.
+async fn a_cancel_is_true_after_a_change_of_target(f: Fixture) {
+    let owned = f.own_all().await;
+    let retarget = |target| ChangeEvent::Edit(Edit { target: Some(target), ..Edit::default() });
+    let away = || retarget(f.timer("x", 0).target);
+    let done = f.put_for("done", 0, times(3, false)).await;
+    let item = f.item("w1").await;
+    f.settle(&item, Action::Ack).await.expect("counts");
+    assert_eq!(f.change(done, away()).await.1, Answer::InFlight, "a place is acked");
+    assert_eq!(f.change(done, ChangeEvent::Cancel).await.1, Answer::Stopped);
+
+    let lost = f.put_for("lost", 0, times(3, false)).await;
+    f.item("w1").await;
+    f.after(10);
+    f.swept().await;
+    assert_eq!(f.change(lost, away()).await.1, Answer::InFlight, "the worker may have done it");
+    // Nor does a change between the two make that unknown.
+    let dispatch = ChangeEvent::Edit(Edit { dispatch: Some(times(2, false)), ..Edit::default() });
+    assert_eq!(f.change(lost, dispatch).await.1, Answer::Done);
+    assert_eq!(f.change(lost, away()).await.1, Answer::InFlight);
+    let elsewhere = Target::Queue("elsewhere".into());
+    assert_eq!(f.change(lost, retarget(elsewhere)).await.1, Answer::Done, "another queue knows as much");
+    assert_eq!(f.change(lost, ChangeEvent::Cancel).await.1, Answer::Cancelled);
+
+    // What was given back was certainly not done. Settled and changed in one transaction, too.
+    let back = f.put_for("back", 0, Dispatch::default()).await;
+    let item = f.item("w1").await;
+    f.settle(&item, Action::Retry(Some(0))).await.expect("counts");
+    assert_eq!(f.change(back, away()).await.1, Answer::Done);
+    assert_eq!(f.change(back, ChangeEvent::Cancel).await.1, Answer::Stopped, "a worker had it");
+    let batch = f.put_for("batch", 0, times(2, false)).await;
+    let item = f.item("w1").await;
+    let ack = Settlement { token: item.token, lane: lane(Q), action: Action::Ack, result: None };
+    let both = [ChangeEvent::Settle(ack), away()].map(|event| Change { uid: batch, event });
+    let answers = f.apply(&both).await;
+    assert!(matches!(answers[1], Applied::Live(_, Answer::InFlight)), "{:?}", answers[1]);
+
+    // A request was sent, and failed, before it came to a queue.
+    let sent = f.put("sent", 0).await;
+    let row = f.claim_due(&owned).await.into_iter().find(|row| row.uid == sent).expect("is due");
+    let failed = record(&row, AttemptResult::Failed);
+    let next = Next::Retry(UnixMs::new(f.now().get() + 60_000));
+    f.change(sent, ChangeEvent::Attempted(next, failed)).await;
+    assert_eq!(f.change(sent, retarget(Target::Queue(Q.into()))).await.1, Answer::Done);
+    for _ in 0..2 {
+        let answer = match f.apply(&[Change { uid: sent, event: ChangeEvent::Cancel }]).await.remove(0) {
+            Applied::Live(_, answer) => answer,
+            _ => {
+                let row = f.find(sent).await;
+                row.answer(row.life.step(Event::Cancel, f.now()).answer)
+            }
+        };
+        assert_eq!(answer, Answer::Stopped, "a repeat says the same");
+    }
+}
+
 async fn each_gets_what_is_for_it_and_no_group_hides_another(f: Fixture) {
     for n in 0..40 {
         f.put_for(&format!("other-{n}"), 0, only(To::Group("g1".into()))).await;
@@ -331,6 +393,33 @@ async fn what_a_worker_may_not_have_hides_nothing(f: Fixture) {
     assert_eq!(others.len(), 21, "those that w2 has are out, and the new one has a second place");
 }
 
+/// Of several workers to whom the same timers hide what they may have, each gets something of its own: what was given out in
+/// the same transaction hides nothing either.
+async fn of_many_workers_that_others_hide_things_from_each_gets_its_own(f: Fixture) {
+    const WORKERS: usize = 20;
+    let put = async |word: &str| {
+        let timers: Vec<NewTimer> = (0..WORKERS)
+            .map(|n| for_queue(f.timer(&format!("{word}-{n:02}"), 0), Dispatch::default()))
+            .collect();
+        f.register(&timers).await;
+        timers.into_iter().map(|timer| timer.uid).collect::<HashSet<Uid>>()
+    };
+    let exclude = put("hides").await;
+    f.clock.advance(Duration::from_millis(5));
+    put("new").await;
+    let one = |n: usize| Asking { exclude: exclude.clone(), ..asking(&format!("w{n}")) };
+    let all: Vec<Asking> = (0..WORKERS).map(one).collect();
+    let answer = f.store.lease(Q, &all, "a", &mut Turn::default()).await.expect("leases");
+    let got: BTreeSet<String> = answer.given.iter().flatten().map(|item| item.timer.clone()).collect();
+    assert_eq!(got.len(), 16, "as many are looked for in one transaction");
+    assert_eq!(answer.again, (16..WORKERS).collect::<BTreeSet<_>>(), "the others come at once");
+    let rest: Vec<Asking> = answer.again.iter().map(|&n| all[n].clone()).collect();
+    let more = f.store.lease(Q, &rest, "a", &mut Turn::default()).await.expect("leases");
+    assert!(more.given.iter().all(|items| items.len() == 1) && more.again.is_empty());
+    assert!(f.lease(one(99)).await.is_empty());
+    assert_eq!(f.lease(asking("w98")).await.len(), 1, "what was hiding is there for others");
+}
+
 async fn high_ones_go_first_and_low_ones_still_move(f: Fixture) {
     for (priority, word) in [(Priority::Low, "low"), (Priority::Normal, "normal"), (Priority::High, "high")] {
         for n in 0..21 {
@@ -363,6 +452,7 @@ async fn with_redo_a_worker_gets_what_it_has(f: Fixture) {
     let again = f.lease(redo("w1")).await;
     assert_eq!(again.len(), 1, "only what it has, though more is ready");
     assert_eq!((again[0].token, again[0].attempt), (one[0].token, 1), "the same token while the lease runs");
+    assert_eq!(again[0].data, f.find(one[0].token.uid).await.body(), "and the same payload");
     f.settle(&one[0], Action::Extend(5000)).await.expect("counts");
     assert_eq!(f.lease(redo("w1")).await[0].token, one[0].token);
     f.after(5);
@@ -390,6 +480,45 @@ async fn a_redo_finds_leases_that_ended(f: Fixture) {
     f.after(10);
     assert_eq!(f.store.ended_leases(Q, &["w1", "w2"]).await.expect("reads"), [item.token.uid]);
     assert!(f.store.ended_leases(Q, &["w2"]).await.expect("reads").is_empty());
+}
+
+/// A lease that ended a moment ago is no answer: it is looked at first, and the worker served again.
+async fn a_redo_never_returns_a_token_that_is_over(f: Fixture) {
+    f.own_all().await;
+    f.put_for("a", 0, Dispatch::default()).await;
+    let item = f.item("w1").await;
+    f.put_for("b", 0, Dispatch::default()).await;
+    f.after(10);
+    let redo = Asking { redo: true, ..asking("w1") };
+    let asked = [redo.clone()];
+    let answer = f.store.lease(Q, &asked, "a", &mut Turn::default()).await.expect("leases");
+    assert!(answer.given[0].is_empty(), "neither a dead token nor another task: {:?}", answer.given);
+    assert_eq!(answer.again, [0].into());
+    f.swept().await;
+    let again = f.lease(redo).await;
+    assert_eq!((again[0].timer.as_str(), again[0].attempt), ("a", 2));
+    assert_ne!(again[0].token, item.token);
+    assert!(f.settle(&again[0], Action::Ack).await.is_some());
+}
+
+/// However much one worker has, another one finds what it has itself.
+async fn a_redo_of_one_worker_hides_nothing_of_another(f: Fixture) {
+    let mut timers: Vec<NewTimer> =
+        (0..1005).map(|n| for_queue(f.timer(&format!("t{n}"), 0), only(To::Worker("w1".into())))).collect();
+    timers.sort_by_key(|timer| timer.uid);
+    let last = timers.last_mut().expect("many");
+    last.dispatch = Some(only(To::Worker("w2".into())));
+    let last = last.uid;
+    for timers in timers.chunks(500) {
+        f.register(timers).await;
+    }
+    let many = |most: usize| Asking { most, ..asking("w1") };
+    assert_eq!((f.lease(many(1000)).await.len(), f.lease(many(1000)).await.len()), (1000, 4));
+    assert_eq!(f.item("w2").await.token.uid, last);
+    let redo = |worker: &str| Asking { redo: true, ..asking(worker) };
+    let both = f.lease_all(&[redo("w1"), redo("w2")]).await;
+    assert_eq!(both[1].iter().map(|item| item.token.uid).collect::<Vec<_>>(), [last]);
+    assert_eq!(both[0].len(), 1);
 }
 
 async fn what_nobody_took_in_time_follows_its_late(f: Fixture) {
@@ -509,10 +638,34 @@ async fn what_a_worker_had_before_is_not_taken_back(f: Fixture) {
     assert_eq!(f.find(uid).await.seats.map(|seats| (seats.acked, seats.fresh)), Some((1, 1)));
 }
 
+/// What a worker had lost, and was given again in an answer that could not be written, it has lost as before.
+async fn what_a_worker_had_lost_it_finds_though_an_answer_got_lost(f: Fixture) {
+    f.own_all().await;
+    f.put_for("a", 0, Dispatch::default()).await;
+    f.item("w1").await;
+    f.after(10);
+    f.swept().await;
+    f.put_for("b", 0, Dispatch::default()).await;
+    let redo = Asking { redo: true, most: 10, ..asking("w1") };
+    for attempt in [2, 2] {
+        let again = f.lease(redo.clone()).await;
+        let seen: Vec<_> = again.iter().map(|item| (item.timer.as_str(), item.attempt)).collect();
+        assert_eq!(seen, [("a", attempt)], "what it had first, and nothing else");
+        f.apply(&taken_back(&again)).await;
+    }
+    // Another worker's is no more than given back.
+    let redo = Asking { redo: true, most: 10, ..asking("w2") };
+    let other = f.lease(redo.clone()).await;
+    let a = other.iter().find(|item| item.timer == "a").expect("it is free");
+    f.apply(&taken_back(&other)).await;
+    assert_eq!(f.store.places(a.token.uid).await.expect("reads")[0].held, Held::Returned);
+    assert_eq!(f.lease(redo).await.len(), 2);
+}
+
 async fn what_nobody_got_is_taken_back_and_does_not_count(f: Fixture) {
     let uid = f.put_for("t", 0, times(2, false)).await;
     let item = f.item("w1").await;
-    let back = |token| Change { uid, event: ChangeEvent::TakeBack(token) };
+    let back = |token| Change { uid, event: ChangeEvent::TakeBack(token, Held::Returned) };
     f.apply(&[back(item.token)]).await;
     let row = f.find(uid).await;
     assert_eq!((row.life.state, row.life.tries), (State::Scheduled, 0));
@@ -579,7 +732,6 @@ async fn a_queue_says_what_waits_in_it_and_goes_when_nothing_does(f: Fixture) {
 }
 
 async fn lists_know_queues_and_who_has_what(f: Fixture) {
-    use mainspring::cold::Filter;
     f.put_for("any", 0, Dispatch::default()).await;
     f.put_for("group", 0, only(To::Group("g_1".into()))).await;
     f.put_for("other", 0, only(To::Group("gx1".into()))).await;
@@ -606,6 +758,48 @@ async fn lists_know_queues_and_who_has_what(f: Fixture) {
     assert!(ids(Filter { worker: worker.clone(), to, queue, ..Filter::default() }).await.is_empty());
     f.settle(&item, Action::Ack).await.expect("counts");
     assert!(ids(Filter { worker, ..Filter::default() }).await.is_empty());
+}
+
+/// A worker has places of live timers only, though an ended one may have had the same id.
+async fn a_list_by_worker_has_no_ended_timers(f: Fixture) {
+    let timer = for_queue(f.timer("t", 0), Dispatch::default());
+    f.put_timer(timer.clone()).await;
+    let item = f.item("w1").await;
+    f.settle(&item, Action::Ack).await.expect("counts");
+    f.put_timer(NewTimer { again: true, ..timer }).await;
+    f.item("w1").await;
+    let of = |state| Filter { worker: Some("w1".into()), state, ..Filter::default() };
+    for (state, expected) in [(None, 1), (Some(State::Delivering), 1), (Some(State::Delivered), 0)] {
+        for filter in [of(state), Filter { queue: Some(Q.into()), ..of(state) }] {
+            let page = f.store.list(&filter, None, 10).await.expect("lists");
+            let found: Vec<_> = page.rows.iter().map(|row| row.life.generation.0).collect();
+            assert_eq!(found, vec![2; expected], "{filter:?}");
+        }
+    }
+}
+
+/// Dead timers run again in a queue that was removed meanwhile: it comes into being again.
+async fn a_redrive_makes_the_queue_of_its_timers(f: Fixture) {
+    let uid = f.put_for("t", 0, Dispatch::default()).await;
+    let item = f.item("w1").await;
+    assert_eq!(f.settle(&item, Action::Dead).await.expect("counts").life.state, State::Dead);
+    assert_eq!(f.store.remove_queue(Q).await.expect("writes"), QueueRemoved::Done);
+    f.after(1);
+    let worker = Worker { node: "a".into(), token: Uuid::from_u128(1), lease_ms: 5000 };
+    let selection = Selection { ended_before: f.now(), ..Selection::default() };
+    let (id, action) = (OperationId(Uuid::from_u128(1)), operation::Action::Redrive);
+    let new = NewOperation { id, action, filter: "{}".into(), selection, dry_run: false };
+    f.store.create_operation(&new).await.expect("begins").expect("there is room");
+    f.after(3);
+    let leased = f.store.lease_operations(&worker, 1).await.expect("leases").remove(0);
+    assert_eq!(f.store.redrive(&leased, &worker, 9).await.expect("steps").made.len(), 1);
+    let queues = f.store.queues("", 10).await.expect("reads");
+    assert_eq!(queues.iter().map(|queue| queue.name.as_str()).collect::<Vec<_>>(), [Q]);
+    assert_eq!(f.store.remove_queue(Q).await.expect("writes"), QueueRemoved::InUse(1, 0));
+    let item = f.item("w1").await;
+    f.settle(&item, Action::Ack).await.expect("counts");
+    assert_eq!(f.find(uid).await.life.state, State::Delivered);
+    f.balanced().await;
 }
 
 /// Two nodes and many workers at once: every place goes to one worker.
@@ -662,6 +856,11 @@ on_both_stores!(
     a_cancel_tells_the_truth_about_places,
     each_gets_what_is_for_it_and_no_group_hides_another,
     what_a_worker_may_not_have_hides_nothing,
+    of_many_workers_that_others_hide_things_from_each_gets_its_own,
+    a_cancel_is_true_after_a_change_of_target,
+    a_redo_never_returns_a_token_that_is_over,
+    a_redo_of_one_worker_hides_nothing_of_another,
+    what_a_worker_had_lost_it_finds_though_an_answer_got_lost,
     high_ones_go_first_and_low_ones_still_move,
     with_redo_a_worker_gets_what_it_has,
     a_redo_finds_leases_that_ended,
@@ -673,5 +872,49 @@ on_both_stores!(
     no_dispatcher_claims_it_and_no_take_over_takes_it_back,
     a_queue_says_what_waits_in_it_and_goes_when_nothing_does,
     lists_know_queues_and_who_has_what,
+    a_list_by_worker_has_no_ended_timers,
+    a_redrive_makes_the_queue_of_its_timers,
     of_many_workers_each_place_goes_to_one,
 );
+
+/// A look at what is ready reads, and locks, no more of each audience than its workers want, and none of what is due later.
+#[tokio::test(flavor = "multi_thread")]
+async fn on_postgres_a_lease_locks_what_its_workers_want() {
+    let f = Fixture::postgres().await;
+    let timers: Vec<NewTimer> =
+        (0..50).map(|n| for_queue(f.timer(&format!("t{n}"), 0), only(To::Worker("w1".into())))).collect();
+    f.register(&timers).await;
+    let point = Arc::new(Beside { store: f.store.clone(), got: Mutex::default() });
+    let store = f.store.with_fail_point(point.clone(), f.clock.clone());
+    let both = [asking("w1"), Asking { most: 40, ..asking("w2") }];
+    let given = store.lease(Q, &both, "a", &mut Turn::default()).await.expect("leases").given;
+    assert_eq!(given.iter().map(Vec::len).collect::<Vec<_>>(), [1, 0]);
+    assert_eq!(*point.got.lock().expect("no panic"), Some(49), "one row was locked");
+}
+
+/// Lets another lease in while the first one has its locks.
+struct Beside {
+    store: ColdStore,
+    got: Mutex<Option<usize>>,
+}
+
+impl FailPoint for Beside {
+    fn before(&self, _: Call, name: &'static str) -> BoxFuture<'_, Result<(), Error>> {
+        Box::pin(async move {
+            if name == "lease_update" {
+                let all = Asking { most: 1000, ..asking("w1") };
+                let given = self.store.lease(Q, &[all], "b", &mut Turn::default()).await?.given;
+                *self.got.lock().expect("no panic") = Some(given[0].len());
+            }
+            Ok(())
+        })
+    }
+
+    fn after(&self, _: Call, _: &'static str) -> BoxFuture<'_, Result<(), Error>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn begin(&self) -> Box<dyn std::any::Any + Send + Sync> {
+        Box::new(())
+    }
+}
