@@ -272,7 +272,8 @@ impl ColdStore {
     }
 
     /// Takes running operations that no living node works on, the oldest first, at most `most`. Those that this version
-    /// cannot read are left to nodes of a newer one; those that move timers take turns ([`free_of`]).
+    /// cannot read are left to nodes of a newer one; those that move timers take turns: one goes on at a
+    /// time, until it has ended.
     pub async fn lease_operations(&self, worker: &Worker, most: usize) -> Result<Vec<OperationRow>, Error> {
         let running = Running::read_all(&self.pool.read(self.running_statement()).await?)?;
         if free_of(&running, |_| true).is_empty() {
