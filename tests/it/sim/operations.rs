@@ -463,7 +463,7 @@ impl Operations {
         let is_alone = !others.any(|(_, entry)| entry.at <= ended);
         let is_acknowledged = |call: &Call| {
             let made = registered.map(|registered| Outcome::Made(registered.generation));
-            matches!(call.ask, Ask::Register(_)) && Some(call.outcome) == made && call.ended_at <= began
+            matches!(call.ask, Ask::Register(_)) && Some(call.outcome) == made && call.ended_at < began
         };
         let may_be = match asked.plan.action {
             Action::Pause => !was.is_paused,
