@@ -99,7 +99,8 @@ impl NodeBuilder {
     /// Starts it and returns when it is ready to serve.
     pub async fn start_ready(self) -> Node {
         let node = self.start();
-        node.wait_ready(Duration::from_secs(30)).await;
+        // Making a database flushes the disk again and again, which a busy one delays.
+        node.wait_ready(Duration::from_secs(120)).await;
         node
     }
 }
