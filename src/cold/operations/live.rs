@@ -5,9 +5,10 @@
 //! has locked is not waited for while the step holds other rows: the step ends before it, and the next one waits for it
 //! alone.
 //!
-//! A timer that is moved may come up again. So it is marked with the operation, and is not taken twice. One that somebody else
-//! moves may be left out: a cancel makes a closing pass for it, which takes those without a recorded cancel. Of a pause and a
-//! resume such a pass could not tell what was left out from what its caller has turned back since.
+//! A timer that an operation moves may come up again in it. So it is marked with the operation, and is not taken twice. One
+//! that somebody else moves may be left out: a cancel makes a closing pass for it, which takes those without a recorded
+//! cancel. Of a pause and a resume such a pass could not tell what was left out from what its caller has turned back since;
+//! and what somebody has turned back and moved in front of them, they take once more.
 
 use std::collections::BTreeSet;
 
