@@ -167,6 +167,11 @@ fn not_a_schema(why: &ValidationError<'_>) -> Misfit {
         );
         return Misfit::new(pointer, "bad_pattern", detail);
     }
+    // The one place of the rules for schemas where "any of" would be all that is told.
+    if matches!(why.kind(), ValidationErrorKind::AnyOf { .. }) && pointer.ends_with("/type") {
+        let detail = "not a type: array, boolean, integer, null, number, object or string, or a list of different ones";
+        return Misfit::new(pointer, "bad_schema", detail);
+    }
     Misfit::new(pointer, "bad_schema", why.masked_with("this").to_string())
 }
 

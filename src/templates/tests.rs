@@ -139,6 +139,12 @@ fn what_is_no_schema_is_told_at_its_pointer() {
         let found = refused(&schema);
         assert!(found[0].0.starts_with(pointer) && found[0].1 == code, "{schema}: {found:?}");
     }
+    for types in [json!("thing"), json!(["string", "string"]), json!([]), json!(null)] {
+        let text = json!({"items": {"type": types}}).to_string();
+        let told = &Schema::read(&text).expect_err("refused")[0];
+        assert_eq!((told.pointer.as_str(), told.code), ("/schema/items/type", "bad_schema"));
+        assert!(told.detail.contains("number, object or string"), "{told:?}");
+    }
     // Names are no keywords, and what stands in a value is no schema.
     for schema in [
         json!({"properties": {"$ref": {"type": "string"}, "$schema": true, "pattern": {"pattern": "^a+$"}}}),

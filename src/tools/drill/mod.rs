@@ -56,7 +56,8 @@ use recurring::Recurring;
 use schedule::{Breakable, Drill, ScheduledFault};
 use verdict::{Outcome, Verdict};
 
-/// How long after the last due time timers may take to end: retries, claims that run out.
+/// How long timers may take to end after the last due time, and after what was away has been caught up with: retries, claims
+/// that run out.
 const END: Duration = Duration::from_secs(45);
 /// How long after the ledger has none that is live it may take to see from outside that all have ended: what was sent comes
 /// within moments, and what is at a broker is read by a client that connects anew within a second.
@@ -218,6 +219,9 @@ async fn rehearse(
         let crowded = if options.is_planted() { Vec::new() } else { machine.crowded() };
         check(&History { held_up: machine.held_up(), crowded, schedules: rules.clone(), ..seen }, limits)
     };
+    // What came in while a receiver was away is postponed for as long as it was away, at most.
+    let caught_up_us =
+        faults.iter().map(|fault| 2 * fault.until_us - fault.from_us).max().unwrap_or_default();
     let (mut ledger, mut ended_us) = (None, None);
     loop {
         let now_us = wall_us();
@@ -228,7 +232,7 @@ async fn rehearse(
         let planned_us = began_us + (load_ms + plan::TAIL_MS) * 1000;
         let is_planned = !is_asked || recurring.is_some();
         let last_due_us = recorder.last_due_us().max(if is_planned { planned_us } else { 0 });
-        let give_up = now_us > last_due_us + END.as_micros() as Micros;
+        let give_up = now_us > last_due_us.max(caught_up_us) + END.as_micros() as Micros;
         progress("waiting for what is due", seconds(now_us - began_us), seconds(last_due_us - began_us));
         if give_up {
             callers.give_up();
@@ -341,7 +345,7 @@ fn judge(
     if !ledger.as_ref().is_some_and(|ledger| balances(ledger, findings.registered)) {
         violations.push(("ledger not balanced".into(), 1));
     }
-    // All of them were due 45 s ago.
+    // All of them were due and caught up with 45 s ago.
     let pending = ledger.as_ref().and_then(|ledger| ledger["pending"].as_u64()).unwrap_or_default();
     if pending > 0 {
         violations.push(("unsettled".into(), pending));
