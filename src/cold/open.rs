@@ -142,6 +142,9 @@ fn postgres_pool(config: &Config, connections: u32, lock_wait: Option<Duration>)
             ("enable_seqscan", "off"),
             // A table without an index, as that of one row, is read all the same, at a cost that says "compile it first".
             ("jit", "off"),
+            // It says "by several processes" too: each look for due schedules, once a second, started two of them to find
+            // nothing, which was most of what PostgreSQL did on an idle node.
+            ("max_parallel_workers_per_gather", "0"),
             ("default_transaction_isolation", "read committed"),
         ])
         .statement_cache_capacity(256)
