@@ -7,6 +7,7 @@
 //! An occurrence is a row of `timers` like any other. Two columns keep the claim from it: past `judge_after` its schedule has to
 //! judge first whether it was missed, and with `overlap` it waits for others of its schedule ([`may_go`]).
 
+mod carry;
 mod change;
 mod content;
 mod judge;

@@ -1,6 +1,9 @@
 //! Queues: a place is given out to one worker at a time, at most `times` in all, and settled once. Every answer is true,
 //! also when leases end.
 
+mod again;
+mod share;
+
 use std::collections::{BTreeSet, HashSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -353,174 +356,6 @@ async fn a_cancel_is_true_after_a_change_of_target(f: Fixture) {
     }
 }
 
-async fn each_gets_what_is_for_it_and_no_group_hides_another(f: Fixture) {
-    for n in 0..40 {
-        f.put_for(&format!("other-{n}"), 0, only(To::Group("g1".into()))).await;
-    }
-    f.put_for("mine", 0, only(To::Group("g2".into()))).await;
-    f.put_for("own", 0, only(To::Worker("w1".into()))).await;
-    f.put_for("anybody", 0, Dispatch::default()).await;
-    let ids = |items: Vec<Leased>| items.into_iter().map(|item| item.timer).collect::<BTreeSet<_>>();
-    let exclude =
-        HashSet::from([mainspring::model::id::TimerId::parse("anybody").expect("an id").uid("default")]);
-    let most = Asking { most: 10, ..asking("w1") };
-    let without = Asking { exclude, ..most.clone() };
-    assert_eq!(ids(f.lease(without).await), ["own".to_owned()].into());
-    let member = Asking { groups: vec!["g2".into()], ..most.clone() };
-    assert_eq!(ids(f.lease(member).await), ["anybody".to_owned(), "mine".to_owned()].into());
-    assert!(f.lease(most).await.is_empty());
-    let all = f.lease(Asking { groups: vec!["g1".into()], most: 100, ..asking("w2") }).await;
-    assert_eq!(all.len(), 40);
-}
-
-/// What a worker has had does not hide what it has not.
-async fn what_a_worker_may_not_have_hides_nothing(f: Fixture) {
-    for n in 0..30 {
-        f.put_for(&format!("had-{n}"), 0, times(2, false)).await;
-    }
-    for item in f.lease(Asking { most: 30, ..asking("w1") }).await {
-        f.settle(&item, Action::Ack).await.expect("counts");
-    }
-    f.clock.advance(Duration::from_millis(5));
-    f.put_for("new", 0, times(2, false)).await;
-    let item = f.item("w1").await;
-    assert_eq!(item.timer, "new");
-    f.nothing_for("w1").await;
-    let exclude: HashSet<Uid> =
-        f.lease(Asking { most: 10, ..asking("w2") }).await.iter().map(|item| item.token.uid).collect();
-    assert_eq!(exclude.len(), 10);
-    let others = f.lease(Asking { most: 1000, exclude, ..asking("w3") }).await;
-    assert_eq!(others.len(), 21, "those that w2 has are out, and the new one has a second place");
-}
-
-/// Of several workers to whom the same timers hide what they may have, each gets something of its own: what was given out in
-/// the same transaction hides nothing either.
-async fn of_many_workers_that_others_hide_things_from_each_gets_its_own(f: Fixture) {
-    const WORKERS: usize = 20;
-    let put = async |word: &str| {
-        let timers: Vec<NewTimer> = (0..WORKERS)
-            .map(|n| for_queue(f.timer(&format!("{word}-{n:02}"), 0), Dispatch::default()))
-            .collect();
-        f.register(&timers).await;
-        timers.into_iter().map(|timer| timer.uid).collect::<HashSet<Uid>>()
-    };
-    let exclude = put("hides").await;
-    f.clock.advance(Duration::from_millis(5));
-    put("new").await;
-    let one = |n: usize| Asking { exclude: exclude.clone(), ..asking(&format!("w{n}")) };
-    let all: Vec<Asking> = (0..WORKERS).map(one).collect();
-    let answer = f.store.lease(Q, &all, "a", &mut Turn::default()).await.expect("leases");
-    let got: BTreeSet<String> = answer.given.iter().flatten().map(|item| item.timer.clone()).collect();
-    assert_eq!(got.len(), 16, "as many are looked for in one transaction");
-    assert_eq!(answer.again, (16..WORKERS).collect::<BTreeSet<_>>(), "the others come at once");
-    let rest: Vec<Asking> = answer.again.iter().map(|&n| all[n].clone()).collect();
-    let more = f.store.lease(Q, &rest, "a", &mut Turn::default()).await.expect("leases");
-    assert!(more.given.iter().all(|items| items.len() == 1) && more.again.is_empty());
-    assert!(f.lease(one(99)).await.is_empty());
-    assert_eq!(f.lease(asking("w98")).await.len(), 1, "what was hiding is there for others");
-}
-
-async fn high_ones_go_first_and_low_ones_still_move(f: Fixture) {
-    for (priority, word) in [(Priority::Low, "low"), (Priority::Normal, "normal"), (Priority::High, "high")] {
-        for n in 0..21 {
-            let timer = f.timer(&format!("{word}-{n:02}"), 0);
-            f.put_timer(NewTimer { priority, ..for_queue(timer, Dispatch::default()) }).await;
-            f.clock.advance(Duration::from_millis(1));
-        }
-    }
-    let mut turn = Turn::default();
-    let mut got: Vec<String> = Vec::new();
-    for n in 0..21 {
-        let one = asking(&format!("w{n}"));
-        let given = f.store.lease(Q, &[one], "a", &mut turn).await.expect("leases").given;
-        got.extend(given.into_iter().flatten().map(|item| item.timer));
-    }
-    let count = |word: &str| got.iter().filter(|id| id.starts_with(word)).count();
-    assert_eq!((count("high"), count("normal"), count("low")), (16, 4, 1));
-    assert!(got[0].starts_with("high"), "{got:?}");
-    let of = |word: &str| got.iter().filter(|id| id.starts_with(word)).cloned().collect::<Vec<_>>();
-    assert!(of("high").is_sorted() && of("normal").is_sorted(), "then by due time");
-}
-
-async fn with_redo_a_worker_gets_what_it_has(f: Fixture) {
-    f.own_all().await;
-    f.put_for("a", 0, Dispatch::default()).await;
-    f.clock.advance(Duration::from_millis(1));
-    f.put_for("b", 0, Dispatch::default()).await;
-    let redo = |worker: &str| Asking { redo: true, most: 10, ..asking(worker) };
-    let one = f.lease(Asking { most: 1, ..redo("w1") }).await;
-    let again = f.lease(redo("w1")).await;
-    assert_eq!(again.len(), 1, "only what it has, though more is ready");
-    assert_eq!((again[0].token, again[0].attempt), (one[0].token, 1), "the same token while the lease runs");
-    assert_eq!(again[0].data, f.find(one[0].token.uid).await.body(), "and the same payload");
-    f.settle(&one[0], Action::Extend(5000)).await.expect("counts");
-    assert_eq!(f.lease(redo("w1")).await[0].token, one[0].token);
-    f.after(5);
-    f.swept().await;
-    let third = f.lease(redo("w1")).await;
-    assert_eq!((third.len(), third[0].timer.as_str(), third[0].attempt), (1, "a", 2));
-    assert_ne!(third[0].token, one[0].token, "a new one after it ended");
-    // Another worker takes it once it is lost again: the first has nothing left, and gets the next task.
-    f.after(10);
-    f.swept().await;
-    let stolen = f.lease(Asking { most: 1, ..redo("w2") }).await;
-    let next = f.lease(Asking { most: 1, ..redo("w1") }).await;
-    let both: BTreeSet<_> = [&stolen[0], &next[0]].map(|item| item.timer.as_str()).into();
-    assert_eq!(both, ["a", "b"].into());
-    // Whoever settles by `retry` has settled.
-    f.settle(&next[0], Action::Retry(Some(60_000))).await.expect("counts");
-    assert!(f.lease(redo("w1")).await.is_empty());
-}
-
-/// Leases that ended, and at which nobody has looked yet, are found for whoever wants them again.
-async fn a_redo_finds_leases_that_ended(f: Fixture) {
-    f.put_for("a", 0, Dispatch::default()).await;
-    let item = f.item("w1").await;
-    assert!(f.store.ended_leases(Q, &["w1", "w2"]).await.expect("reads").is_empty());
-    f.after(10);
-    assert_eq!(f.store.ended_leases(Q, &["w1", "w2"]).await.expect("reads"), [item.token.uid]);
-    assert!(f.store.ended_leases(Q, &["w2"]).await.expect("reads").is_empty());
-}
-
-/// A lease that ended a moment ago is no answer: it is looked at first, and the worker served again.
-async fn a_redo_never_returns_a_token_that_is_over(f: Fixture) {
-    f.own_all().await;
-    f.put_for("a", 0, Dispatch::default()).await;
-    let item = f.item("w1").await;
-    f.put_for("b", 0, Dispatch::default()).await;
-    f.after(10);
-    let redo = Asking { redo: true, ..asking("w1") };
-    let asked = [redo.clone()];
-    let answer = f.store.lease(Q, &asked, "a", &mut Turn::default()).await.expect("leases");
-    assert!(answer.given[0].is_empty(), "neither a dead token nor another task: {:?}", answer.given);
-    assert_eq!(answer.again, [0].into());
-    f.swept().await;
-    let again = f.lease(redo).await;
-    assert_eq!((again[0].timer.as_str(), again[0].attempt), ("a", 2));
-    assert_ne!(again[0].token, item.token);
-    assert!(f.settle(&again[0], Action::Ack).await.is_some());
-}
-
-/// However much one worker has, another one finds what it has itself.
-async fn a_redo_of_one_worker_hides_nothing_of_another(f: Fixture) {
-    let mut timers: Vec<NewTimer> =
-        (0..1005).map(|n| for_queue(f.timer(&format!("t{n}"), 0), only(To::Worker("w1".into())))).collect();
-    timers.sort_by_key(|timer| timer.uid);
-    let last = timers.last_mut().expect("many");
-    last.dispatch = Some(only(To::Worker("w2".into())));
-    let last = last.uid;
-    for timers in timers.chunks(500) {
-        f.register(timers).await;
-    }
-    let many = |most: usize| Asking { most, ..asking("w1") };
-    assert_eq!((f.lease(many(1000)).await.len(), f.lease(many(1000)).await.len()), (1000, 4));
-    assert_eq!(f.item("w2").await.token.uid, last);
-    let redo = |worker: &str| Asking { redo: true, ..asking(worker) };
-    let both = f.lease_all(&[redo("w1"), redo("w2")]).await;
-    assert_eq!(both[1].iter().map(|item| item.token.uid).collect::<Vec<_>>(), [last]);
-    assert_eq!(both[0].len(), 1);
-}
-
 async fn what_nobody_took_in_time_follows_its_late(f: Fixture) {
     f.own_all().await;
     let late = |then| Some(Late { grace: Span::from_duration(Duration::from_secs(5)), then });
@@ -620,66 +455,6 @@ async fn a_change_gives_out_anew_what_is_not_settled(f: Fixture) {
     let given = f.store.lease("elsewhere", &[asking("w1")], "a", &mut Turn::default()).await.expect("leases");
     assert_eq!(given.given[0].len(), 1);
     assert!(f.store.queue("elsewhere").await.expect("reads").is_some(), "it came into being");
-    f.balanced().await;
-}
-
-async fn what_a_worker_had_before_is_not_taken_back(f: Fixture) {
-    let uid = f.put_for("t", 0, Dispatch { times: 2, ..Dispatch::default() }).await;
-    let first = f.item("w1").await;
-    // It asks for that again, and this answer cannot be written.
-    let again = f.lease(Asking { redo: true, ..asking("w1") }).await;
-    assert_eq!(again.iter().map(|item| item.token).collect::<Vec<_>>(), [first.token]);
-    assert!(taken_back(&again).is_empty(), "it may be at work on it");
-    // Nor is there another answer than this to take back of.
-    let other = f.lease(Asking { redo: true, ..asking("w2") }).await;
-    f.apply(&taken_back(&other)).await;
-    assert!(f.settle(&other[0], Action::Ack).await.is_none(), "nobody got it");
-    assert!(f.settle(&first, Action::Ack).await.is_some(), "its first answer holds");
-    assert_eq!(f.find(uid).await.seats.map(|seats| (seats.acked, seats.fresh)), Some((1, 1)));
-}
-
-/// What a worker had lost, and was given again in an answer that could not be written, it has lost as before.
-async fn what_a_worker_had_lost_it_finds_though_an_answer_got_lost(f: Fixture) {
-    f.own_all().await;
-    f.put_for("a", 0, Dispatch::default()).await;
-    f.item("w1").await;
-    f.after(10);
-    f.swept().await;
-    f.put_for("b", 0, Dispatch::default()).await;
-    let redo = Asking { redo: true, most: 10, ..asking("w1") };
-    for attempt in [2, 2] {
-        let again = f.lease(redo.clone()).await;
-        let seen: Vec<_> = again.iter().map(|item| (item.timer.as_str(), item.attempt)).collect();
-        assert_eq!(seen, [("a", attempt)], "what it had first, and nothing else");
-        f.apply(&taken_back(&again)).await;
-    }
-    // Another worker's is no more than given back.
-    let redo = Asking { redo: true, most: 10, ..asking("w2") };
-    let other = f.lease(redo.clone()).await;
-    let a = other.iter().find(|item| item.timer == "a").expect("it is free");
-    f.apply(&taken_back(&other)).await;
-    assert_eq!(f.store.places(a.token.uid).await.expect("reads")[0].held, Held::Returned);
-    assert_eq!(f.lease(redo).await.len(), 2);
-}
-
-async fn what_nobody_got_is_taken_back_and_does_not_count(f: Fixture) {
-    let uid = f.put_for("t", 0, times(2, false)).await;
-    let item = f.item("w1").await;
-    let back = |token| Change { uid, event: ChangeEvent::TakeBack(token, Held::Returned) };
-    f.apply(&[back(item.token)]).await;
-    let row = f.find(uid).await;
-    assert_eq!((row.life.state, row.life.tries), (State::Scheduled, 0));
-    assert_eq!(row.seats.as_ref().map(|seats| seats.fresh), Some(2));
-    assert!(f.settle(&item, Action::Ack).await.is_none(), "its token means nothing any more");
-    let again = f.item("w1").await;
-    assert_eq!((again.attempt, again.delivery_id.as_str()), (1, item.delivery_id.as_str()));
-    assert!(matches!(f.apply(&[back(item.token)]).await[..], [Applied::Live(_, Answer::Stale)]));
-    f.settle(&again, Action::Retry(Some(0))).await.expect("counts");
-    let second = f.item("w1").await;
-    assert_eq!(second.attempt, 2);
-    f.apply(&[back(second.token)]).await;
-    let places = f.store.places(uid).await.expect("reads");
-    assert_eq!((places.len(), places[0].held, places[0].attempt), (1, Held::Returned, 1));
     f.balanced().await;
 }
 
@@ -854,21 +629,10 @@ on_both_stores!(
     with_repeat_a_worker_holds_one_at_a_time,
     a_worker_gives_back_gives_up_or_keeps,
     a_cancel_tells_the_truth_about_places,
-    each_gets_what_is_for_it_and_no_group_hides_another,
-    what_a_worker_may_not_have_hides_nothing,
-    of_many_workers_that_others_hide_things_from_each_gets_its_own,
     a_cancel_is_true_after_a_change_of_target,
-    a_redo_never_returns_a_token_that_is_over,
-    a_redo_of_one_worker_hides_nothing_of_another,
-    what_a_worker_had_lost_it_finds_though_an_answer_got_lost,
-    high_ones_go_first_and_low_ones_still_move,
-    with_redo_a_worker_gets_what_it_has,
-    a_redo_finds_leases_that_ended,
     what_nobody_took_in_time_follows_its_late,
     a_paused_queue_gives_nothing_out_and_judges_at_its_resume,
     a_change_gives_out_anew_what_is_not_settled,
-    what_a_worker_had_before_is_not_taken_back,
-    what_nobody_got_is_taken_back_and_does_not_count,
     no_dispatcher_claims_it_and_no_take_over_takes_it_back,
     a_queue_says_what_waits_in_it_and_goes_when_nothing_does,
     lists_know_queues_and_who_has_what,
@@ -876,45 +640,3 @@ on_both_stores!(
     a_redrive_makes_the_queue_of_its_timers,
     of_many_workers_each_place_goes_to_one,
 );
-
-/// A look at what is ready reads, and locks, no more of each audience than its workers want, and none of what is due later.
-#[tokio::test(flavor = "multi_thread")]
-async fn on_postgres_a_lease_locks_what_its_workers_want() {
-    let f = Fixture::postgres().await;
-    let timers: Vec<NewTimer> =
-        (0..50).map(|n| for_queue(f.timer(&format!("t{n}"), 0), only(To::Worker("w1".into())))).collect();
-    f.register(&timers).await;
-    let point = Arc::new(Beside { store: f.store.clone(), got: Mutex::default() });
-    let store = f.store.with_fail_point(point.clone(), f.clock.clone());
-    let both = [asking("w1"), Asking { most: 40, ..asking("w2") }];
-    let given = store.lease(Q, &both, "a", &mut Turn::default()).await.expect("leases").given;
-    assert_eq!(given.iter().map(Vec::len).collect::<Vec<_>>(), [1, 0]);
-    assert_eq!(*point.got.lock().expect("no panic"), Some(49), "one row was locked");
-}
-
-/// Lets another lease in while the first one has its locks.
-struct Beside {
-    store: ColdStore,
-    got: Mutex<Option<usize>>,
-}
-
-impl FailPoint for Beside {
-    fn before(&self, _: Call, name: &'static str) -> BoxFuture<'_, Result<(), Error>> {
-        Box::pin(async move {
-            if name == "lease_update" {
-                let all = Asking { most: 1000, ..asking("w1") };
-                let given = self.store.lease(Q, &[all], "b", &mut Turn::default()).await?.given;
-                *self.got.lock().expect("no panic") = Some(given[0].len());
-            }
-            Ok(())
-        })
-    }
-
-    fn after(&self, _: Call, _: &'static str) -> BoxFuture<'_, Result<(), Error>> {
-        Box::pin(async { Ok(()) })
-    }
-
-    fn begin(&self) -> Box<dyn std::any::Any + Send + Sync> {
-        Box::new(())
-    }
-}
