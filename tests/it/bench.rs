@@ -16,7 +16,7 @@ use mainspring::tools::proc::descendants;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::support::{Cluster, Node, Postgres, Process, eventually, fresh_database, psql};
+use crate::support::{Cluster, Node, Postgres, Process, empty_database, eventually, psql};
 
 /// A whole quick run takes a quarter of this when nothing else runs.
 const PATIENCE: Duration = Duration::from_secs(240);
@@ -116,7 +116,7 @@ async fn occurrences_of_rules_are_counted_each_under_its_nominal_time() {
 
 #[tokio::test]
 async fn runs_on_postgres_have_a_median_and_leave_no_database() {
-    let server = fresh_database().await;
+    let server = empty_database().await;
     let args = ["burst", "--count", "200", "--ahead", "3s", "--runs", "2", "--cold-url", &server];
     let rows = rows(&args).await;
     let runs: Vec<String> = rows.iter().map(|row| row["run"].to_string()).collect();

@@ -10,7 +10,7 @@ use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::support::{
-    Keeps, Node, Postgres, Process, Receiver, Redis, Reply, fresh_database, http_client, psql, to,
+    Keeps, Node, Postgres, Process, Receiver, Redis, Reply, empty_database, http_client, psql, to,
 };
 
 /// The limit of every wait: long enough for a busy machine.
@@ -114,7 +114,7 @@ async fn receiver_does_not_wait_for_ever() {
 
 #[tokio::test]
 async fn shared_server_gives_each_test_a_database_of_its_own() {
-    let (one, two) = (fresh_database().await, fresh_database().await);
+    let (one, two) = (empty_database().await, empty_database().await);
     assert_ne!(one, two);
     psql(&one, "CREATE TABLE mine (n int)").await;
     assert_eq!(psql(&two, "SELECT count(*) FROM pg_tables WHERE tablename = 'mine'").await, "0");

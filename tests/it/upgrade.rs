@@ -12,7 +12,7 @@ use sea_orm_migration::MigratorTrait;
 use serde_json::json;
 
 use crate::support::{
-    Api, Node, NodeBuilder, Receiver, Verdict, ask_sql, fresh_database, in_state, rfc3339, run_sql, settled,
+    Api, Node, NodeBuilder, Receiver, Verdict, ask_sql, empty_database, in_state, rfc3339, run_sql, settled,
     to, wall_ms,
 };
 
@@ -173,7 +173,7 @@ async fn timers_of_the_first_version_fire_on_sqlite() {
 
 #[tokio::test]
 async fn timers_of_the_first_version_fire_on_postgres() {
-    timers_of_the_first_version_fire(Node::builder(), &fresh_database().await).await;
+    timers_of_the_first_version_fire(Node::builder(), &empty_database().await).await;
 }
 
 /// A store as a node of release 1 left it when it was killed (`kill -9`; PostgreSQL's by `pg_dump --inserts`, SQLite's by
@@ -239,7 +239,7 @@ async fn timers_of_release_1_fire_on_sqlite() {
 
 #[tokio::test]
 async fn timers_of_release_1_fire_on_postgres() {
-    let store = fresh_database().await;
+    let store = empty_database().await;
     timers_of_release_1_fire(Node::builder(), &store).await;
     let broken = "SELECT indexrelid::regclass::text FROM pg_index WHERE NOT indisvalid";
     assert_eq!(ask_sql(&store, broken).await, "");
@@ -303,7 +303,7 @@ async fn nodes_of_release_1_are_replaced_one_after_the_other() {
         return;
     }
     let old = tokio::task::spawn_blocking(program_of_release_1).await.expect("builds");
-    let (store, receiver) = (fresh_database().await, Receiver::start().await);
+    let (store, receiver) = (empty_database().await, Receiver::start().await);
     let start = || Node::builder().program(&old).cold(&store).start_ready();
     let mut nodes = [start().await, start().await];
     let (callers, timers) = (10, 150);

@@ -8,7 +8,7 @@ use mainspring_migrations::{Migrator, RELEASE};
 use sea_orm_migration::MigratorTrait;
 
 use super::fixture::{Fixture, START, behind_its_back, config, held_open, on_both_stores, somebody_waits};
-use crate::support::{ask_sql, fresh_database};
+use crate::support::{ask_sql, empty_database};
 
 async fn the_schema_goes_up_down_and_up_again(f: Fixture) {
     f.put("t", 0).await;
@@ -115,7 +115,7 @@ async fn a_migration_that_was_broken_off_is_gone_on_with() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nodes_that_start_at_once_migrate_in_turn() {
-    let url = fresh_database().await;
+    let url = empty_database().await;
     let config = config(&url, &[]);
     let starts = (0..6).map(|_| {
         let config = config.clone();

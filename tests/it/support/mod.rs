@@ -30,7 +30,7 @@ pub(crate) use on_both::on_both;
 pub use receiver::{Received, Receiver, Reply, densest};
 pub use redis::{Keeps, Redis, SharedRedis};
 pub use scrape::{in_wheels, shared_as};
-pub use servers::{Postgres, ask_sql, free_port, fresh_database, psql, run, run_sql};
+pub use servers::{Postgres, ask_sql, empty_database, free_port, fresh_database, psql, run, run_sql};
 pub use stalls::{Stalls, Watch};
 pub use timer::new_timer;
 pub use traffic::{Traffic, Verdict, register, rfc3339};

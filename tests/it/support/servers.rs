@@ -2,12 +2,16 @@
 
 use std::env;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{self, Command, Stdio};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
+use mainspring::clock::SystemClock;
+use mainspring::cold::ColdStore;
+use mainspring::config::Config;
 use mainspring::tools::servers;
 use tempfile::TempDir;
+use tokio::sync::OnceCell;
 
 /// A PostgreSQL of this test's own. Dropping it ends the server and removes its data.
 pub struct Postgres {
@@ -51,11 +55,32 @@ impl Postgres {
 }
 
 /// Makes an empty database with a new name on the shared server and returns its URL.
+pub async fn empty_database() -> String {
+    make_database("").await
+}
+
+/// The same, with the tables of this version and no rows. To copy them takes a tenth of the time that making them takes,
+/// which is a second.
 pub async fn fresh_database() -> String {
+    static MADE: OnceCell<String> = OnceCell::const_new();
+    let made = MADE.get_or_init(|| async {
+        let url = empty_database().await;
+        let sets = [format!("cold.url={url}")];
+        let config = Config::load(Some(Path::new("/dev/null")), [], &sets).expect("settings");
+        let store = ColdStore::open(&config, Arc::new(SystemClock), false, false).expect("opens");
+        store.migrate().await.expect("migrates");
+        // PostgreSQL copies only what nobody is connected to.
+        store.close().await;
+        url.rsplit('/').next().expect("a name").to_owned()
+    });
+    make_database(&format!(" TEMPLATE {}", made.await)).await
+}
+
+async fn make_database(how: &str) -> String {
     let shared = env::var("MAINSPRING_TEST_POSTGRES")
         .expect("MAINSPRING_TEST_POSTGRES is not set: run scripts/test, which starts the servers");
     let name = new_name();
-    psql(&shared, &format!("CREATE DATABASE {name}")).await;
+    psql(&shared, &format!("CREATE DATABASE {name}{how}")).await;
     let mut url = url::Url::parse(&shared).expect("the server's URL is a URL");
     url.set_path(&name);
     url.into()
