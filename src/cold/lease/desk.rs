@@ -28,6 +28,7 @@ pub(super) struct Desk<'a> {
     pub given: Vec<Vec<Leased>>,
     pub again: BTreeSet<usize>,
 }
+
 /// Whose turn it is among priorities: of 21 turns 16 are for high ones, 4 for normal ones, one for a low one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Turn {

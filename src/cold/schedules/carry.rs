@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use super::judge::{Decided, Make};
 use super::step::Made;
-use super::{NAMESPACE, ScheduleRow};
+use super::{ROW_BY_ROW, ScheduleRow, of_batch};
 use crate::cold::apply::{Applied, ChangeEvent, Within};
 use crate::cold::end::is_withdrawn;
 use crate::cold::outbox::{Batch, Happened};
@@ -205,14 +205,4 @@ impl ColdStore {
         ));
         tx.execute(s).await.map(drop)
     }
-}
-
-/// A batch `b`, of which PostgreSQL expects one row: it does not know the limit when it plans. Of more rows it might rather
-/// read all schedules, which are few when it makes the plan, and keep to that when they are many.
-pub(super) const ROW_BY_ROW: &str = "(SELECT * FROM b LIMIT (SELECT 2147483647)) few";
-
-/// The namespace as a column of a batch. Said outright it is a condition by itself, by which a plan that was made for few
-/// schedules would go: it would read all of them.
-pub(super) fn of_batch(rows: usize) -> (&'static str, Column) {
-    ("b_namespace", Column::Int(vec![NAMESPACE; rows]))
 }

@@ -26,7 +26,7 @@ pub use step::Made as MadeOccurrences;
 use std::collections::BTreeSet;
 use std::fmt;
 
-use super::sql::Row;
+use super::sql::{Column, Row};
 use super::{ColdStore, Error};
 use crate::model::rule::RuleError;
 use crate::model::schedule::{Plan, ScheduleState, Turn};
@@ -35,6 +35,16 @@ use crate::model::timer::State;
 
 /// The namespace of all schedules, as a number: there is one for now.
 const NAMESPACE: i64 = 0;
+
+/// A batch `b`, of which PostgreSQL expects one row: it does not know the limit when it plans. Of more rows it might rather
+/// read all schedules, which are few when it makes the plan, and keep to that when they are many.
+const ROW_BY_ROW: &str = "(SELECT * FROM b LIMIT (SELECT 2147483647)) few";
+
+/// The namespace as a column of a batch. Said outright it is a condition by itself, by which a plan that was made for few
+/// schedules would go: it would read all of them.
+fn of_batch(rows: usize) -> (&'static str, Column) {
+    ("b_namespace", Column::Int(vec![NAMESPACE; rows]))
+}
 
 /// The most schedules of a store.
 pub const MAX_SCHEDULES: i64 = 200_000;

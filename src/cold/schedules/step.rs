@@ -1,13 +1,12 @@
 //! A look at schedules: some of them in one transaction, each under its lock. What is decided ([`super::judge`]) is written
-//! here.
+//! by [`super::carry`].
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
-use super::carry::{ROW_BY_ROW, of_batch};
 use super::judge::{self, Decided, Live, Lost};
 use super::turn::Ended;
-use super::{AFTER, COLUMNS, NAMESPACE, SOON_MS, ScheduleRow, waits};
+use super::{AFTER, COLUMNS, NAMESPACE, ROW_BY_ROW, SOON_MS, ScheduleRow, of_batch, waits};
 use crate::cold::apply::{Applied, Change};
 use crate::cold::columns;
 use crate::cold::register::{NewTimer, Registered};
