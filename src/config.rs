@@ -109,8 +109,8 @@ pub struct Config {
 pub struct Server {
     /// Address and port of API, page and metrics.
     pub listen: SocketAddr,
-    /// The keys that callers send as `Authorization: Bearer`. Without any, the server is open and listens on loopback
-    /// only.
+    /// Keys that callers send as `Authorization: Bearer` and that may do everything, beside the keys of the store. Without
+    /// any key the server is open and listens on loopback only ([`Server::without_keys`]).
     #[serde(deserialize_with = "list", serialize_with = "hidden")]
     pub api_keys: Vec<SecretString>,
     /// Encrypts the secrets of destinations at rest: base64 of 32 bytes. The first one encrypts; the others decrypt what was
@@ -236,6 +236,17 @@ pub enum LogFormat {
     Text,
     /// One JSON object a line.
     Json,
+}
+
+impl Server {
+    /// Why a server that has no key cannot be started with these settings, if it cannot. Whether it has one is known once
+    /// the store was read.
+    pub fn without_keys(&self) -> Option<Error> {
+        let detail = "without any key the server is open to everyone and listens on loopback only; make a key with \
+                      `mainspring key create`, or listen on 127.0.0.1";
+        (!self.listen.ip().is_loopback())
+            .then(|| Error::Check { key: "server.listen", detail: detail.into() })
+    }
 }
 
 impl Default for Config {
@@ -400,13 +411,6 @@ impl Config {
             return wrong(
                 "server.secrets_key",
                 "a key is not base64 of 32 bytes; make one with `openssl rand -base64 32`",
-            );
-        }
-        if self.server.api_keys.is_empty() && !self.server.listen.ip().is_loopback() {
-            return wrong(
-                "server.listen",
-                "without any key in `server.api_keys` the server is open to everyone and listens on loopback only; \
-                 set a key, or listen on 127.0.0.1",
             );
         }
         if self.server.max_connections == 0 {

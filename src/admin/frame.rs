@@ -12,6 +12,8 @@ use super::session::Session;
 use super::words::Zone;
 use super::{Admin, assets, html};
 use crate::cold::Error as ColdError;
+use crate::model::key::Scope;
+use crate::service::keys::Caller;
 
 /// The pages of the navigation.
 const PAGES: [(&str, &str); 10] = [
@@ -84,6 +86,8 @@ pub struct Frame {
     pub keyed: bool,
     /// The reader may see what is behind the login.
     pub may_see: bool,
+    /// What the reader may do.
+    pub scope: Scope,
     /// The page hears by itself what is degraded.
     pub is_live: bool,
     /// What is wrong with the node: keys of [`DEGRADED`].
@@ -104,6 +108,7 @@ impl Frame {
             version: env!("CARGO_PKG_VERSION"),
             keyed: !admin.node.keys.is_open(),
             may_see: admin.may_see(&visit.session),
+            scope: admin.caller(&visit.session).map_or(Scope::View, |caller| caller.scope),
             is_live: false,
             degraded: admin.degraded(),
         }
@@ -112,6 +117,16 @@ impl Frame {
     /// The frame of a page whose script hears what is degraded.
     pub fn live(self) -> Self {
         Self { is_live: true, ..self }
+    }
+
+    /// Whether the reader may change timers.
+    pub fn may_register(&self) -> bool {
+        self.scope >= Scope::Register
+    }
+
+    /// Whether the reader may change all else but keys.
+    pub fn may_operate(&self) -> bool {
+        self.scope >= Scope::Operate
     }
 
     /// The address of an asset.
@@ -150,7 +165,12 @@ impl Frame {
 impl Admin {
     /// Whether this session may see pages.
     pub(super) fn may_see(&self, session: &Session) -> bool {
-        self.node.keys.is_open() || session.caller.is_some()
+        self.caller(session).is_some()
+    }
+
+    /// Who has this session; `None` for somebody who has not logged in where that is needed.
+    pub(super) fn caller(&self, session: &Session) -> Option<Caller> {
+        if self.node.keys.is_open() { Some(Caller::ANYBODY) } else { session.caller }
     }
 
     /// What is wrong with this node: the keys of [`DEGRADED`].
@@ -236,6 +256,13 @@ impl Trouble {
     pub fn foreign() -> Self {
         let text = "This form was not sent by a page of this server, so nothing was done.";
         Self::new(StatusCode::FORBIDDEN, "Refused", text)
+    }
+
+    /// The key may not do this.
+    pub fn beyond(scope: Scope, wanted: Scope) -> Self {
+        let (scope, wanted) = (scope.word(), wanted.word());
+        let text = format!("Your key's scope is {scope}, and this takes {wanted}. Nothing was done.");
+        Self::new(StatusCode::FORBIDDEN, "Not allowed", text)
     }
 
     /// A form that does not belong to this session.

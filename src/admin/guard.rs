@@ -27,7 +27,8 @@ use super::session::{LONGEST, Session};
 use super::words::Zone;
 use super::{Admin, PAGE_WAIT, html};
 use crate::clock::{Clock, SystemClock};
-use crate::service::keys::local_only;
+use crate::model::key::Scope;
+use crate::service::keys::{Access, local_only};
 
 /// The cookie of the session.
 pub const SESSION: &str = "mainspring_session";
@@ -129,9 +130,16 @@ fn visit(admin: &Admin, request: &Request, session: Session) -> Visit {
 
 /// Checks key and form, and runs the page.
 async fn enter(admin: &Arc<Admin>, mut visit: Visit, request: Request, next: Next) -> Response {
-    let may_see = admin.may_see(&visit.session);
-    if !may_see && request.uri().path() != "/login" {
-        return to_login(&visit, &request);
+    if admin.node.keys.access() == Access::Unknown {
+        return Trouble::starting().render(admin, visit);
+    }
+    let takes = takes(request.method(), request.uri().path());
+    match admin.caller(&visit.session) {
+        None if request.uri().path() != "/login" => return to_login(&visit, &request),
+        Some(caller) if caller.scope < takes => {
+            return Trouble::beyond(caller.scope, takes).render(admin, visit);
+        }
+        _ => {}
     }
     let (parts, body) = request.into_parts();
     let mut request = if parts.method == Method::POST {
@@ -150,6 +158,17 @@ async fn enter(admin: &Arc<Admin>, mut visit: Visit, request: Request, next: Nex
     match response.extensions_mut().remove::<Trouble>() {
         Some(trouble) => trouble.render(admin, visit),
         None => response,
+    }
+}
+
+/// The scope that a page takes: seeing takes none but that of every key.
+fn takes(method: &Method, path: &str) -> Scope {
+    let first = path.trim_start_matches('/').split('/').next().unwrap_or_default();
+    match first {
+        _ if method.is_safe() => Scope::View,
+        "login" | "logout" | "zone" => Scope::View,
+        "act" => Scope::Register,
+        _ => Scope::Operate,
     }
 }
 
@@ -258,6 +277,27 @@ mod tests {
             &[(origin, "null")],
         ] {
             assert!(!asked(foreign), "{foreign:?}");
+        }
+    }
+
+    #[test]
+    fn looking_takes_the_least_scope_and_a_new_form_takes_operate() {
+        for path in ["/", "/timers/a", "/act", "/queues/a/pause"] {
+            assert_eq!(takes(&Method::GET, path), Scope::View, "{path}");
+        }
+        for (path, scope) in [
+            ("/login", Scope::View),
+            ("/logout", Scope::View),
+            ("/zone", Scope::View),
+            ("/act", Scope::Register),
+            ("/act/now", Scope::Register),
+            ("/operations", Scope::Operate),
+            ("/operations/op_1/run", Scope::Operate),
+            ("/schedules/a/act", Scope::Operate),
+            ("/queues/a/pause", Scope::Operate),
+            ("/what/comes/next", Scope::Operate),
+        ] {
+            assert_eq!(takes(&Method::POST, path), scope, "{path}");
         }
     }
 

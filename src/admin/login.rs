@@ -1,20 +1,70 @@
 //! Login, logout, and the reader's time zone.
+//!
+//! Logins are slowed after failures ([`Attempts`]): keys that people have chosen could be guessed otherwise.
 
-use std::sync::Arc;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use askama::Template;
 use axum::extract::State;
-use axum::http::StatusCode;
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Redirect, Response};
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::frame::{Frame, Trouble};
 use super::guard::{NewSession, Visit, ZONE, set_cookie};
 use super::words::Zone;
 use super::{Admin, html};
-use crate::clock::{Clock, SystemClock};
+use crate::clock::{Clock, Monotonic, SystemClock};
 
 /// How long a browser keeps the time zone, in seconds: a year.
 const ZONE_KEPT: u64 = 365 * 86_400;
+
+/// Logins may fail so often within [`REMEMBERED`] before they are slowed.
+const FREE: usize = 5;
+
+/// How long a failure counts.
+const REMEMBERED: Duration = Duration::from_secs(60);
+
+/// How late a failure is answered then.
+const SLOWED: Duration = Duration::from_secs(1);
+
+/// Logins that are checked, or wait for their late answer, at once. With [`SLOWED`] that is how many keys a second can be
+/// tried on a node.
+const AT_ONCE: usize = 4;
+
+/// Logins that failed of late, and those that are under way.
+pub struct Attempts {
+    failed: Mutex<VecDeque<Monotonic>>,
+    room: Semaphore,
+}
+
+impl Default for Attempts {
+    fn default() -> Self {
+        Self { failed: Mutex::default(), room: Semaphore::new(AT_ONCE) }
+    }
+}
+
+impl Attempts {
+    /// Room for one; `None` if so many are under way that this one is not checked.
+    fn begin(&self) -> Option<SemaphorePermit<'_>> {
+        self.room.try_acquire().ok()
+    }
+
+    /// Notes a failure; returns how late it is answered.
+    fn failed(&self, now: Monotonic) -> Duration {
+        let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        while failed.front().is_some_and(|first| now.since(*first) >= REMEMBERED) {
+            failed.pop_front();
+        }
+        if failed.len() < FREE {
+            failed.push_back(now);
+            return Duration::ZERO;
+        }
+        SLOWED
+    }
+}
 
 #[derive(Template)]
 #[template(path = "login.html", config = ".askama.toml")]
@@ -50,11 +100,20 @@ pub async fn login(State(admin): State<Arc<Admin>>, visit: Visit) -> Response {
     if admin.may_see(&visit.session) {
         return Redirect::to(&to).into_response();
     }
-    let Some(caller) = admin.node.keys.find(visit.form.get("key")) else {
+    let refused = |status: StatusCode, wrong| {
+        let frame = Frame::new(&admin, &visit, "", "Log in");
+        (status, html(&LoginPage { frame, to: to.clone(), wrong: Some(wrong) })).into_response()
+    };
+    let Some(_room) = admin.attempts.begin() else {
+        let wrong = "Too many logins are under way, and logins failed of late. Try again in a moment.";
+        let mut response = refused(StatusCode::TOO_MANY_REQUESTS, wrong);
+        response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        return response;
+    };
+    let Some(caller) = admin.node.keys.find(visit.form.get("key")).await else {
         tracing::warn!("a login to the page with a key that is not known here");
-        let wrong = Some("This key is not known here.");
-        let page = LoginPage { frame: Frame::new(&admin, &visit, "", "Log in"), to, wrong };
-        return (StatusCode::UNAUTHORIZED, html(&page)).into_response();
+        tokio::time::sleep(admin.attempts.failed(Monotonic::now())).await;
+        return refused(StatusCode::UNAUTHORIZED, "This key is not known here.");
     };
     match admin.random() {
         Ok(nonce) => {
@@ -91,6 +150,19 @@ pub async fn zone(visit: Visit) -> Result<Response, Trouble> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn failures_are_answered_late_once_there_are_many_and_forgotten_after_a_while() {
+        let (attempts, now) = (Attempts::default(), Monotonic::now());
+        for _ in 0..FREE {
+            assert_eq!(attempts.failed(now), Duration::ZERO);
+        }
+        assert_eq!(attempts.failed(now), SLOWED);
+        assert_eq!(attempts.failed(now.plus(REMEMBERED - Duration::from_millis(1))), SLOWED);
+        assert_eq!(attempts.failed(now.plus(REMEMBERED)), Duration::ZERO);
+        let rooms: Vec<_> = std::iter::from_fn(|| attempts.begin()).take(AT_ONCE + 1).collect();
+        assert_eq!(rooms.len(), AT_ONCE);
+    }
 
     #[test]
     fn the_way_on_never_leads_to_another_server() {

@@ -5,7 +5,7 @@
 //! page but the moving picture works without script.
 //!
 //! Who may see it: on a server without keys everybody on its machine, else whoever has logged in with a key
-//! ([`session`]). What protects it: the content security policy below (no inline script or style, nothing from
+//! ([`session`]), whose scope says what he may do here. What protects it: the content security policy below (no inline script or style, nothing from
 //! elsewhere), and for every POST the checks of `guard`. What a page changes goes through [`crate::writer::Intake::change`],
 //! as the API's changes do, so both give the same answers.
 
@@ -38,10 +38,12 @@ use axum::middleware;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use rustls::crypto::SecureRandom;
+use secrecy::ExposeSecret;
 use tokio_util::sync::CancellationToken;
 
 use crate::service::{Node, Service};
 use frame::Trouble;
+use login::Attempts;
 use session::Sessions;
 
 /// How long a page may take until its answer begins.
@@ -68,6 +70,8 @@ pub struct Admin {
     node: Arc<Node>,
     sessions: Sessions,
     random: &'static dyn SecureRandom,
+    /// Logins that failed of late.
+    attempts: Attempts,
     /// Cancelled when the node stops; streams end then.
     closing: CancellationToken,
 }
@@ -93,8 +97,10 @@ pub fn routes(
     let random = rustls::crypto::ring::default_provider().secure_random;
     let mut secret = [0; 32];
     random.fill(&mut secret)?;
-    let sessions = Sessions::new(&node.keys, secret);
-    let admin = Arc::new(Admin { node, sessions, random, closing });
+    // Of several keys the first one: it is the same on all nodes but for the time in which it is changed.
+    let pepper = node.config.server.secrets_key.first().map_or("", |key| key.expose_secret());
+    let sessions = Sessions::new(Arc::clone(&node.keys), secret, pepper.as_bytes());
+    let admin = Arc::new(Admin { sessions, random, closing, attempts: Attempts::default(), node });
     let pages = Router::new()
         .route("/", get(overview::page))
         .route("/wheels/stream", get(overview::stream))

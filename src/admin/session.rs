@@ -1,9 +1,10 @@
 //! Sessions of the page: who opened it, with which key, and until when.
 //!
 //! A session is a signed cookie; the server stores nothing of it, so any node of a store reads the cookies of the
-//! others, as long as they have the same keys. The cookie holds two times and a random number, and a MAC under a key
-//! that is derived from the caller's key. The key itself is not in it. A key that is taken out of the settings ends its
-//! sessions.
+//! others. The cookie holds two times, a random number and the id of the caller's key, and a MAC under a key that is derived
+//! from the hash of the caller's key and from `server.secrets_key`. The caller's key itself is not in it. A key that is
+//! revoked, expires, or is taken out of the settings ends its sessions. Whoever reads the database finds the hashes of
+//! keys there; without `server.secrets_key` that is enough to make a cookie.
 //!
 //! A session ends [`IDLE`] after the last page that was asked for, and [`LONGEST`] after its login. A logout ends it on
 //! the node that gets it; another node learns of it when the cookie's time is over. Somebody who is not logged in has
@@ -11,15 +12,16 @@
 //! tokens of all forms.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use hmac::{Hmac, Mac};
-use sha2::{Digest, Sha256};
+use sha2::Sha256;
 use subtle::ConstantTimeEq;
 
+use crate::model::key::KeyId;
 use crate::model::time::UnixMs;
 use crate::service::keys::{Caller, Keys};
 
@@ -33,9 +35,14 @@ pub const LONGEST: Duration = Duration::from_secs(12 * 3600);
 const MAX_ENDED: usize = 10_000;
 
 const NONCE: usize = 16;
-/// Start and end, eight bytes each, and the nonce.
-const BODY: usize = 16 + NONCE;
+/// The id of the key; [`NOBODY`] in an anonymous session.
+const KEY: usize = 8;
+/// Start and end, eight bytes each, the nonce and the key.
+const BODY: usize = 16 + NONCE + KEY;
 const MAC: usize = 32;
+
+/// The id in a cookie of somebody who has not logged in.
+const NOBODY: KeyId = KeyId::new(0);
 
 type Signer = Hmac<Sha256>;
 
@@ -51,29 +58,20 @@ pub struct Session {
 
 /// Makes and reads the cookies of sessions.
 pub struct Sessions {
-    /// The signing key of each caller, in the order of the settings.
-    callers: Vec<[u8; 32]>,
-    /// The signing key of anonymous sessions.
-    anonymous: [u8; 32],
+    keys: Arc<Keys>,
+    /// Signs the sessions of a server without keys.
+    secret: [u8; 32],
+    /// What all nodes of a store know and its database does not; empty if they know nothing of the kind.
+    pepper: Vec<u8>,
     /// The sessions that were ended by a logout, and when their cookies end.
     ended: Mutex<HashMap<[u8; NONCE], UnixMs>>,
 }
 
 impl Sessions {
     /// Sessions under these keys. `secret` signs the sessions of a server without keys: they end with its process.
-    pub fn new(keys: &Keys, secret: [u8; 32]) -> Self {
-        let callers: Vec<[u8; 32]> =
-            keys.hashes().iter().map(|hash| derived(hash, b"mainspring page session")).collect();
-        let anonymous = match keys.is_open() {
-            true => secret,
-            // The nodes may list their keys in different orders.
-            false => {
-                let mut hashes = keys.hashes().to_vec();
-                hashes.sort_unstable();
-                derived(&Sha256::digest(hashes.concat()).into(), b"mainspring page visitor")
-            }
-        };
-        Self { callers, anonymous, ended: Mutex::default() }
+    /// `pepper` is known to all nodes, and not to who reads the database.
+    pub fn new(keys: Arc<Keys>, secret: [u8; 32], pepper: &[u8]) -> Self {
+        Self { keys, secret, pepper: pepper.to_vec(), ended: Mutex::default() }
     }
 
     /// Opens a session; `nonce` is random.
@@ -85,16 +83,15 @@ impl Sessions {
     pub fn read(&self, cookie: &str, now: UnixMs) -> Option<Session> {
         let bytes = URL_SAFE_NO_PAD.decode(cookie).ok().filter(|bytes| bytes.len() == BODY + MAC)?;
         let (body, mac) = bytes.split_at(BODY);
-        let mut signer = None;
-        let signers = self.callers.iter().enumerate().map(|(index, key)| (Some(Caller(index)), key));
-        for (caller, key) in signers.chain([(None, &self.anonymous)]) {
-            if bool::from(derived(key, body).ct_eq(mac)) {
-                signer = Some(caller);
-            }
+        let number = |at: usize| Some(u64::from_be_bytes(body[at..at + 8].try_into().ok()?));
+        let ms = |at: usize| Some(UnixMs::new(number(at)?.cast_signed()));
+        let id = KeyId::new(number(16 + NONCE)?);
+        let caller = if id == NOBODY { None } else { Some(self.keys.current(id)?) };
+        if !bool::from(derived(&self.signing_key(caller.map(|caller| caller.id)), body).ct_eq(mac)) {
+            return None;
         }
-        let ms = |at: usize| Some(UnixMs::new(i64::from_be_bytes(body[at..at + 8].try_into().ok()?)));
-        let nonce = body[16..].try_into().ok()?;
-        let session = Session { caller: signer?, started_at: ms(0)?, until: ms(8)?, nonce };
+        let nonce = body[16..16 + NONCE].try_into().ok()?;
+        let session = Session { caller, started_at: ms(0)?, until: ms(8)?, nonce };
         let is_running = now < session.until && now < session.started_at.plus(LONGEST);
         (is_running && !self.has_ended(&session)).then_some(session)
     }
@@ -105,7 +102,8 @@ impl Sessions {
         body.extend(session.started_at.get().to_be_bytes());
         body.extend(session.until.get().to_be_bytes());
         body.extend(session.nonce);
-        let mac = derived(self.signing_key(session), &body);
+        body.extend(session.caller.map_or(NOBODY, |caller| caller.id).get().to_be_bytes());
+        let mac = derived(&self.signing_key(session.caller.map(|caller| caller.id)), &body);
         body.extend(mac);
         URL_SAFE_NO_PAD.encode(body)
     }
@@ -133,7 +131,7 @@ impl Sessions {
     /// The token that the forms of this session carry. Another site cannot know it.
     pub fn token(&self, session: &Session) -> String {
         let bound = [b"token ".as_slice(), &session.nonce].concat();
-        URL_SAFE_NO_PAD.encode(derived(self.signing_key(session), &bound))
+        URL_SAFE_NO_PAD.encode(derived(&self.signing_key(session.caller.map(|caller| caller.id)), &bound))
     }
 
     /// Whether this is the session's token. Compared in constant time.
@@ -141,8 +139,14 @@ impl Sessions {
         self.token(session).as_bytes().ct_eq(presented.as_bytes()).into()
     }
 
-    fn signing_key(&self, session: &Session) -> &[u8; 32] {
-        session.caller.and_then(|Caller(index)| self.callers.get(index)).unwrap_or(&self.anonymous)
+    /// What signs the sessions of this key. One that was revoked this moment gets a key that nobody reads by.
+    fn signing_key(&self, id: Option<KeyId>) -> [u8; 32] {
+        let (from, label) = match id.and_then(|id| self.keys.hash(id)) {
+            Some(hash) => (hash, b"mainspring page session".as_slice()),
+            None if self.keys.is_open() => (self.secret, b"mainspring page open".as_slice()),
+            None => (self.keys.digest(), b"mainspring page visitor".as_slice()),
+        };
+        derived(&derived(&from, label), &self.pepper)
     }
 }
 
@@ -163,13 +167,19 @@ mod tests {
     fn sessions(keys: &[&str]) -> Sessions {
         let api_keys = keys.iter().map(|key| (*key).into()).collect();
         let server = Server { api_keys, ..Config::default().server };
-        Sessions::new(&Keys::new(&server), [7; 32])
+        Sessions::new(Arc::new(Keys::new(&server)), [7; 32], b"")
+    }
+
+    /// Who has this key.
+    fn caller(sessions: &Sessions, key: &str) -> Option<Caller> {
+        sessions.keys.find_in_settings(key)
     }
 
     #[test]
     fn a_session_ends_when_nobody_asks_for_a_page_and_at_the_latest_after_its_longest_time() {
         let sessions = sessions(&["first-key-0123456789", "other-key-0123456789"]);
-        let mut session = sessions.begin(Some(Caller(1)), NOW, [1; NONCE]);
+        let other = caller(&sessions, "other-key-0123456789");
+        let mut session = sessions.begin(other, NOW, [1; NONCE]);
         let cookie = sessions.cookie(&session);
         assert_eq!(sessions.read(&cookie, NOW), Some(session));
         assert_eq!(sessions.read(&cookie, NOW.plus(IDLE - Duration::from_millis(1))), Some(session));
@@ -190,11 +200,15 @@ mod tests {
     fn a_cookie_is_read_by_every_node_with_the_key_and_by_no_other() {
         let (one, other) = ("first-key-0123456789", "other-key-0123456789");
         let here = sessions(&[one, other]);
-        let cookie = here.cookie(&here.begin(Some(Caller(0)), NOW, [1; NONCE]));
-        let caller = |node: &Sessions| node.read(&cookie, NOW).map(|session| session.caller);
-        assert_eq!(caller(&sessions(&[other, one])), Some(Some(Caller(1))), "the same key in another place");
-        assert_eq!(caller(&sessions(&[other])), None, "the key was taken out");
-        assert_eq!(caller(&sessions(&[])), None);
+        let first = caller(&here, one);
+        assert!(first.is_some() && first != caller(&here, other));
+        let cookie = here.cookie(&here.begin(first, NOW, [1; NONCE]));
+        let read = |node: &Sessions| node.read(&cookie, NOW).map(|session| session.caller);
+        assert_eq!(read(&sessions(&[other, one])), Some(first), "the same key in another place");
+        assert_eq!(read(&sessions(&[other])), None, "the key was taken out");
+        assert_eq!(read(&sessions(&[])), None);
+        let peppered = Sessions { pepper: b"of the settings".to_vec(), ..sessions(&[one, other]) };
+        assert_eq!(read(&peppered), None, "the hash of the key does not make a cookie");
         let visitor = here.cookie(&here.begin(None, NOW, [2; NONCE]));
         assert!(sessions(&[other, one]).read(&visitor, NOW).is_some());
         assert!(sessions(&[]).read(&visitor, NOW).is_none());
@@ -203,7 +217,7 @@ mod tests {
     #[test]
     fn a_changed_cookie_and_an_ended_session_are_refused() {
         let sessions = sessions(&["first-key-0123456789"]);
-        let session = sessions.begin(Some(Caller(0)), NOW, [1; NONCE]);
+        let session = sessions.begin(caller(&sessions, "first-key-0123456789"), NOW, [1; NONCE]);
         let cookie = sessions.cookie(&session);
         let mut bytes = URL_SAFE_NO_PAD.decode(&cookie).unwrap();
         for at in 0..bytes.len() {
@@ -222,9 +236,10 @@ mod tests {
     fn a_token_belongs_to_one_session() {
         let sessions = sessions(&["first-key-0123456789"]);
         let of = |caller, nonce| sessions.token(&sessions.begin(caller, NOW, [nonce; NONCE]));
-        let session = sessions.begin(Some(Caller(0)), NOW, [1; NONCE]);
-        assert!(sessions.is_token(&session, &of(Some(Caller(0)), 1)));
-        for other in [of(Some(Caller(0)), 2), of(None, 1), String::new()] {
+        let first = caller(&sessions, "first-key-0123456789");
+        let session = sessions.begin(first, NOW, [1; NONCE]);
+        assert!(sessions.is_token(&session, &of(first, 1)));
+        for other in [of(first, 2), of(None, 1), String::new()] {
             assert!(!sessions.is_token(&session, &other));
         }
     }

@@ -1,4 +1,4 @@
-//! The key of a call, `Authorization: Bearer`, checked against the keys of the settings ([`Keys`]).
+//! The key of a call, `Authorization: Bearer`, checked against the keys that this node knows ([`Keys`]).
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 
 use super::problem::Problem;
 pub use crate::service::keys::Caller;
-use crate::service::keys::{Keys, local_only};
+use crate::service::keys::{Access, Keys, local_only};
 
 /// The keys, and the problems that a call without the right one is answered with.
 pub struct Auth(Arc<Keys>);
@@ -17,12 +17,17 @@ impl Auth {
         Self(keys)
     }
 
-    /// Checks `Authorization: Bearer`. An open server answers its own machine.
-    pub fn check(&self, headers: &HeaderMap) -> Result<Caller, Problem> {
-        if self.0.is_open() {
-            return local_only(headers)
-                .map(|()| Caller(0))
-                .map_err(|why| Problem::new(StatusCode::FORBIDDEN, why.code, why.detail));
+    /// Checks `Authorization: Bearer`. An open server answers its own machine; one that does not know yet whether it is
+    /// open answers nobody.
+    pub async fn check(&self, headers: &HeaderMap) -> Result<Caller, Problem> {
+        match self.0.access() {
+            Access::Unknown => return Err(Problem::starting()),
+            Access::Open => {
+                return local_only(headers)
+                    .map(|()| Caller::ANYBODY)
+                    .map_err(|why| Problem::new(StatusCode::FORBIDDEN, why.code, why.detail));
+            }
+            Access::Keyed => {}
         }
         let presented = headers
             .get(header::AUTHORIZATION)
@@ -32,8 +37,12 @@ impl Auth {
             let detail = "this server wants `Authorization: Bearer <key>`";
             return Err(Problem::new(StatusCode::UNAUTHORIZED, "no_key", detail));
         };
-        self.0.find(presented).ok_or_else(|| {
-            Problem::new(StatusCode::UNAUTHORIZED, "unknown_key", "this key is not known here")
+        self.0.find(presented).await.ok_or_else(|| {
+            Problem::new(
+                StatusCode::UNAUTHORIZED,
+                "unknown_key",
+                "this key is not known here, or has expired",
+            )
         })
     }
 

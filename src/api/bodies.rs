@@ -23,6 +23,10 @@ pub const SMALL: usize = 64 * 1024;
 /// The bytes of larger bodies that are read or worked on at once.
 const BUDGET: usize = 64 * 1024 * 1024;
 
+/// Into so many parts keys are told apart. Two keys may share one, which costs them time only while one of them sends many
+/// large bodies at once.
+const PARTS: usize = 64;
+
 /// How long a body waits for its share.
 const WAIT: Duration = Duration::from_secs(10);
 
@@ -30,7 +34,7 @@ const WAIT: Duration = Duration::from_secs(10);
 pub struct Bodies {
     wait: Duration,
     all: Arc<Semaphore>,
-    by_caller: Vec<Arc<Semaphore>>,
+    by_caller: [Arc<Semaphore>; PARTS],
 }
 
 /// A body that was read, and its share of the budget.
@@ -44,17 +48,17 @@ pub struct Read {
 type Share = (OwnedSemaphorePermit, OwnedSemaphorePermit);
 
 impl Bodies {
-    /// A budget for this many keys, at least one.
-    pub fn new(keys: usize) -> Self {
-        Self::with(BUDGET, keys, WAIT)
+    /// The budget.
+    pub fn new() -> Self {
+        Self::with(BUDGET, WAIT)
     }
 
-    fn with(budget: usize, keys: usize, wait: Duration) -> Self {
+    fn with(budget: usize, wait: Duration) -> Self {
         let part = budget - budget / 4;
         Self {
             wait,
             all: Arc::new(Semaphore::new(budget)),
-            by_caller: (0..keys.max(1)).map(|_| Arc::new(Semaphore::new(part))).collect(),
+            by_caller: std::array::from_fn(|_| Arc::new(Semaphore::new(part))),
         }
     }
 
@@ -91,7 +95,7 @@ impl Bodies {
                 "more large bodies are being read than there is memory set aside for; repeat the call";
             Problem::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", detail).retry_after(2)
         };
-        let part = self.by_caller.get(caller.0).or(self.by_caller.first()).ok_or_else(exhausted)?;
+        let part = &self.by_caller[caller.number() % PARTS];
         let count = u32::try_from(bytes).unwrap_or(u32::MAX);
         let taken = async {
             let part = Arc::clone(part).acquire_many_owned(count).await;
@@ -121,6 +125,11 @@ fn broken(why: &axum::Error) -> Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::key::KeyId;
+
+    fn caller(number: u64) -> Caller {
+        Caller { id: KeyId::new(number), ..Caller::ANYBODY }
+    }
 
     fn body(bytes: usize) -> Body {
         Body::from(vec![b'x'; bytes])
@@ -136,14 +145,14 @@ mod tests {
 
     #[tokio::test]
     async fn bodies_are_read_up_to_their_limit() {
-        let bodies = Bodies::with(4 * MOST, 1, WAIT);
+        let bodies = Bodies::with(4 * MOST, WAIT);
         for bytes in [0, 1, SMALL, SMALL + 1, MOST] {
             for body in [body(bytes), chunked(bytes)] {
-                assert_eq!(bodies.read(body, MOST, Caller(0)).await.expect("read").bytes.len(), bytes);
+                assert_eq!(bodies.read(body, MOST, caller(0)).await.expect("read").bytes.len(), bytes);
             }
         }
         for body in [body(MOST + 1), chunked(MOST + 1)] {
-            let refused = bodies.read(body, MOST, Caller(0)).await.err().expect("refused");
+            let refused = bodies.read(body, MOST, caller(0)).await.err().expect("refused");
             assert_eq!((refused.status, refused.code), (413, "too_large"));
         }
         assert_eq!(bodies.all.available_permits(), 4 * MOST, "every share was given back");
@@ -151,8 +160,8 @@ mod tests {
 
     #[tokio::test]
     async fn large_bodies_wait_for_memory_and_then_are_refused() {
-        let bodies = Bodies::with(4 * MOST, 2, Duration::from_millis(50));
-        let read = async |caller, body| bodies.read(body, MOST, Caller(caller)).await;
+        let bodies = Bodies::with(4 * MOST, Duration::from_millis(50));
+        let read = async |number, body| bodies.read(body, MOST, caller(number)).await;
         // Three quarters are all that one key gets; a length that is not told counts as the largest.
         let held = [read(0, body(MOST)).await, read(0, chunked(SMALL + 1)).await, read(0, body(MOST)).await];
         assert!(held.iter().all(Result::is_ok));

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use utoipa::openapi::OpenApi;
 
 use super::timers::many::MAX_BATCH;
+use crate::model::key::Scope;
 use crate::model::target::Kind;
 
 const JSON: &str = "application/json";
@@ -27,7 +28,11 @@ const COMMON: [(u16, &str); 7] = [
         "malformed: the body is not JSON, or the path is not UTF-8; body_broken: the body did not arrive whole",
     ),
     (401, "no_key, unknown_key"),
-    (403, "foreign_host, foreign_origin: a server without keys answers programs on its own machine only"),
+    (
+        403,
+        "scope: the key may see this and not do it; foreign_host, foreign_origin: a server without keys answers programs on \
+         its own machine only",
+    ),
     (408, "timeout: the body came too slowly"),
     (413, "too_large"),
     (422, "invalid; see errors"),
@@ -43,6 +48,7 @@ pub(super) fn completed(document: &OpenApi) -> Value {
         for (method, operation) in fields(methods) {
             if path.starts_with("/v1/") {
                 common_answers(method, operation);
+                say_scope(method, path, operation);
             } else {
                 operation["security"] = json!([]);
             }
@@ -58,7 +64,9 @@ pub(super) fn completed(document: &OpenApi) -> Value {
     let list = &mut document["paths"]["/v1/timers"]["get"]["responses"]["200"];
     list["links"]["next"] = json!({"operationId": "list", "description": "The next page, unless `next` is null",
         "parameters": {"cursor": "$response.body#/next"}});
-    document["components"]["securitySchemes"] = json!({KEY: {"type": "http", "scheme": "bearer"}});
+    document["components"]["securitySchemes"] = json!({KEY: {"type": "http", "scheme": "bearer",
+        "description": "A key of `/v1/keys`. What a call takes stands with it: each scope includes those before it, `view`, \
+                        `register`, `operate`, `admin`."}});
     // A server without keys takes calls without one.
     document["security"] = json!([{}, {KEY: []}]);
     document
@@ -105,6 +113,23 @@ fn time_form(used: &[&str]) -> Value {
     let properties: serde_json::Map<_, _> =
         TIME_FIELDS.iter().map(|field| ((*field).to_owned(), json!({"type": kind(*field)}))).collect();
     json!({"required": used, "properties": properties})
+}
+
+/// Which scope a call takes. A server without keys takes calls without one.
+fn say_scope(method: &str, path: &str, operation: &mut Value) {
+    let takes = super::scopes::of(&method.to_uppercase(), path);
+    operation["security"] = json!([{}, {KEY: [takes.scope.word()]}]);
+    if takes.is_of_all || takes.sight > Scope::View {
+        let response = &mut operation["responses"]["404"];
+        if response.is_null() {
+            *response = json!({"description": "not_found: this key may not see it", "content": {PROBLEM: {"schema": {"$ref":
+                "#/components/schemas/Problem"}}}});
+        }
+    }
+    if takes.is_of_all {
+        let said = operation["description"].as_str().unwrap_or_default();
+        operation["description"] = json!(format!("{said}\n\nIt takes a key of all namespaces (`*`).").trim());
+    }
 }
 
 /// Adds the answers that a call shares with others, unless its handler describes its own.

@@ -8,6 +8,7 @@ mod destinations;
 mod document;
 mod etag;
 mod forecast;
+mod keys;
 mod listen;
 mod named;
 mod operations;
@@ -17,6 +18,7 @@ mod queues;
 pub mod request;
 mod schedules;
 mod schema;
+mod scopes;
 mod service;
 mod slices;
 mod state;
@@ -72,7 +74,7 @@ const CALL_WAIT: Duration = Duration::from_secs(60);
         (name = "queues", description = "Workers fetch what is due, and settle it"),
         (name = "operations", description = "One action on every timer that a filter matches"),
         (name = "templates", description = "Named JSON Schemas with defaults that data is checked against"),
-        (name = "subscriptions", description = "Who gets lifecycle events"), (name = "service", description = "Health, ledger, nodes"))
+        (name = "subscriptions", description = "Who gets lifecycle events"), (name = "keys", description = "Who may call, and what each may do"), (name = "service", description = "Health, ledger, nodes"))
 )]
 struct Doc;
 
@@ -125,6 +127,8 @@ fn documented() -> OpenApiRouter<Arc<ApiState>> {
         .routes(routes!(subscriptions::put, subscriptions::get, subscriptions::remove))
         .routes(routes!(templates::list))
         .routes(routes!(templates::put, templates::get, templates::remove))
+        .routes(routes!(keys::list, keys::post))
+        .routes(routes!(keys::remove))
         .routes(routes!(service::ledger))
         .routes(routes!(service::nodes))
         .routes(routes!(service::receivers))
@@ -143,7 +147,7 @@ fn router(node: Arc<Node>, pages: Router, closing: CancellationToken) -> std::io
     let state = Arc::new(ApiState {
         auth: Auth::new(Arc::clone(&node.keys)),
         guard: Guard::new(Arc::clone(&node.config)),
-        bodies: Bodies::new(node.config.server.api_keys.len()),
+        bodies: Bodies::new(),
         slices: Slices::start()?,
         node,
         closing,
@@ -190,16 +194,19 @@ fn start_failures(document: &openapi::OpenApi, metrics: &Metrics) {
     }
 }
 
-/// Checks the key of every call but the health checks and metrics, and charges it for writes.
+/// Checks the key of every call but the health checks and metrics, and what it may do, and charges it for writes.
 async fn admit(
     State(state): State<Arc<ApiState>>,
+    route: Option<MatchedPath>,
     mut request: Request,
     next: Next,
 ) -> Result<Response, Problem> {
     if is_probe(request.uri().path()) {
         return Ok(next.run(request).await);
     }
-    let caller = state.auth.check(request.headers())?;
+    let caller = state.auth.check(request.headers()).await?;
+    let route = route.as_ref().map_or("", MatchedPath::as_str);
+    scopes::of(request.method().as_str(), route).check(caller, request.method().as_str(), route)?;
     if request.uri().path().starts_with("/v1/") && !request.method().is_safe() {
         state.auth.charge(&caller, 1)?;
     }

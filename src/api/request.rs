@@ -5,6 +5,7 @@
 
 mod canonical;
 mod destination;
+mod key;
 mod queue;
 mod raw;
 mod schedule;
@@ -20,6 +21,7 @@ use serde_json::value::RawValue;
 use uuid::Uuid;
 
 pub use destination::{DestinationIn, destination};
+pub use key::{ALL as ALL_NAMESPACES, KeyIn, key};
 pub use queue::{LeaseIn, QueueIn, SettleIn, lease, queue, settle};
 use raw::Object;
 pub use raw::{DispatchIn, LateIn, LateThen, MergeIn, Precision, RawTimer, RetryIn};

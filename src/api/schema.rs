@@ -13,6 +13,7 @@ use super::request::{
 use super::timers::read::{DEFAULT_LIST, MAX_LIST};
 use crate::model::destination::{MAX_CONCURRENCY, MAX_NAME, MAX_RATE};
 use crate::model::id::MAX_ID_LEN;
+use crate::model::key::Scope;
 use crate::model::operation::{Action, Refusal};
 use crate::model::place::{MAX_PLACE_NAME, MAX_TOPIC};
 use crate::model::queue::MAX_TIMES;
@@ -100,6 +101,16 @@ schemas! {
     LeaseToken: "What an item is settled with." = text().pattern(Some("^lse_[A-Za-z0-9_-]{59}$"));
     SettleAction: "`ack`: it is done. `retry`: not now. `dead`: never again. `extend`: its worker keeps it." =
         words(["ack", "retry", "dead", "extend"]);
+    KeyId: "A key's id, which is no secret." = text().pattern(Some("^key_[0-9a-f]{16}$")).examples(["key_0123456789abcdef"]);
+    KeyName: "What a key is called." =
+        text().pattern(Some(format!("^[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{}}}$", MAX_NAME - 1))).examples(["shop-backend"]);
+    KeyText: "The key: what follows `Bearer ` in `Authorization`." =
+        text().pattern(Some("^mainspring_[0-9a-f]{16}_[A-Za-z0-9_-]{43}$"));
+    NamespaceOrAll: "A namespace, or `*` for all." =
+        text().pattern(Some(r"^(\*|[A-Za-z0-9._-]{1,64})$")).examples(["*"]);
+    Scopes: "`view` reads. `register` makes, changes and cancels timers too, leases and settles. `operate` changes destinations, \
+             queues, schedules, templates, subscriptions and operations too. `admin` makes and revokes keys too." =
+        ArrayBuilder::new().items(words(Scope::ALL.map(Scope::word))).min_items(Some(1)).examples([serde_json::json!(["register"])]);
     TemplateName: "A template's name." =
         text().pattern(Some(format!("^[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{}}}$", MAX_NAME - 1))).examples(["order-review"]);
     JsonSchema: "A JSON Schema of the dialect 2020-12, at most 64 KiB. References are local (`#…`); `$schema` is left out or names \

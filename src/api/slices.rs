@@ -62,7 +62,7 @@ impl Slices {
         slice: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Failed> {
         let (done, result) = oneshot::channel();
-        self.0.add(caller.0, Box::new(move || drop(done.send(slice()))));
+        self.0.add(caller.number(), Box::new(move || drop(done.send(slice()))));
         result.await.map_err(|_| Failed)
     }
 }
@@ -148,9 +148,9 @@ mod tests {
     async fn a_slice_runs_on_a_nicer_thread_and_a_panic_costs_only_itself() {
         let own = rustix::process::getpriority_process(None).expect("a priority");
         let slices = Slices::start().expect("threads");
-        let failed: Result<(), Failed> = slices.run(Caller(0), || panic!("a planted panic")).await;
+        let failed: Result<(), Failed> = slices.run(Caller::ANYBODY, || panic!("a planted panic")).await;
         assert_eq!(failed, Err(Failed));
-        let nice = slices.run(Caller(0), || rustix::process::getpriority_process(None)).await;
+        let nice = slices.run(Caller::ANYBODY, || rustix::process::getpriority_process(None)).await;
         assert_eq!(nice.map(|nice| nice.expect("a priority")), Ok((own + NICE).min(19)));
     }
 }

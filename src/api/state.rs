@@ -62,5 +62,5 @@ impl ApiState {
 
 /// The key of a call that was admitted.
 pub(super) fn caller(request: &Request) -> Caller {
-    request.extensions().get().copied().unwrap_or(Caller(0))
+    request.extensions().get().copied().unwrap_or(Caller::ANYBODY)
 }

@@ -108,12 +108,6 @@ async fn run(
     } else {
         tracing::warn!("{}; {}", files.told(), files.cure());
     }
-    if config.server.behind_proxy && config.server.api_keys.is_empty() {
-        tracing::warn!(
-            "`server.behind_proxy` is true and there is no key in `server.api_keys`: everyone who reaches the proxy may \
-             do everything"
-        );
-    }
     let metrics = Metrics::new()?;
     let store = ColdStore::open(&config, clock, false, true)?.measured(&metrics);
     let node = Arc::new(Node::new(Arc::clone(&config), metrics, stop.clone()));
@@ -223,6 +217,31 @@ async fn stop(phases: &Phases, dispatcher: Arc<Dispatcher>, shared: bool, grace:
     phases.owning.end().await;
 }
 
+/// Reads the keys of the store. A server without any key listens on loopback only.
+async fn open_keys(node: &Node, store: &ColdStore) -> anyhow::Result<()> {
+    let server = &node.config.server;
+    node.keys.open(store).await?;
+    if node.keys.has_settings() {
+        tracing::info!(
+            "the keys of `server.api_keys` may do everything and do not expire; `mainspring key create` makes keys that \
+             need not, and that are revoked without a restart"
+        );
+    }
+    if node.keys.has_any() {
+        return Ok(());
+    }
+    if let Some(why) = server.without_keys() {
+        return Err(why.into());
+    }
+    if server.behind_proxy {
+        tracing::warn!(
+            "`server.behind_proxy` is true and there is no key: everyone who reaches the proxy may do everything; make one \
+             with `mainspring key create`"
+        );
+    }
+    Ok(())
+}
+
 /// The vault with the keys of the settings.
 fn vault(config: &Config) -> anyhow::Result<Vault> {
     Vault::new(&config.server.secrets_key)
@@ -278,6 +297,7 @@ async fn start(
     )
     .context("the HTTP client cannot be made")?;
     let sinks = Arc::new(sinks);
+    open_keys(node, store).await?;
     let destinations = Arc::new(Destinations::new(store.clone(), vault(config)?));
     destinations.open().await?;
     let subscriptions =
@@ -297,6 +317,7 @@ async fn start(
     // Before anything is offered.
     dispatcher.take_terms();
     let stop = &phases.loops.stop;
+    phases.loops.spawn("keys", until(stop, Arc::clone(&node.keys).run()));
     phases.loops.spawn("destinations", until(stop, Arc::clone(&destinations).run()));
     phases.loops.spawn("terms", until(stop, Arc::clone(&dispatcher).follow_destinations()));
     phases.loops.spawn("spread", until(stop, store.clone().follow_spread()));

@@ -33,6 +33,22 @@ pub struct Connection {
     key_file: Option<PathBuf>,
 }
 
+impl Connection {
+    /// Whether a flag or the environment names a server.
+    pub fn names_a_server(&self) -> bool {
+        self.named_server().is_some()
+    }
+
+    fn named_server(&self) -> Option<String> {
+        self.server.clone().or_else(|| variable("MAINSPRING_SERVER"))
+    }
+}
+
+/// The value of a variable of the environment, unless it is blank.
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.trim().is_empty())
+}
+
 /// A server, and what to do there.
 #[derive(Args)]
 #[group(skip)]
@@ -169,8 +185,7 @@ pub struct Client {
 impl Client {
     /// The client for these flags. Without a flag the environment counts.
     pub fn new(connection: &Connection) -> anyhow::Result<Self> {
-        let variable = |name| std::env::var(name).ok().filter(|value| !value.trim().is_empty());
-        let server = connection.server.clone().or_else(|| variable("MAINSPRING_SERVER"));
+        let server = connection.named_server();
         let key = match &connection.key_file {
             Some(path) => Some(input::secret_file("--key-file", path)?),
             None => variable("MAINSPRING_API_KEY"),

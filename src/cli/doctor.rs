@@ -132,6 +132,7 @@ pub async fn run(doctor: &Doctor, before: &Settings, json: bool) -> anyhow::Resu
             checks.add(
                 &Check::new("store", Found::Warn, detail).cure("the first `mainspring serve` makes it"),
             )?;
+            checks.add(&of_keys(&config, Ok(0)))?;
         }
         None => of_store(&config, &mut checks).await?,
     }
@@ -147,11 +148,7 @@ pub async fn run(doctor: &Doctor, before: &Settings, json: bool) -> anyhow::Resu
 }
 
 fn of_settings(config: &Config) -> Check {
-    let keys = match config.server.api_keys.len() {
-        0 => "open to everyone on this machine".to_owned(),
-        n => format!("API keys: {n}"),
-    };
-    Check::new("settings", Found::Ok, format!("node {}, {keys}", config.node.name))
+    Check::new("settings", Found::Ok, format!("node {}", config.node.name))
 }
 
 /// Whether the connections of the settings fit into the limit on open files. It is that of a server which is started
@@ -194,6 +191,7 @@ async fn of_store(config: &Config, checks: &mut Checks) -> anyhow::Result<()> {
         checks.add(&schema)?;
         if schema.result == Found::Ok {
             checks.add(&of_shards(config, &store).await)?;
+            checks.add(&of_keys(config, store.keys_mark().await.map(|mark| mark.count)))?;
             checks.add(&of_ledger(&store).await)?;
         }
         checks.add(&of_durability(&store).await)?;
@@ -230,6 +228,29 @@ async fn of_schema(store: &ColdStore) -> Check {
                 .cure("`mainspring migrate up`, or the next `serve`, applies them")
         }
         Ok(_) => Check::new("schema", Found::Ok, "up to date"),
+    }
+}
+
+/// Who may call: nobody beyond this machine while there is no key.
+fn of_keys(config: &Config, stored: Result<i64, Error>) -> Check {
+    let (stored, set) = match stored {
+        Ok(stored) => (stored, config.server.api_keys.len()),
+        Err(why) => return Check::new("keys", Found::Fail, why.to_string()),
+    };
+    let create = "`mainspring key create NAME --scope SCOPE` makes one";
+    match (stored, set, config.server.without_keys()) {
+        (0, 0, Some(why)) => Check::new("keys", Found::Fail, why.to_string()).cure(create),
+        (0, 0, None) if config.server.behind_proxy => {
+            let detail = "none, and a proxy stands in front: whoever reaches it may do everything";
+            Check::new("keys", Found::Warn, detail).cure(create)
+        }
+        (0, 0, None) => Check::new("keys", Found::Ok, "none: open to everyone on this machine"),
+        (_, 0, _) => Check::new("keys", Found::Ok, format!("{stored} in the store")),
+        _ => {
+            let detail =
+                format!("{stored} in the store, {set} in `server.api_keys`, which may do everything");
+            Check::new("keys", Found::Ok, detail)
+        }
     }
 }
 

@@ -14,6 +14,7 @@ mod doctor;
 mod drill;
 mod exit;
 mod input;
+mod key;
 mod look;
 mod man;
 mod operation;
@@ -83,6 +84,8 @@ enum Verb {
     Subscription(Remote<subscription::Verb>),
     /// Name JSON Schemas with defaults that the data of timers is checked against
     Template(Remote<template::Verb>),
+    /// Make, list and revoke API keys, in the database of the settings or on a running server
+    Key(key::Key),
     /// Watch the wheels of a running server
     Wheel(Remote<watch::Verb>),
     /// Show which receiver fails, since when, and what waits for it
@@ -177,6 +180,7 @@ async fn dispatch(cli: &Cli) -> anyhow::Result<Exit> {
         Verb::Operation(at) => operation::run(at.client()?, &at.verb, cli.json).await,
         Verb::Subscription(at) => subscription::run(at.client()?, &at.verb, cli.json).await,
         Verb::Template(at) => template::run(at.client()?, &at.verb, cli.json).await,
+        Verb::Key(key) => key::run(key, &cli.settings, cli.json).await,
         Verb::Wheel(at) => watch::run(at.client()?, &at.verb, cli.json).await,
         Verb::Receivers(args) => look::receivers(args, cli.json).await,
         Verb::Forecast(args) => look::forecast(args, cli.json).await,
@@ -286,6 +290,10 @@ mod tests {
             "template get a --json",
             "template --server http://a ls",
             "template rm a",
+            "key create a --scope register --expires-in 90d",
+            "key create a --scope admin --namespace * --expires-at 2099-01-01T00:00:00Z --set shards=8 --json",
+            "key --server http://a ls",
+            "key revoke key_0123456789abcdef --config x.toml",
             "timer put a --in 5s --destination b --template review --data {}",
             "forecast",
             "forecast --from 2026-12-01T09:00:00Z --for 10m --step 1m --json",
@@ -332,6 +340,11 @@ mod tests {
             "timer put a --in 5s --destination b --secret-file s",
             "timer put a --in 5s --destination b --header X-A:b",
             "timer put a --in 5s --webhook http://a/ --priority urgent",
+            "key",
+            "key create a",
+            "key create a --scope root",
+            "key create a --scope view --expires-in 1d --expires-at 2099-01-01T00:00:00Z",
+            "key revoke a",
             "destination",
             "destination put a",
             "destination put a b --webhook http://a/",

@@ -195,7 +195,7 @@ fn target(timer: &Fields) -> String {
 }
 
 /// A time of an answer, and its distance from now.
-fn instant(text: &str, now: UnixMs) -> String {
+pub fn instant(text: &str, now: UnixMs) -> String {
     match UnixMs::parse_rfc3339(text) {
         Ok(at) => format!("{text} ({})", out::from_now(at, now)),
         Err(_) => text.to_owned(),

@@ -7,8 +7,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::columns::WEBHOOK;
+use super::notify::Copied;
 use super::sql::{Column, Dialect, Row, Statement, Tx};
-use super::{ColdStore, Error, notify};
+use super::{ColdStore, Error};
 use crate::model::destination::{Limits, lane};
 use crate::model::policy::Retry;
 use crate::model::target::{Kind, Target};
@@ -193,7 +194,7 @@ impl ColdStore {
         let Some(row) = tx.fetch(s).await?.first().map(DestinationRow::read).transpose()? else {
             return Ok(Written::Full);
         };
-        self.tell_destinations(&mut tx).await?;
+        self.tell_changed(&mut tx, Copied::Destinations).await?;
         tx.commit().await.map_err(Error::at_commit)?;
         let is_new = row.version == 1;
         Ok(Written::Done(row, is_new))
@@ -213,7 +214,7 @@ impl ColdStore {
              WHERE namespace = {NAMESPACE} AND name = {name} RETURNING {COLUMNS}"
         ));
         let row = tx.fetch(s).await?.first().map(DestinationRow::read).transpose()?;
-        self.tell_destinations(&mut tx).await?;
+        self.tell_changed(&mut tx, Copied::Destinations).await?;
         tx.commit().await.map_err(Error::at_commit)?;
         Ok(row)
     }
@@ -250,7 +251,7 @@ impl ColdStore {
         let bound = s.int(lane(name));
         s.push(&format!("DELETE FROM destination_slots WHERE lane = {bound}"));
         tx.execute(s).await?;
-        self.tell_destinations(&mut tx).await?;
+        self.tell_changed(&mut tx, Copied::Destinations).await?;
         tx.commit().await.map_err(Error::at_commit)?;
         Ok(Removed::Done)
     }
@@ -289,15 +290,6 @@ impl ColdStore {
             "SELECT {COLUMNS} FROM destinations WHERE namespace = {NAMESPACE} AND name = {name} {lock}"
         ));
         tx.fetch(s).await?.first().map(DestinationRow::read).transpose()
-    }
-
-    async fn tell_destinations(&self, tx: &mut Tx) -> Result<(), Error> {
-        if self.dialect() == Dialect::Postgres {
-            let mut s = Statement::new(self.dialect(), "tell_destinations");
-            s.push(&format!("SELECT {}", notify::destinations_changed()));
-            tx.fetch(s).await?;
-        }
-        Ok(())
     }
 
     /// How many timers of each of these destinations are due and not under way, each counted up to `most`.

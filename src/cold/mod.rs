@@ -20,6 +20,7 @@ mod forecast;
 mod gate;
 mod history;
 mod hook;
+mod keys;
 mod late;
 mod lease;
 mod list;
@@ -63,6 +64,7 @@ pub use forecast::{SCALES, Summary};
 pub use history::Step as RetentionStep;
 #[cfg(feature = "planted")]
 pub use hook::{Call, FailPoint};
+pub use keys::{KeyRevoked, KeyRow, KeysMark, MAX_KEYS, NewKey};
 pub use late::{DeadTimer, LateOf, LateTimers};
 pub use lease::{Asking, LeaseAnswer, Leased, MAX_ASKING, Turn};
 pub use list::{Filter, ListCursor, Page};
@@ -146,6 +148,8 @@ pub struct ColdStore {
     held: Arc<Mutex<Option<Held>>>,
     /// Another node has changed destinations.
     destinations_changed: Arc<tokio::sync::Notify>,
+    /// Another node has changed keys.
+    keys_changed: Arc<tokio::sync::Notify>,
     /// Which queues have something ready.
     ready: Arc<ready::ReadyLanes>,
     /// What is known of the ranges that timers are spread over.

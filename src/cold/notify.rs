@@ -1,5 +1,5 @@
-//! Notifications between nodes (`LISTEN`, `NOTIFY`): shards were given up, a node has started, or destinations or
-//! subscriptions have changed.
+//! Notifications between nodes (`LISTEN`, `NOTIFY`): shards were given up, a node has started, or destinations,
+//! subscriptions or keys have changed.
 //!
 //! A node notifies in the transaction that makes the change, and every node listens on a connection of its own.
 //! Nothing depends on it: a notification may be lost or come twice, and a database behind a proxy that cannot
@@ -13,7 +13,8 @@ use sea_orm::sqlx::{self, PgPool};
 use tokio::sync::Notify;
 
 use super::ready::ReadyLanes;
-use super::{ColdStore, Identity};
+use super::sql::{Dialect, Statement, Tx};
+use super::{ColdStore, Error, Identity};
 use crate::clock::Monotonic;
 use crate::telemetry::Streak;
 
@@ -25,6 +26,9 @@ const DESTINATIONS: &str = "mainspring_destinations";
 
 /// And for subscriptions.
 const SUBSCRIPTIONS: &str = "mainspring_subscriptions";
+
+/// And for keys.
+const KEYS: &str = "mainspring_keys";
 
 /// And for queues that have something ready.
 const READY: &str = "mainspring_queues";
@@ -44,14 +48,25 @@ pub(super) fn notification(sender: &str) -> String {
     format!("pg_notify('{CHANNEL}', {sender})")
 }
 
-/// The SQL expression that tells all listeners that destinations have changed.
-pub(super) fn destinations_changed() -> String {
-    format!("pg_notify('{DESTINATIONS}', '')")
+/// What every node knows a copy of.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Copied {
+    /// The destinations.
+    Destinations,
+    /// The subscriptions.
+    Subscriptions,
+    /// The keys.
+    Keys,
 }
 
-/// The SQL expression that tells all listeners that subscriptions have changed.
-pub(super) fn subscriptions_changed() -> String {
-    format!("pg_notify('{SUBSCRIPTIONS}', '')")
+impl Copied {
+    const fn channel(self) -> &'static str {
+        match self {
+            Self::Destinations => DESTINATIONS,
+            Self::Subscriptions => SUBSCRIPTIONS,
+            Self::Keys => KEYS,
+        }
+    }
 }
 
 /// The SQL expression that tells all listeners which queues have something ready; `text` is an expression for who says so
@@ -66,9 +81,24 @@ impl ColdStore {
         self.destinations_changed.notified().await;
     }
 
+    /// Completes when another node has changed keys, or may have.
+    pub async fn keys_changed(&self) {
+        self.keys_changed.notified().await;
+    }
+
+    /// Tells all nodes, at the commit of this transaction, that what they know a copy of has changed.
+    pub(super) async fn tell_changed(&self, tx: &mut Tx, what: Copied) -> Result<(), Error> {
+        if self.dialect() == Dialect::Postgres {
+            let mut s = Statement::new(self.dialect(), "tell_changed");
+            s.push(&format!("SELECT pg_notify('{}', '')", what.channel()));
+            tx.fetch(s).await?;
+        }
+        Ok(())
+    }
+
     /// Wakes `notified` whenever another node starts or gives shards up, and [`ColdStore::destinations_changed`] when
-    /// destinations change, and likewise for subscriptions; all after every new connection, because a notification may have been lost without one. Runs
-    /// until the store is closed; on SQLite it never wakes.
+    /// destinations change, and likewise for subscriptions and keys; all after every new connection, because a
+    /// notification may have been lost without one. Runs until the store is closed; on SQLite it never wakes.
     pub async fn listen(&self, me: &Identity, notified: &Notify) {
         let Some(pool) = &self.listener else { return std::future::pending().await };
         let mut pause = RECONNECT[0];
@@ -80,8 +110,9 @@ impl ColdStore {
                     notified.notify_one();
                     self.destinations_changed.notify_one();
                     self.known_set.changed.notify_one();
+                    self.keys_changed.notify_one();
                     self.ready.told_any();
-                    let changed = [&self.destinations_changed, &self.known_set.changed];
+                    let changed = [&*self.destinations_changed, &self.known_set.changed, &self.keys_changed];
                     forward(listener, me, notified, changed, &self.ready).await
                 }
                 Err(why) => why,
@@ -110,7 +141,7 @@ async fn connect(pool: &PgPool) -> Result<PgListener, sqlx::Error> {
     // A lost connection has to be seen here, for notifications may be lost with it; so it is not replaced
     // silently.
     listener.eager_reconnect(false);
-    listener.listen_all([CHANNEL, DESTINATIONS, SUBSCRIPTIONS, READY]).await?;
+    listener.listen_all([CHANNEL, DESTINATIONS, SUBSCRIPTIONS, KEYS, READY]).await?;
     Ok(listener)
 }
 
@@ -119,7 +150,7 @@ async fn forward(
     mut listener: PgListener,
     me: &Identity,
     notified: &Notify,
-    [destinations, subscriptions]: [&Notify; 2],
+    [destinations, subscriptions, keys]: [&Notify; 3],
     ready: &ReadyLanes,
 ) -> sqlx::Error {
     loop {
@@ -128,6 +159,7 @@ async fn forward(
             Ok(Ok(Some(notification))) if notification.channel() == SUBSCRIPTIONS => {
                 subscriptions.notify_one()
             }
+            Ok(Ok(Some(notification))) if notification.channel() == KEYS => keys.notify_one(),
             Ok(Ok(Some(notification))) if notification.channel() == READY => {
                 ready.told(notification.payload(), &me.incarnation);
             }

@@ -88,6 +88,7 @@ impl ColdStore {
             seen: Arc::new(lock.as_deref().map_or(0, restore::witnessed_by).into()),
             held: Arc::default(),
             destinations_changed: Arc::default(),
+            keys_changed: Arc::default(),
             ready: Arc::default(),
             spreads: super::spread::Spreads::default(),
             known_set: Arc::default(),

@@ -21,8 +21,9 @@ use std::time::Duration;
 use tokio::sync::Notify;
 
 use super::destinations::NAMESPACE;
-use super::sql::{Dialect, Row, Statement, Tx};
-use super::{ColdStore, Error, Identity, notify};
+use super::notify::Copied;
+use super::sql::{Row, Statement, Tx};
+use super::{ColdStore, Error, Identity};
 use crate::clock::Monotonic;
 use crate::model::subscription::{Asked, Lifecycle, Subscription};
 use crate::model::time::UnixMs;
@@ -326,7 +327,7 @@ impl ColdStore {
         let Some(row) = rows.first().map(SubscriptionRow::read).transpose()? else {
             return Ok(Subscribed::Full);
         };
-        self.tell_subscriptions(&mut tx).await?;
+        self.tell_changed(&mut tx, Copied::Subscriptions).await?;
         tx.commit().await.map_err(Error::at_commit)?;
         Ok(Subscribed::Done(row, is_new, version))
     }
@@ -345,7 +346,7 @@ impl ColdStore {
         if tx.fetch(s).await?.is_empty() {
             return Ok(None);
         }
-        self.tell_subscriptions(&mut tx).await?;
+        self.tell_changed(&mut tx, Copied::Subscriptions).await?;
         tx.commit().await.map_err(Error::at_commit)?;
         Ok(Some(version))
     }
@@ -383,15 +384,6 @@ impl ColdStore {
             row.name == name && row.destination == destination && row.settings == settings
         };
         Ok(rows.into_iter().find(is_same))
-    }
-
-    async fn tell_subscriptions(&self, tx: &mut Tx) -> Result<(), Error> {
-        if self.dialect() == Dialect::Postgres {
-            let mut s = Statement::new(self.dialect(), "tell_subscriptions");
-            s.push(&format!("SELECT {}", notify::subscriptions_changed()));
-            tx.fetch(s).await?;
-        }
-        Ok(())
     }
 }
 

@@ -6,6 +6,7 @@
 pub mod destination;
 pub mod id;
 pub mod json;
+pub mod key;
 pub mod merge;
 pub mod operation;
 pub mod place;

@@ -1,19 +1,94 @@
-//! The keys of `server.api_keys`, the quota of each, and the rule for a server without keys. Both doors ask here.
+//! Who may call: the keys of the store and of `server.api_keys`, the quota of each, and the rule for a server without
+//! keys. Both doors ask here.
+//!
+//! A node knows all keys of its store. It reads them at its start, when another node tells of a change (`NOTIFY`), and
+//! every few seconds, so a key that was revoked elsewhere is refused within [`EVERY`]. A key that is not known yet is
+//! looked for in the store, within limits. While the store is away, the keys that are known stay in force.
+//!
+//! Whether a server is open is known once the store was read: before that it answers nobody. A server that has seen a
+//! key does not become open again until it is started anew.
 
+use std::collections::HashMap;
 use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicI64, AtomicU8, Ordering};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::time::Duration;
 
 use axum::http::{HeaderMap, header};
 use governor::clock::Clock;
-use governor::{DefaultDirectRateLimiter, Quota, RateLimiter};
+use governor::{DefaultDirectRateLimiter, DefaultKeyedRateLimiter, Quota, RateLimiter};
+use ring::rand::{SecureRandom, SystemRandom};
 use secrecy::ExposeSecret;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
+use crate::cold::{ColdStore, Error, KeyRow, KeysMark, NewKey};
 use crate::config::Server;
+use crate::model::key::{KeyHash, KeyId, SECRET_LEN, Scope, hash_of, id_in, key_text};
+use crate::model::time::UnixMs;
+use crate::telemetry::Streak;
 
-/// The key that a call came with: its index in the settings, 0 when the server is open.
+/// How often the keys are read, without a notification.
+pub const EVERY: Duration = Duration::from_secs(2);
+
+/// How far the store may be behind in when a key was last used, in milliseconds. Its first use is told at once.
+const NOTED_EVERY_MS: i64 = 30_000;
+
+/// Keys that are not known and are looked for in the store, at most, in a second.
+const LOOKED_FOR: NonZeroU32 = NonZeroU32::new(20).expect("not zero");
+
+/// Who calls: with which key, and what that may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Caller(pub(crate) usize);
+pub struct Caller {
+    /// The key.
+    pub id: KeyId,
+    /// What it may do.
+    pub scope: Scope,
+    /// It is of all namespaces.
+    pub is_of_all: bool,
+}
+
+impl Caller {
+    /// Whoever calls a server that has no keys.
+    pub const ANYBODY: Self = Self { id: KeyId::new(0), scope: Scope::Admin, is_of_all: true };
+
+    /// A number by which callers are told apart where they share something.
+    pub const fn number(self) -> usize {
+        self.id.get() as usize
+    }
+}
+
+/// Whom a server answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Access {
+    /// The store has not told yet whether it has keys: nobody.
+    Unknown,
+    /// There is no key: everybody on this machine.
+    Open,
+    /// Whoever has a key.
+    Keyed,
+}
+
+/// Makes a key: what the store keeps of it, and its text. Fails if the machine gives no random numbers.
+pub fn make(
+    name: String,
+    is_of_all: bool,
+    scope: Scope,
+    expires_at: Option<UnixMs>,
+) -> Result<(NewKey, String), NoRandom> {
+    let mut random = [0; 8 + SECRET_LEN];
+    SystemRandom::new().fill(&mut random).map_err(|_| NoRandom)?;
+    let (id, secret) = random.split_first_chunk().ok_or(NoRandom)?;
+    let id = KeyId::new(u64::from_be_bytes(*id));
+    let text = key_text(id, secret.first_chunk().ok_or(NoRandom)?);
+    Ok((NewKey { id, name, is_of_all, scope, hash: hash_of(&text), expires_at }, text))
+}
+
+/// The machine gives no random numbers.
+#[derive(Debug, thiserror::Error)]
+#[error("this machine gives no random numbers")]
+pub struct NoRandom;
 
 /// A call that is refused: a stable code, and why in words.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,56 +107,278 @@ impl Refusal {
     }
 }
 
-/// The keys, as hashes, and the quota of each.
+/// One key, as this node knows it.
+struct Key {
+    hash: KeyHash,
+    scope: Scope,
+    is_of_all: bool,
+    expires_at: Option<UnixMs>,
+    /// When it was last used here, in milliseconds; 0 for never.
+    used_at: AtomicI64,
+    /// The last use that the store was told of.
+    noted_at: AtomicI64,
+}
+
+impl Key {
+    fn stored(row: &KeyRow, before: Option<&Self>) -> Self {
+        let last = |of: fn(&Self) -> &AtomicI64| {
+            AtomicI64::new(before.map_or(0, |key| of(key).load(Ordering::Relaxed)))
+        };
+        Self {
+            hash: row.hash,
+            scope: row.scope,
+            is_of_all: row.is_of_all,
+            expires_at: row.expires_at,
+            used_at: last(|key| &key.used_at),
+            noted_at: last(|key| &key.noted_at),
+        }
+    }
+
+    fn caller(&self, id: KeyId, now: UnixMs) -> Option<Caller> {
+        let is_current = self.expires_at.is_none_or(|until| now < until);
+        is_current.then_some(Caller { id, scope: self.scope, is_of_all: self.is_of_all })
+    }
+}
+
+/// The keys that a node knows, and what they looked like when they were read.
+#[derive(Default)]
+struct Known {
+    keys: HashMap<KeyId, Arc<Key>>,
+    mark: Option<KeysMark>,
+    /// Of all hashes: the same on all nodes.
+    digest: KeyHash,
+}
+
+/// The keys.
 pub struct Keys {
-    hashes: Vec<[u8; 32]>,
-    limits: Vec<DefaultDirectRateLimiter>,
+    /// Those of the settings. They are found by their hash, as they tell no id.
+    settings: Vec<(KeyId, Arc<Key>)>,
+    known: RwLock<Arc<Known>>,
+    access: AtomicU8,
+    /// It may be open: it listens on loopback.
+    is_local: bool,
+    store: OnceLock<ColdStore>,
+    /// One reads at a time, so that an older answer does not replace a newer one.
+    reading: tokio::sync::Mutex<()>,
+    limits: Option<DefaultKeyedRateLimiter<KeyId>>,
+    looking: DefaultDirectRateLimiter,
+}
+
+/// The keys of the settings may do everything. Their ids are made of their hashes, so they are the same on all nodes.
+fn of_settings(server: &Server) -> Vec<(KeyId, Arc<Key>)> {
+    let key = |text: &secrecy::SecretString| {
+        let hash = hash_of(text.expose_secret());
+        let digest = Sha256::digest([b"mainspring key of the settings".as_slice(), &hash].concat());
+        let number = digest.first_chunk().map_or(1, |first| u64::from_be_bytes(*first));
+        let key = Key {
+            hash,
+            scope: Scope::Admin,
+            is_of_all: true,
+            expires_at: None,
+            used_at: AtomicI64::new(0),
+            noted_at: AtomicI64::new(0),
+        };
+        (KeyId::new(number), Arc::new(key))
+    };
+    server.api_keys.iter().map(key).collect()
 }
 
 impl Keys {
-    /// Keys and limits from the settings.
+    /// Keys and limits from the settings. Those of the store are not read yet.
     pub fn new(server: &Server) -> Self {
-        let hash = |key: &secrecy::SecretString| Sha256::digest(key.expose_secret().as_bytes()).into();
-        let hashes: Vec<[u8; 32]> = server.api_keys.iter().map(hash).collect();
-        let limits = NonZeroU32::new(server.rate_per_second)
-            .map(|rate| {
-                (0..hashes.len().max(1)).map(|_| RateLimiter::direct(Quota::per_second(rate))).collect()
+        let settings = of_settings(server);
+        let access = if settings.is_empty() { Access::Unknown } else { Access::Keyed };
+        let known = Known { digest: digest_of(settings.iter().map(|(_, key)| key.hash)), ..Known::default() };
+        Self {
+            settings,
+            known: RwLock::new(Arc::new(known)),
+            access: AtomicU8::new(access as u8),
+            is_local: server.listen.ip().is_loopback(),
+            store: OnceLock::new(),
+            reading: tokio::sync::Mutex::default(),
+            limits: NonZeroU32::new(server.rate_per_second)
+                .map(|rate| RateLimiter::keyed(Quota::per_second(rate))),
+            looking: RateLimiter::direct(Quota::per_second(LOOKED_FOR)),
+        }
+    }
+
+    /// Reads the keys of the store at the start. From now on it is known whether this server is open.
+    pub async fn open(&self, store: &ColdStore) -> Result<(), Error> {
+        let _ = self.store.set(store.clone());
+        self.read().await
+    }
+
+    /// Keeps them current. Runs until dropped.
+    pub async fn run(self: Arc<Self>) {
+        let Some(store) = self.store.get() else { return };
+        let mut streak = Streak::default();
+        loop {
+            tokio::select! {
+                () = store.keys_changed() => {}
+                () = store.clock().sleep(EVERY) => {}
+            }
+            let read = async {
+                self.read().await?;
+                self.note_used(store).await
+            };
+            match read.await {
+                Ok(()) => drop(streak.succeeded()),
+                Err(why) if streak.failed(store.is_away()) => {
+                    tracing::warn!(%why, "keys cannot be read; those that are known stay in force");
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Reads what has changed.
+    pub async fn read(&self) -> Result<(), Error> {
+        let Some(store) = self.store.get() else { return Ok(()) };
+        let _reading = self.reading.lock().await;
+        // Before the keys: what changes after it is read again.
+        let mark = store.keys_mark().await?;
+        let before = self.known();
+        if before.mark == Some(mark) {
+            return Ok(());
+        }
+        let rows = store.keys().await?;
+        let keys: HashMap<KeyId, Arc<Key>> = rows
+            .iter()
+            .map(|row| (row.id, Arc::new(Key::stored(row, before.keys.get(&row.id).map(AsRef::as_ref)))))
+            .collect();
+        let hashes = self.settings.iter().map(|(_, key)| key.hash).chain(keys.values().map(|key| key.hash));
+        let digest = digest_of(hashes);
+        *self.known.write().unwrap_or_else(PoisonError::into_inner) =
+            Arc::new(Known { keys, mark: Some(mark), digest });
+        let access = match (self.access(), mark.count) {
+            (Access::Unknown | Access::Open, 0) if self.is_local => Access::Open,
+            _ => Access::Keyed,
+        };
+        self.access.store(access as u8, Ordering::SeqCst);
+        Ok(())
+    }
+
+    async fn note_used(&self, store: &ColdStore) -> Result<(), Error> {
+        let known = self.known();
+        let used: Vec<(KeyId, UnixMs)> = known
+            .keys
+            .iter()
+            .map(|(id, key)| (*id, key.used_at.load(Ordering::Relaxed), key))
+            .filter(|(_, used_at, key)| {
+                *used_at > 0 && *used_at >= key.noted_at.load(Ordering::Relaxed) + NOTED_EVERY_MS
             })
-            .unwrap_or_default();
-        Self { hashes, limits }
+            .map(|(id, used_at, _)| (id, UnixMs::new(used_at)))
+            .collect();
+        store.note_keys_used(&used).await?;
+        for (id, at) in used {
+            known.keys.get(&id).inspect(|key| key.noted_at.store(at.get(), Ordering::Relaxed));
+        }
+        Ok(())
+    }
+
+    fn known(&self) -> Arc<Known> {
+        Arc::clone(&self.known.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Whom this server answers.
+    pub fn access(&self) -> Access {
+        match self.access.load(Ordering::SeqCst) {
+            0 => Access::Unknown,
+            1 => Access::Open,
+            _ => Access::Keyed,
+        }
     }
 
     /// Whether the server has no key and answers everybody on its machine.
-    pub const fn is_open(&self) -> bool {
-        self.hashes.is_empty()
+    pub fn is_open(&self) -> bool {
+        self.access() == Access::Open
     }
 
-    /// The SHA-256 of each key, in the order of the settings.
-    pub fn hashes(&self) -> &[[u8; 32]] {
-        &self.hashes
+    /// Whether there is any key, of the settings or of the store.
+    pub fn has_any(&self) -> bool {
+        !self.settings.is_empty() || self.known().mark.is_some_and(|mark| mark.count > 0)
     }
 
-    /// Whose key this is. Hashes of equal length are compared in constant time, all of them.
-    pub fn find(&self, presented: &str) -> Option<Caller> {
-        let presented: [u8; 32] = Sha256::digest(presented.trim().as_bytes()).into();
+    /// Whether a key of the settings, which may do everything, is in force.
+    pub const fn has_settings(&self) -> bool {
+        !self.settings.is_empty()
+    }
+
+    /// Of all keys: two nodes with the same keys have the same.
+    pub fn digest(&self) -> KeyHash {
+        self.known().digest
+    }
+
+    /// The hash of a key that is in force.
+    pub fn hash(&self, id: KeyId) -> Option<KeyHash> {
+        self.key(id).map(|key| key.hash)
+    }
+
+    /// Who has this key, if it is in force.
+    pub fn current(&self, id: KeyId) -> Option<Caller> {
+        self.key(id)?.caller(id, self.now())
+    }
+
+    fn key(&self, id: KeyId) -> Option<Arc<Key>> {
+        let of_settings = self.settings.iter().find(|(known, _)| *known == id).map(|(_, key)| key);
+        of_settings.cloned().or_else(|| self.known().keys.get(&id).cloned())
+    }
+
+    /// The store's time: a key of the store is not known before the store.
+    fn now(&self) -> UnixMs {
+        self.store.get().map_or(UnixMs::new(0), |store| store.clock().now())
+    }
+
+    /// Who presents this key of the settings. All hashes are compared, each in constant time.
+    pub fn find_in_settings(&self, presented: &str) -> Option<Caller> {
+        let hash = hash_of(presented.trim());
         let mut found = None;
-        for (index, key) in self.hashes.iter().enumerate() {
-            if bool::from(key.ct_eq(&presented)) {
-                found = Some(Caller(index));
+        for (id, key) in &self.settings {
+            if bool::from(key.hash.ct_eq(&hash)) {
+                found = key.caller(*id, UnixMs::new(0));
             }
         }
         found
     }
 
+    /// Who presents this key; `None` if it is not in force. Hashes are compared in constant time.
+    pub async fn find(&self, presented: &str) -> Option<Caller> {
+        if let Some(found) = self.find_in_settings(presented) {
+            return Some(found);
+        }
+        let presented = presented.trim();
+        let (id, hash) = (id_in(presented)?, hash_of(presented));
+        let known = self.known().keys.get(&id).cloned();
+        let key = match known {
+            Some(key) => key,
+            None => self.look_for(id).await?,
+        };
+        if !bool::from(key.hash.ct_eq(&hash)) {
+            return None;
+        }
+        let now = self.now();
+        let caller = key.caller(id, now)?;
+        key.used_at.store(now.get(), Ordering::Relaxed);
+        Some(caller)
+    }
+
+    /// A key that another node has made a moment ago. What is not found in time is not known.
+    async fn look_for(&self, id: KeyId) -> Option<Arc<Key>> {
+        self.store.get()?;
+        self.looking.check().ok()?;
+        self.read().await.ok()?;
+        self.known().keys.get(&id).cloned()
+    }
+
     /// Charges `timers` calls to the caller; refused when its quota of this second is spent.
     pub fn charge(&self, caller: Caller, timers: usize) -> Result<(), Refusal> {
-        let (Some(limit), Ok(timers)) = (self.limits.get(caller.0), u32::try_from(timers)) else {
+        let (Some(limits), Ok(timers)) = (&self.limits, u32::try_from(timers)) else {
             return Ok(());
         };
         let Some(timers) = NonZeroU32::new(timers) else {
             return Ok(());
         };
-        match limit.check_n(timers) {
+        match limits.check_key_n(&caller.id, timers) {
             Ok(Ok(())) => Ok(()),
             Ok(Err(not_until)) => {
                 let wait = not_until.wait_time_from(governor::clock::DefaultClock::default().now());
@@ -96,6 +393,13 @@ impl Keys {
             )),
         }
     }
+}
+
+/// Of these hashes, in whatever order they come.
+fn digest_of(hashes: impl Iterator<Item = KeyHash>) -> KeyHash {
+    let mut hashes: Vec<KeyHash> = hashes.collect();
+    hashes.sort_unstable();
+    Sha256::digest(hashes.concat()).into()
 }
 
 /// An open server answers programs on its own machine, and no web page of another site that a browser there shows.
@@ -114,7 +418,7 @@ pub fn local_only(headers: &HeaderMap) -> Result<(), Refusal> {
     match text(header::ORIGIN) {
         Some(origin) if origin != format!("http://{host}") => Err(Refusal::new(
             "foreign_origin",
-            "without keys this server does not answer other sites' pages; set `server.api_keys`",
+            "without keys this server does not answer other sites' pages; make a key with `mainspring key create`",
         )),
         _ => Ok(()),
     }

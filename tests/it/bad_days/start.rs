@@ -32,7 +32,6 @@ async fn an_unknown_key_is_refused_by_name_wherever_it_stands() {
         ("this is no TOML", &[], "config.toml"),
         ("", &[("MAINSPRING__HOT__URL", "memcached://localhost")], "hot.url"),
         ("", &[("MAINSPRING__COLD__URL", "mysql://localhost/x")], "cold.url"),
-        ("", &[("MAINSPRING__SERVER__LISTEN", "0.0.0.0:7600")], "server.listen"),
     ] {
         let dir = tempfile::tempdir().expect("a directory");
         std::fs::write(dir.path().join("config.toml"), file).expect("writes");

@@ -5,6 +5,7 @@
 
 mod calls;
 mod destinations;
+mod keys;
 mod look;
 mod manuals;
 mod operations;

@@ -1,11 +1,14 @@
 //! Who may see pages and send forms: keys, sessions, tokens, and where a request comes from.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use mainspring::admin::session::{IDLE, LONGEST, Session, Sessions};
 use mainspring::config::{Config, Server};
 use mainspring::model::time::UnixMs;
 use mainspring::service::keys::Keys;
+use reqwest::Method;
+use serde_json::json;
 
 use super::{KEY, Visitor, later};
 use crate::support::{Node, wall_ms};
@@ -98,6 +101,86 @@ async fn a_key_opens_the_page_until_the_logout() {
     assert!(!node.log().contains(KEY), "keys never reach the log");
 }
 
+/// A node whose store has a key of each scope: the visitors who have logged in with them.
+async fn of_each_scope() -> (Node, Vec<(&'static str, Visitor)>) {
+    let node = keyed().await;
+    let admin = node.api().with_key(KEY);
+    let mut visitors = Vec::new();
+    for scope in ["view", "register", "operate"] {
+        let (status, key) = admin.post("/v1/keys", &json!({"name": scope, "scopes": [scope]})).await;
+        assert_eq!(status, 201, "{key}");
+        visitors.push((scope, Visitor::logged_in(&node, key["key"].as_str().expect("a key")).await));
+    }
+    (node, visitors)
+}
+
+#[tokio::test]
+async fn a_visitor_may_do_what_his_key_may_and_is_shown_no_more() {
+    let (node, visitors) = of_each_scope().await;
+    let api = node.api().with_key(KEY);
+    assert_eq!(api.put("t", &later()).await.0, 201);
+    let queue = json!({"delay": "PT1H", "target": {"queue": "reports"}});
+    assert_eq!(api.put("q", &queue).await.0, 201);
+    let schedule = json!({"cron": "@yearly", "target": {"queue": "reports"}});
+    assert_eq!(api.send(Method::PUT, "/v1/schedules/s", &[], Some(&schedule)).await.status, 201);
+    let forms = [
+        ("/timers/t", "/act", &[("action", "pause"), ("id", "t")][..], "register"),
+        ("/timers?owner=t", "/operations", &[("query", "owner=t"), ("action", "cancel")], "operate"),
+        ("/queues", "/queues/reports/pause", &[], "operate"),
+        ("/schedules/s", "/schedules/s/act", &[("action", "pause")], "operate"),
+    ];
+    let rank = |scope| ["view", "register", "operate"].iter().position(|one| *one == scope);
+    for (scope, visitor) in &visitors {
+        for (page, path, fields, takes) in forms {
+            let shown = visitor.get(page).await;
+            assert_eq!(shown.status, 200, "{page}");
+            let may = rank(*scope) >= rank(takes);
+            let offers = shown.text.contains(&format!("action=\"{path}\""));
+            assert_eq!(offers, may, "{scope} {page} {path}: {}", shown.text);
+            let fields = [fields, &[("token", shown.token())]].concat();
+            let status = visitor.post(path, &fields).await.status;
+            assert_eq!(status == 403, !may, "{scope} {path}: {status}");
+            assert!(matches!(status, 200 | 303 | 403), "{scope} {path}: {status}");
+        }
+        let zone =
+            [("token", visitor.get("/timers").await.token().to_owned()), ("zone", "Asia/Tokyo".into())];
+        let zone: Vec<(&str, &str)> = zone.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        assert_eq!(visitor.post("/zone", &zone).await.status, 303, "everybody has his time zone");
+    }
+    let (_, queue) = api.get("/v1/queues/reports").await;
+    assert_eq!(queue["paused"], true, "by the operator alone");
+}
+
+#[tokio::test]
+async fn a_session_ends_when_its_key_is_revoked() {
+    let (node, visitors) = of_each_scope().await;
+    let api = node.api().with_key(KEY);
+    let (_, keys) = api.get("/v1/keys").await;
+    let id = keys["items"][0]["id"].as_str().expect("an id");
+    let (viewer, operator) = (&visitors[0].1, &visitors[2].1);
+    assert_eq!(viewer.get("/timers").await.status, 200);
+    assert_eq!(api.send(Method::DELETE, &format!("/v1/keys/{id}"), &[], None).await.status, 200);
+    assert_eq!(viewer.get("/timers").await.status, 303);
+    assert_eq!(operator.get("/timers").await.status, 200);
+}
+
+#[tokio::test]
+async fn logins_are_slowed_after_failures_and_only_so_many_are_tried_at_once() {
+    let node = keyed().await;
+    let stranger = Visitor::new(&node);
+    for _ in 0..5 {
+        assert_eq!(stranger.log_in("wrong-key-0123456789").await.status, 401);
+    }
+    let tries = futures::future::join_all((0..12).map(|_| stranger.log_in("wrong-key-0123456789"))).await;
+    let statuses: Vec<u16> = tries.iter().map(|page| page.status).collect();
+    assert!(statuses.contains(&401) && statuses.contains(&429), "{statuses:?}");
+    let refused = tries.iter().find(|page| page.status == 429).expect("one");
+    assert_eq!(refused.header("retry-after"), Some("1"));
+    // Who has a key gets in.
+    let visitor = Visitor::logged_in(&node, KEY).await;
+    assert_eq!(visitor.get("/timers").await.status, 200);
+}
+
 #[tokio::test]
 async fn behind_a_proxy_that_speaks_tls_the_cookie_is_for_tls_alone() {
     let node = keyed().await;
@@ -109,9 +192,9 @@ async fn behind_a_proxy_that_speaks_tls_the_cookie_is_for_tls_alone() {
 async fn a_session_ends_by_itself() {
     let node = keyed().await;
     let server = Server { api_keys: vec![KEY.into()], ..Config::default().server };
-    let keys = Keys::new(&server);
-    let sessions = Sessions::new(&keys, [0; 32]);
-    let caller = keys.find(KEY);
+    let keys = Arc::new(Keys::new(&server));
+    let sessions = Sessions::new(Arc::clone(&keys), [0; 32], b"");
+    let caller = keys.find_in_settings(KEY);
     assert!(caller.is_some());
     let begun = |ago: Duration| {
         let at = UnixMs::new(wall_ms() - i64::try_from(ago.as_millis()).expect("a short time"));
@@ -138,9 +221,10 @@ async fn a_session_ends_by_itself() {
     assert_eq!(status(&long).await.status, 200);
     // Under another key it is no session.
     let other = Server { api_keys: vec!["another-key-0123456789".into()], ..Config::default().server };
-    let other = Keys::new(&other);
-    let foreign = Sessions::new(&other, [0; 32]);
-    let session = foreign.begin(other.find("another-key-0123456789"), UnixMs::new(wall_ms()), [1; 16]);
+    let other = Arc::new(Keys::new(&other));
+    let foreign = Sessions::new(Arc::clone(&other), [0; 32], b"");
+    let caller = other.find_in_settings("another-key-0123456789");
+    let session = foreign.begin(caller, UnixMs::new(wall_ms()), [1; 16]);
     visitor.set_cookie("mainspring_session", &foreign.cookie(&session));
     assert_eq!(visitor.get("/timers").await.status, 303);
 }

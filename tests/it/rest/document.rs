@@ -179,6 +179,7 @@ fn body_for(method: &Method, path: &str) -> (&'static str, Option<String>) {
         }
         ("PUT", Some("{id}")) if path.starts_with("/v1/schedules") => Some(yearly()),
         ("POST", Some("operations")) => Some(redrive()),
+        ("POST", Some("keys")) => Some(json!({"name": "k", "scopes": ["view"]})),
         ("POST", Some("lease")) => Some(json!({"worker": "w"})),
         ("POST", Some("settle")) => {
             Some(json!({"settlements": [{"lease_token": "lse_none", "action": "ack"}]}))
@@ -216,7 +217,7 @@ async fn every_answer_is_in_the_document_and_every_status_of_the_document_is_giv
     let on_one: Vec<_> = calls.iter().filter(|(_, path)| path.contains('{')).cloned().collect();
     let with_json: Vec<_> = calls.iter().filter(|(m, path)| document.takes_json(m, path)).cloned().collect();
     let writes: Vec<_> = under_v1.iter().filter(|(method, _)| method != Method::GET).cloned().collect();
-    assert_eq!((health.len(), on_one.len(), with_json.len()), (4, 42, 16));
+    assert_eq!((health.len(), on_one.len(), with_json.len()), (4, 43, 17));
     assert!(under_v1.len() >= 24);
 
     let mut checked = Checked { document: &mut document, api: node.api() };
@@ -257,6 +258,9 @@ async fn every_answer_is_in_the_document_and_every_status_of_the_document_is_giv
     let not_put = on_one.iter().filter(|(method, path)| method != Method::PUT && !makes(path)).cloned();
     let (of_operations, others): (Vec<_>, Vec<_>) =
         not_put.partition(|(_, path)| path.starts_with("/v1/operations/"));
+    let (of_keys, others): (Vec<_>, Vec<_>) =
+        others.into_iter().partition(|(_, path)| path.starts_with("/v1/keys/"));
+    checked.all_give(404, &of_keys, &format!("key_{}", "0".repeat(16)), &[]).await;
     checked.all_give(404, &others, "none", &[]).await;
     checked.all_give(404, &of_operations, &format!("op_{}", "0".repeat(32)), &[]).await;
     let too_large = " ".repeat(16 * 1024 * 1024 + 1);
@@ -267,6 +271,8 @@ async fn every_answer_is_in_the_document_and_every_status_of_the_document_is_giv
         }
     }
 
+    let with_keys = Node::builder().start_ready().await;
+    keys(&mut checked, &with_keys).await;
     let keyed = Node::builder()
         .env("MAINSPRING__SERVER__API_KEYS", KEY)
         .env("MAINSPRING__SERVER__RATE_PER_SECOND", "1")
@@ -301,6 +307,53 @@ async fn every_answer_is_in_the_document_and_every_status_of_the_document_is_giv
     // A body that takes 30 s.
     let slow = with_json.iter().map(|(method, path)| format!("{method} {path} 408"));
     assert_eq!(never, slow.collect(), "in the document, and never given");
+}
+
+/// Keys with everything and with little; what is refused, and what a key does not see.
+async fn keys(checked: &mut Checked<'_>, node: &Node) {
+    const ONE: &str = "/v1/keys/{id}";
+    let text = |answer: &Answer, field: &str| answer.body[field].as_str().expect("a text").to_owned();
+    let full = json!({"name": "ops", "namespace": "*", "scopes": ["view", "admin"], "expires_at": "2100-01-01T00:00:00Z"});
+    let little = json!({"name": "shop", "scopes": ["view"]});
+    checked.api = node.api();
+    let mut made = Vec::new();
+    for body in [&full, &little] {
+        assert!(checked.document.faults("/components/schemas/Key", body).is_empty(), "{body}");
+        let answer = checked.call(Method::POST, "/v1/keys", "", Some(body)).await;
+        assert_eq!(answer.status, 201, "{}", answer.body);
+        made.push((text(&answer, "id"), text(&answer, "key")));
+        checked.api = node.api().with_key(&made[0].1);
+    }
+    assert_eq!(checked.call(Method::GET, "/v1/keys", "", None).await.status, 200);
+    checked.api = node.api().with_key(&made[1].1);
+    for (method, path) in [
+        (Method::GET, "/v1/keys"),
+        (Method::POST, "/v1/keys"),
+        (Method::DELETE, ONE),
+        (Method::GET, "/v1/nodes"),
+        (Method::GET, "/v1/receivers"),
+        (Method::GET, "/v1/wheels"),
+        (Method::GET, "/v1/wheels/stream"),
+    ] {
+        assert_eq!(checked.call(method, path, &made[0].0, None).await.status, 404, "{path}");
+    }
+    assert_eq!(checked.call(Method::PUT, TIMER, "t", Some(&later())).await.status, 403);
+    checked.api = node.api().with_key(&made[0].1);
+    for (id, status) in [(&made[1].0, 200), (&made[0].0, 409)] {
+        assert_eq!(checked.call(Method::DELETE, ONE, id, None).await.status, status);
+    }
+    for bad in [
+        json!({"scopes": ["view"]}),
+        json!({"name": "a b", "scopes": ["view"]}),
+        json!({"name": "a", "scopes": []}),
+        json!({"name": "a", "scopes": ["root"]}),
+        json!({"name": "a", "scopes": ["view"], "namespace": "a b"}),
+        json!({"name": "a", "scopes": ["view"], "expires_at": "soon"}),
+        json!({"name": "a", "scopes": ["view"], "colour": 1}),
+    ] {
+        assert!(!checked.document.faults("/components/schemas/Key", &bad).is_empty(), "{bad}");
+        assert_eq!(checked.call(Method::POST, "/v1/keys", "", Some(&bad)).await.status, 422);
+    }
 }
 
 async fn queues(checked: &mut Checked<'_>) {

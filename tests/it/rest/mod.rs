@@ -9,6 +9,7 @@ mod deliver;
 mod document;
 mod errors;
 mod fields;
+mod keys;
 mod list;
 mod observe;
 mod pause;

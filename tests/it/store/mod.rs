@@ -3,6 +3,7 @@
 
 mod claim;
 pub mod fixture;
+mod keys;
 mod list;
 mod live_operations;
 mod look;

@@ -1,0 +1,169 @@
+//! `/v1/keys`: who may call, and what each may do.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Extension, Path, Request, State};
+use axum::http::StatusCode;
+use axum::response::IntoResponse;
+use serde::Serialize;
+
+use super::ApiState;
+use super::auth::Caller;
+use super::named::{MAX_BODY, RemovedAnswer, removed};
+use super::problem::{ApiResult, FieldError, Problem};
+use super::request::{self, ALL_NAMESPACES, KeyIn};
+use super::schema;
+use crate::cold::{KeyRevoked, KeyRow, MAX_KEYS};
+use crate::model::key::KeyId;
+use crate::model::time::UnixMs;
+use crate::service::Service;
+use crate::service::keys::make;
+
+/// The key that a call is about.
+#[derive(utoipa::IntoParams)]
+#[into_params(parameter_in = Path)]
+#[expect(dead_code, reason = "describes the path in the OpenAPI document")]
+pub struct KeyPath {
+    /// The key's id.
+    #[param(value_type = schema::KeyId, example = "key_0123456789abcdef")]
+    id: String,
+}
+
+/// A key in an answer.
+#[derive(Debug, Serialize, utoipa::ToSchema)]
+pub struct KeyView {
+    #[schema(value_type = schema::KeyId)]
+    id: KeyId,
+    #[schema(value_type = schema::KeyName)]
+    name: String,
+    /// `*` is all namespaces.
+    #[schema(value_type = schema::NamespaceOrAll)]
+    namespace: String,
+    /// What it may do, those that are included too.
+    #[schema(value_type = schema::Scopes)]
+    scopes: Vec<&'static str>,
+    #[schema(value_type = schema::Moment)]
+    created_at: UnixMs,
+    /// From when on it is refused; `null`: it does not expire.
+    #[schema(required, value_type = Option<schema::Moment>)]
+    expires_at: Option<UnixMs>,
+    /// To about half a minute; `null`: not used yet.
+    #[schema(required, value_type = Option<schema::Moment>)]
+    last_used_at: Option<UnixMs>,
+    /// The key itself: only in the answer that makes it, and never again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<schema::KeyText>)]
+    key: Option<String>,
+}
+
+/// The keys.
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct KeysAnswer {
+    items: Vec<KeyView>,
+}
+
+impl KeyView {
+    /// A key of a store whose own namespace is `own`; `key` is its text, if it was made just now.
+    pub fn new(row: KeyRow, own: &str, key: Option<String>) -> Self {
+        Self {
+            id: row.id,
+            name: row.name,
+            namespace: if row.is_of_all { ALL_NAMESPACES.into() } else { own.into() },
+            scopes: row.scope.included(),
+            created_at: row.created_at,
+            expires_at: row.expires_at,
+            last_used_at: row.last_used_at,
+            key,
+        }
+    }
+}
+
+/// Whether this caller sees the key: whoever is of one namespace sees those of that one.
+const fn sees(caller: Caller, row: &KeyRow) -> bool {
+    caller.is_of_all || !row.is_of_all
+}
+
+/// The keys that the caller may see, oldest first, expired ones too. Those of the settings are not among them.
+#[utoipa::path(get, path = "/v1/keys", tag = "keys", operation_id = "keys",
+    responses((status = 200, body = KeysAnswer)))]
+pub async fn list(State(state): State<Arc<ApiState>>, Extension(caller): Extension<Caller>) -> ApiResult {
+    let store = &state.service()?.store;
+    let rows = store.keys().await?.into_iter().filter(|row| sees(caller, row));
+    let items = rows.map(|row| KeyView::new(row, store.namespace(), None)).collect();
+    Ok(Json(KeysAnswer { items }).into_response())
+}
+
+/// Make a key. The answer holds it, once: the service keeps a hash of it only. A server that had no key answers nobody
+/// without one from then on.
+#[utoipa::path(post, path = "/v1/keys", tag = "keys", operation_id = "make_key", request_body = KeyIn,
+    responses((status = 201, body = KeyView)))]
+pub async fn post(
+    State(state): State<Arc<ApiState>>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+) -> ApiResult {
+    let store = &state.service()?.store;
+    let body = state.body(request, MAX_BODY).await?;
+    let wanted = request::key(&body.bytes, store.namespace(), store.clock().now())?;
+    if wanted.is_of_all && !caller.is_of_all {
+        let detail = "a key of one namespace makes keys of that one only";
+        return Err(Problem::invalid(vec![FieldError::new("/namespace", "not_yours", detail)]));
+    }
+    let (new, text) =
+        make(wanted.name, wanted.is_of_all, wanted.scope, wanted.expires_at).map_err(|why| {
+            let detail = "this machine gives no random numbers";
+            Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", detail).because(why)
+        })?;
+    let Some(row) = store.make_key(&new).await? else {
+        return Err(Problem::too_many(MAX_KEYS, "keys"));
+    };
+    tracing::info!(key = %row.id, by = %caller.id, scope = row.scope.word(), "a key was made");
+    // It is made, whatever becomes of this reading.
+    let _ = state.node.keys.read().await;
+    Ok((StatusCode::CREATED, Json(KeyView::new(row, store.namespace(), Some(text)))).into_response())
+}
+
+/// Revoke a key. Other nodes refuse it within two seconds.
+#[utoipa::path(delete, path = "/v1/keys/{id}", tag = "keys", operation_id = "revoke_key",
+    params(KeyPath),
+    responses((status = 200, body = RemovedAnswer), (status = 404, body = Problem),
+        (status = 409, body = Problem, description = "last_admin: without it nobody could make keys")))]
+pub async fn remove(
+    State(state): State<Arc<ApiState>>,
+    Extension(caller): Extension<Caller>,
+    Path(text): Path<String>,
+) -> ApiResult {
+    let service = state.service()?;
+    let id = known(service, caller, &text).await?;
+    match service.store.revoke_key(id, !state.node.keys.has_settings()).await? {
+        KeyRevoked::Done => {
+            tracing::info!(key = %id, by = %caller.id, "a key was revoked");
+            // If this fails, the next reading finds it gone.
+            let _ = state.node.keys.read().await;
+            Ok(removed())
+        }
+        KeyRevoked::NoSuch => Err(no_such(&text)),
+        KeyRevoked::LastAdmin => {
+            let detail = "it is the last key with the scope `admin`: make another one first, or revoke it on the \
+                          machine itself with `mainspring key revoke`";
+            Err(Problem::new(StatusCode::CONFLICT, "last_admin", detail))
+        }
+    }
+}
+
+/// The id of a key that the caller may see.
+async fn known(service: &Service, caller: Caller, text: &str) -> Result<KeyId, Problem> {
+    let Some(id) = KeyId::parse(text) else {
+        let detail = "`key_` and 16 of 0-9 a-f, as the list of keys shows it";
+        return Err(Problem::invalid(vec![FieldError::new("?id", "bad_id", detail)]));
+    };
+    match service.store.key(id).await? {
+        Some(row) if sees(caller, &row) => Ok(id),
+        _ => Err(no_such(text)),
+    }
+}
+
+fn no_such(text: &str) -> Problem {
+    Problem::no_such("key", text)
+}

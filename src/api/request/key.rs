@@ -1,0 +1,142 @@
+//! A key in a request, checked.
+
+use serde::Deserialize;
+
+use super::{Refused, read};
+use crate::api::problem::FieldError;
+use crate::api::schema;
+use crate::model::destination::is_name;
+use crate::model::key::Scope;
+use crate::model::time::UnixMs;
+
+/// The namespace that is all of them.
+pub const ALL: &str = "*";
+
+/// A key to make.
+#[derive(Debug, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = Key)]
+pub struct KeyIn {
+    /// What it is called: who uses it, and for what.
+    #[schema(value_type = schema::KeyName)]
+    name: Option<String>,
+    /// The namespace in which it holds, or `*` for all. Default: the store's own.
+    #[schema(value_type = Option<schema::NamespaceOrAll>)]
+    namespace: Option<String>,
+    /// What it may do; each scope includes those before it, so one is enough.
+    #[schema(value_type = schema::Scopes)]
+    scopes: Option<Vec<String>>,
+    /// From when on it is refused. Default: it does not expire.
+    #[schema(value_type = Option<schema::Instant>)]
+    expires_at: Option<String>,
+}
+
+/// What a key shall be.
+#[derive(Debug, PartialEq, Eq)]
+pub struct WantedKey {
+    /// What it is called.
+    pub name: String,
+    /// It is of all namespaces.
+    pub is_of_all: bool,
+    /// What it may do.
+    pub scope: Scope,
+    /// From when on it is refused.
+    pub expires_at: Option<UnixMs>,
+}
+
+/// Reads and checks a key. `own` is the store's namespace, `now` the store's time.
+pub fn key(text: &[u8], own: &str, now: UnixMs) -> Result<WantedKey, Refused> {
+    let KeyIn { name, namespace, scopes, expires_at } = read(text, "")?;
+    let mut errors = Vec::new();
+    let mut wrong =
+        |pointer: String, code, detail: String| errors.push(FieldError::new(pointer, code, detail));
+    match name.as_deref() {
+        None => wrong("/name".into(), "missing", "say who uses it, such as `shop-backend`".into()),
+        Some(name) if !is_name(name) => {
+            wrong("/name".into(), "bad_name", "1 to 64 of A-Z a-z 0-9 . _ -, not a dot first".into());
+        }
+        Some(_) => {}
+    }
+    let is_of_all = namespace.as_deref() == Some(ALL);
+    if let Some(namespace) = namespace.filter(|name| name != ALL && name != own) {
+        let detail = format!("there is no namespace `{namespace}`; there is `{own}`, and `*` is all");
+        wrong("/namespace".into(), "unknown_namespace", detail);
+    }
+    let scopes = scopes.unwrap_or_default();
+    if scopes.is_empty() {
+        let detail = "say what it may do: [\"view\"], [\"register\"], [\"operate\"] or [\"admin\"]".into();
+        wrong("/scopes".into(), "missing", detail);
+    }
+    let mut scope = Scope::View;
+    for (n, word) in scopes.iter().enumerate() {
+        match Scope::from_word(word) {
+            Some(one) => scope = scope.max(one),
+            None => {
+                let words = Scope::ALL.map(Scope::word).join(", ");
+                wrong(format!("/scopes/{n}"), "unknown_scope", format!("one of {words}"));
+            }
+        }
+    }
+    let expires_at = match expires_at.as_deref().map(UnixMs::parse_rfc3339) {
+        Some(Ok(at)) if at <= now => {
+            wrong(
+                "/expires_at".into(),
+                "passed",
+                "it lies in the past; leave it out, or give a later time".into(),
+            );
+            None
+        }
+        Some(Ok(at)) => Some(at),
+        Some(Err(why)) => {
+            wrong("/expires_at".into(), "bad_time", why.to_string());
+            None
+        }
+        None => None,
+    };
+    match name {
+        Some(name) if errors.is_empty() => Ok(WantedKey { name, is_of_all, scope, expires_at }),
+        _ => Err(Refused::Fields(errors)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: UnixMs = UnixMs::new(1_800_000_000_000);
+
+    #[test]
+    fn a_key_has_the_largest_of_its_scopes() {
+        let read = |text: &str| key(text.as_bytes(), "default", NOW).expect("is right");
+        let wanted = read(r#"{"name":"shop","scopes":["view","operate"]}"#);
+        let expected =
+            WantedKey { name: "shop".into(), is_of_all: false, scope: Scope::Operate, expires_at: None };
+        assert_eq!(wanted, expected);
+        let wanted =
+            read(r#"{"name":"ops","namespace":"*","scopes":["admin"],"expires_at":"2100-01-01T00:00:00Z"}"#);
+        assert!(wanted.is_of_all && wanted.scope == Scope::Admin && wanted.expires_at.is_some());
+        assert!(!read(r#"{"name":"ops","namespace":"default","scopes":["view"]}"#).is_of_all);
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (text, pointer, code) in [
+            (r#"{"scopes":["view"]}"#, "/name", "missing"),
+            (r#"{"name":"a b","scopes":["view"]}"#, "/name", "bad_name"),
+            (r#"{"name":"a"}"#, "/scopes", "missing"),
+            (r#"{"name":"a","scopes":[]}"#, "/scopes", "missing"),
+            (r#"{"name":"a","scopes":["view","root"]}"#, "/scopes/1", "unknown_scope"),
+            (r#"{"name":"a","scopes":["view"],"namespace":"other"}"#, "/namespace", "unknown_namespace"),
+            (r#"{"name":"a","scopes":["view"],"expires_at":"tomorrow"}"#, "/expires_at", "bad_time"),
+            (
+                r#"{"name":"a","scopes":["view"],"expires_at":"2000-01-01T00:00:00Z"}"#,
+                "/expires_at",
+                "passed",
+            ),
+        ] {
+            let Err(Refused::Fields(errors)) = key(text.as_bytes(), "default", NOW) else { panic!("{text}") };
+            let found: Vec<_> = errors.iter().map(|error| (error.pointer.as_str(), error.code)).collect();
+            assert_eq!(found, [(pointer, code)], "{text}");
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! API keys, as the store has them: a hash of each, never the key.
+
+use super::notify::Copied;
+use super::sql::{Column, Row, Statement};
+use super::{ColdStore, Error};
+use crate::model::key::{KeyHash, KeyId, Scope};
+use crate::model::time::UnixMs;
+
+/// The most keys of a store: every node knows them all.
+pub const MAX_KEYS: i64 = 10_000;
+
+/// The one namespace of the store, as a number.
+const NAMESPACE: i64 = super::destinations::NAMESPACE;
+
+/// A key as the store has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeyRow {
+    /// Its id.
+    pub id: KeyId,
+    /// What it is called.
+    pub name: String,
+    /// It is of all namespaces, and not of the store's own.
+    pub is_of_all: bool,
+    /// What it may do.
+    pub scope: Scope,
+    /// The SHA-256 of its text.
+    pub hash: KeyHash,
+    /// When it was made.
+    pub created_at: UnixMs,
+    /// From when on it is not accepted; `None`: it does not expire.
+    pub expires_at: Option<UnixMs>,
+    /// When it was last used, to half a minute; `None`: never.
+    pub last_used_at: Option<UnixMs>,
+}
+
+/// The columns of [`KeyRow`], in order.
+const COLUMNS: &str = "id, name, namespace, scope, hash, created_at, expires_at, last_used_at";
+
+impl KeyRow {
+    fn read(row: &Row) -> Result<Self, Error> {
+        let corrupt = |what: &str| Error::Corrupt(format!("the {what} of a key cannot be read back"));
+        let namespace: Option<i16> = row.get(2)?;
+        Ok(Self {
+            id: KeyId::parse(&row.get::<String>(0)?).ok_or_else(|| corrupt("id"))?,
+            name: row.get(1)?,
+            is_of_all: namespace.is_none(),
+            scope: Scope::from_code(row.get(3)?).ok_or_else(|| corrupt("scope"))?,
+            hash: row.get::<Vec<u8>>(4)?.try_into().map_err(|_| corrupt("hash"))?,
+            created_at: UnixMs::new(row.get(5)?),
+            expires_at: row.get::<Option<i64>>(6)?.map(UnixMs::new),
+            last_used_at: row.get::<Option<i64>>(7)?.map(UnixMs::new),
+        })
+    }
+
+    /// Whether it is accepted at this moment.
+    pub fn is_current(&self, now: UnixMs) -> bool {
+        self.expires_at.is_none_or(|until| now < until)
+    }
+}
+
+/// A key to make.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewKey {
+    /// Its id, random.
+    pub id: KeyId,
+    /// What it is called.
+    pub name: String,
+    /// It is of all namespaces.
+    pub is_of_all: bool,
+    /// What it may do.
+    pub scope: Scope,
+    /// The SHA-256 of its text.
+    pub hash: KeyHash,
+    /// From when on it is not accepted.
+    pub expires_at: Option<UnixMs>,
+}
+
+/// What differs when a key was made or revoked: their number, and the sum of the moments when they were made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KeysMark {
+    /// How many keys there are.
+    pub count: i64,
+    sum: i64,
+}
+
+/// The outcome of revoking a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KeyRevoked {
+    /// It is gone.
+    Done,
+    /// It is the last one with the scope `admin`.
+    LastAdmin,
+    /// There is none of this id.
+    NoSuch,
+}
+
+impl ColdStore {
+    /// All keys, oldest first. One that this version cannot read is left out, and is in no answer: it opens nothing.
+    pub async fn keys(&self) -> Result<Vec<KeyRow>, Error> {
+        let mut s = Statement::new(self.dialect(), "keys");
+        s.push(&format!("SELECT {COLUMNS} FROM api_keys ORDER BY created_at, id"));
+        let rows = self.pool.read(s).await?;
+        Ok(rows
+            .iter()
+            .filter_map(|row| {
+                KeyRow::read(row).inspect_err(|why| tracing::warn!(%why, "a key is left out")).ok()
+            })
+            .collect())
+    }
+
+    /// One key.
+    pub async fn key(&self, id: KeyId) -> Result<Option<KeyRow>, Error> {
+        let mut s = Statement::new(self.dialect(), "key");
+        let id = s.text(&id.to_string());
+        s.push(&format!("SELECT {COLUMNS} FROM api_keys WHERE id = {id}"));
+        self.pool.read(s).await?.first().map(KeyRow::read).transpose()
+    }
+
+    /// What differs when a key was made or revoked.
+    pub async fn keys_mark(&self) -> Result<KeysMark, Error> {
+        let mut s = Statement::new(self.dialect(), "keys_mark");
+        s.push("SELECT CAST(count(*) AS BIGINT), CAST(COALESCE(sum(created_at), 0) AS BIGINT) FROM api_keys");
+        match self.urgent.read(s).await?.first() {
+            Some(row) => Ok(KeysMark { count: row.get(0)?, sum: row.get(1)? }),
+            None => Err(Error::Corrupt("the keys cannot be counted".into())),
+        }
+    }
+
+    /// Makes a key; `None` if the store has as many as it takes ([`MAX_KEYS`]). Other nodes are notified.
+    pub async fn make_key(&self, new: &NewKey) -> Result<Option<KeyRow>, Error> {
+        let mut tx = self.pool.begin().await?;
+        let mut s = Statement::new(self.dialect(), "make_key");
+        let now = s.now(self.bound_now());
+        let (id, name, scope) =
+            (s.text(&new.id.to_string()), s.text(&new.name), s.int(new.scope.code().into()));
+        let hash = s.bytes(Some(&new.hash));
+        let namespace = if new.is_of_all { "NULL".to_owned() } else { NAMESPACE.to_string() };
+        let expires_at = new.expires_at.map_or_else(|| "NULL".to_owned(), |at| s.int(at.get()));
+        s.push(&format!(
+            "INSERT INTO api_keys (id, name, namespace, scope, hash, created_at, expires_at) \
+             SELECT {id}, {name}, {namespace}, {scope}, {hash}, {now}, {expires_at} \
+             WHERE (SELECT count(*) FROM api_keys) < {MAX_KEYS} RETURNING {COLUMNS}"
+        ));
+        let Some(row) = tx.fetch(s).await?.first().map(KeyRow::read).transpose()? else { return Ok(None) };
+        self.tell_changed(&mut tx, Copied::Keys).await?;
+        tx.commit().await.map_err(Error::at_commit)?;
+        Ok(Some(row))
+    }
+
+    /// Revokes a key. With `keep_admin` one with the scope `admin` stays if there is no other that is accepted now: nobody
+    /// could make keys any more. Other nodes are notified.
+    pub async fn revoke_key(&self, id: KeyId, keep_admin: bool) -> Result<KeyRevoked, Error> {
+        let mut tx = self.pool.begin().await?;
+        let id = id.to_string();
+        // Locked, so that of two calls that revoke the last two the second one sees what the first has done.
+        let mut s = Statement::new(self.dialect(), "admin_keys");
+        let now = s.now(self.bound_now());
+        s.push(&format!(
+            "SELECT id FROM api_keys WHERE scope = {} AND COALESCE(expires_at > {now}, true) ORDER BY id {}",
+            Scope::Admin.code(),
+            self.dialect().lock("FOR UPDATE"),
+        ));
+        let admins =
+            tx.fetch(s).await?.iter().map(|row| row.get::<String>(0)).collect::<Result<Vec<_>, _>>()?;
+        if keep_admin && admins == [id.as_str()] {
+            return Ok(KeyRevoked::LastAdmin);
+        }
+        let mut s = Statement::new(self.dialect(), "revoke_key");
+        let id = s.text(&id);
+        s.push(&format!("DELETE FROM api_keys WHERE id = {id} RETURNING id"));
+        if tx.fetch(s).await?.is_empty() {
+            return Ok(KeyRevoked::NoSuch);
+        }
+        self.tell_changed(&mut tx, Copied::Keys).await?;
+        tx.commit().await.map_err(Error::at_commit)?;
+        Ok(KeyRevoked::Done)
+    }
+
+    /// Writes down when these keys were last used.
+    pub async fn note_keys_used(&self, used: &[(KeyId, UnixMs)]) -> Result<(), Error> {
+        if used.is_empty() {
+            return Ok(());
+        }
+        let mut used: Vec<_> = used.iter().map(|(id, at)| (id.to_string(), at.get())).collect();
+        used.sort_unstable();
+        let mut s = Statement::new(self.dialect(), "note_keys_used");
+        let (ids, times) = used.into_iter().unzip();
+        let batch = s.batch("b", vec![("b_id", Column::Text(ids)), ("b_at", Column::Int(times))]);
+        s.push(&format!(
+            "WITH {batch} UPDATE api_keys SET last_used_at = b_at FROM b \
+             WHERE id = b_id AND COALESCE(last_used_at < b_at, true)"
+        ));
+        self.pool.write(s).await.map(drop)
+    }
+}
