@@ -99,6 +99,8 @@ pub struct Config {
     pub outbox: Outbox,
     /// Operations on many timers.
     pub operations: Operations,
+    /// The audit.
+    pub audit: Audit,
     /// Logging.
     pub log: Log,
 }
@@ -218,6 +220,14 @@ pub struct Operations {
     pub per_second: u32,
 }
 
+/// `audit.*`
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Audit {
+    /// How long it is kept who did what.
+    pub retention: Span,
+}
+
 /// `log.*`
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -287,6 +297,7 @@ impl Default for Config {
             dispatch: Dispatch { concurrency: 2048 },
             outbox: Outbox { max_events: 1_000_000 },
             operations: Operations { per_second: 1000 },
+            audit: Audit { retention: span(400 * 86_400) },
             log: Log { filter: "info".into(), format: LogFormat::Text },
         }
     }
@@ -441,6 +452,9 @@ impl Config {
         }
         if self.history.retention.get() < Duration::from_secs(1) {
             return wrong("history.retention", "at least PT1S");
+        }
+        if self.audit.retention.get() < Duration::from_secs(86_400) {
+            return wrong("audit.retention", "at least P1D");
         }
         if !(Duration::from_millis(100)..=MAX_WEBHOOK_TIMEOUT).contains(&self.webhook.timeout.get()) {
             return wrong("webhook.timeout", "from PT0.1S to PT60S");

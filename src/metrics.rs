@@ -204,7 +204,7 @@ metrics! {
         &[("duty", &["statistics", "partitions", "retention", "forecast"])]);
     retention_lag: GaugeVec = float_gauges("mainspring_retention_lag_seconds",
         "How long the oldest thing that the retention is to remove should have been gone, from the owner of shard 0; 0 on other nodes",
-        &[("step", &["old_partitions", "history", "ids", "attempts", "replays"])]);
+        &[("step", &["old_partitions", "history", "ids", "attempts", "replays", "audit"])]);
 
     // Lifecycle events.
     outbox_events: IntGauge = gauge("mainspring_outbox_events",

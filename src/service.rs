@@ -5,6 +5,7 @@
 pub mod answer;
 pub mod explain;
 pub mod keys;
+pub mod origin;
 pub mod tier;
 
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -24,6 +24,7 @@ mod m20261125_000018_templates;
 mod m20261126_000019_schedules_zones;
 mod m20261126_000020_queue_counts;
 mod m20261127_000021_keys;
+mod m20261127_000022_audit;
 mod online;
 
 /// The release of the schema that these steps make. It rises when a release of Mainspring adds steps.
@@ -72,6 +73,7 @@ impl MigratorTrait for Migrator {
             Box::new(m20261126_000019_schedules_zones::Migration),
             Box::new(m20261126_000020_queue_counts::Migration),
             Box::new(m20261127_000021_keys::Migration),
+            Box::new(m20261127_000022_audit::Migration),
         ]
     }
 }

@@ -15,12 +15,13 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use futures::StreamExt;
+use serde_json::json;
 
 use super::frame::{Frame, Trouble};
 use super::guard::Visit;
 use super::login::way_on;
 use super::{Admin, html, words};
-use crate::cold::{ChangeEvent, Edit, TimerRow};
+use crate::cold::{ChangeEvent, Deed, Edit, TimerRow};
 use crate::model::id::{TimerId, Uid, Version};
 use crate::model::time::{Span, UnixMs};
 use crate::model::timer::{Answer, Event, State as TimerState};
@@ -34,6 +35,9 @@ const MOST: usize = 1000;
 
 /// How many changes are under way at once; they are committed in groups.
 const AT_ONCE: usize = 256;
+
+/// How many timers one entry of the audit names.
+const AUDITED_AT_ONCE: usize = 100;
 
 /// What is done to timers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,6 +101,17 @@ impl Action {
         let is_so_already = (self == Self::Pause && is_paused) || (self == Self::Resume && !is_paused);
         let is_live = !row.life.state.is_end();
         is_live && !is_so_already && (self == Self::Cancel || answer == Answer::Done)
+    }
+
+    /// Its name in the audit.
+    const fn audited(self) -> &'static str {
+        match self {
+            Self::Cancel => "timer.cancel",
+            Self::Move => "timer.move",
+            Self::Fire => "timer.fire",
+            Self::Pause => "timer.pause",
+            Self::Resume => "timer.resume",
+        }
     }
 
     /// What becomes of a timer that it would answer so; `acts`: it does something to it.
@@ -252,6 +267,14 @@ pub async fn act(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Respon
     let caller = admin.caller(&visit.session).unwrap_or(Caller::ANYBODY);
     admin.node.keys.charge(caller, ids.len()).map_err(|why| Trouble::quota(why.detail))?;
     let asked = ids.len();
+    // Before anything is done: of what is not written down nothing is done.
+    for some in ids.chunks(AUDITED_AT_ONCE) {
+        let names: Vec<&str> = some.iter().map(|(id, _)| id.as_str()).collect();
+        let object = if let [one] = names[..] { one.to_owned() } else { format!("{} timers", names.len()) };
+        let became = Some(json!({"timers": names, "due_at": due_at}));
+        let deed = Deed { action: action.audited(), object: &object, was: None, became };
+        service.store.note_deed(deed).await?;
+    }
     let changes = ids.into_iter().map(|(id, uid)| {
         // A form without a version was not made here; no timer has this one.
         let version = versions.get(id.as_str()).copied().unwrap_or(Version(-1));

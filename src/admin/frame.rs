@@ -16,7 +16,7 @@ use crate::model::key::Scope;
 use crate::service::keys::Caller;
 
 /// The pages of the navigation.
-const PAGES: [(&str, &str); 10] = [
+const PAGES: [(&str, &str); 11] = [
     ("/", "Overview"),
     ("/timers", "Timers"),
     ("/ahead", "Ahead"),
@@ -27,6 +27,7 @@ const PAGES: [(&str, &str); 10] = [
     ("/queues", "Queues"),
     ("/operations", "Operations"),
     ("/nodes", "Nodes"),
+    ("/audit", "Audit"),
 ];
 
 /// What may be wrong with a node while it runs, in the words of the banner. Worse ones first.
@@ -134,9 +135,10 @@ impl Frame {
         assets::address(name)
     }
 
-    /// The pages of the navigation, by address.
-    pub fn pages(&self) -> [(&'static str, &'static str); PAGES.len()] {
-        PAGES
+    /// The pages of the navigation that the reader may see, by address.
+    pub fn pages(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
+        let may_operate = self.may_operate();
+        PAGES.into_iter().filter(move |(path, _)| *path != "/audit" || may_operate)
     }
 
     /// The lines of the banner.

@@ -27,6 +27,7 @@ use super::session::{LONGEST, Session};
 use super::words::Zone;
 use super::{Admin, PAGE_WAIT, html};
 use crate::clock::{Clock, SystemClock};
+use crate::cold::acting;
 use crate::model::key::Scope;
 use crate::service::keys::{Access, local_only};
 
@@ -151,7 +152,15 @@ async fn enter(admin: &Arc<Admin>, mut visit: Visit, request: Request, next: Nex
         Request::from_parts(parts, body)
     };
     request.extensions_mut().insert(visit.clone());
-    let mut response = match tokio::time::timeout(PAGE_WAIT, next.run(request)).await {
+    let actor = admin.caller(&visit.session).filter(|_| request.method() == Method::POST);
+    let actor = actor.map(|caller| admin.node.actor(caller, request.extensions(), request.headers()));
+    let running = async {
+        match actor {
+            Some(actor) => acting(actor, next.run(request)).await,
+            None => next.run(request).await,
+        }
+    };
+    let mut response = match tokio::time::timeout(PAGE_WAIT, running).await {
         Ok(response) => response,
         Err(_) => Trouble::slow().into_response(),
     };

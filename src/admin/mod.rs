@@ -12,6 +12,7 @@
 mod act;
 mod ahead;
 mod assets;
+mod audit;
 mod data_templates;
 mod frame;
 mod guard;
@@ -128,6 +129,7 @@ pub fn routes(
         .route("/queues/{name}/pause", post(queues::pause))
         .route("/queues/{name}/resume", post(queues::resume))
         .route("/nodes", get(nodes::page))
+        .route("/audit", get(audit::page))
         .route("/login", get(login::form).post(login::login))
         .route("/logout", post(login::logout))
         .route("/zone", post(login::zone))

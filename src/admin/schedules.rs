@@ -5,13 +5,14 @@ use std::sync::Arc;
 use askama::Template;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Redirect, Response};
+use serde_json::json;
 
 use super::frame::{Frame, Trouble};
 use super::guard::Visit;
 use super::timers::list_of;
 use super::words::{self, Moment, Zone};
 use super::{Admin, html};
-use crate::cold::{Registered, ScheduleFilter, ScheduleRow, SkippedRange};
+use crate::cold::{Deed, Registered, ScheduleFilter, ScheduleRow, SkippedRange};
 use crate::model::schedule::{MissedPolicy, Overlap, Plan, ScheduleState, Skipped, When, is_schedule_id};
 use crate::model::target::Target;
 use crate::model::time::{Span, UnixMs};
@@ -224,6 +225,9 @@ pub async fn act(
                 |_| Trouble::refused("The store does not keep up, or the node is stopping: try again.");
             match made.map_err(busy)?? {
                 Registered::New(made) | Registered::Same(made) => {
+                    let became = Some(json!({"timer": made.id}));
+                    let deed = Deed { action: "schedule.run", object: &row.id, was: None, became };
+                    service.store.note_deed(deed).await?;
                     Ok(Redirect::to(&format!("/timers/{}", made.id)).into_response())
                 }
                 _ => Err(Trouble::refused("Its destination is not there any more.")),

@@ -10,7 +10,7 @@ use axum::extract::{Path, Request, State};
 use axum::http::StatusCode;
 use axum::response::IntoResponse;
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use self::place::{
     AmqpView, HookView, KafkaView, MqttView, NatsView, RedisStreamView, check_credentials, keep_secrets,
@@ -23,7 +23,7 @@ use super::request::{self, DestinationIn};
 use super::schema;
 use super::state::caller;
 use super::view::RetryView;
-use crate::cold::{DestinationRow, MAX_DESTINATIONS, MOST_COUNTED, Removed, Uses, Written};
+use crate::cold::{Deed, DestinationRow, MAX_DESTINATIONS, MOST_COUNTED, Removed, Uses, Written};
 use crate::destinations::{Refused, Wanted};
 use crate::dispatch::ReceiverLoad;
 use crate::model::destination::{Destination, Settings};
@@ -435,6 +435,8 @@ pub async fn test(State(state): State<Arc<ApiState>>, Path(name): Path<String>) 
     let destination = Arc::new(service.destinations.opened(&row));
     let delivery = Delivery::test(destination, service.store.clock().now());
     let delivery_id = delivery.id.clone();
+    let became = Some(json!({"delivery_id": delivery_id}));
+    service.store.note_deed(Deed { action: "destination.test", object: &name, was: None, became }).await?;
     let answer = match service.sink.send(&delivery).await {
         Ok(outcome) => TestAnswer {
             result: outcome.result,

@@ -26,6 +26,7 @@ use tokio_util::task::TaskTracker;
 use super::connections::{Busy, Connections, Seat};
 use crate::limits::FileLimits;
 use crate::metrics::Metrics;
+use crate::service::origin::PeerAddress;
 use crate::telemetry::Rarely;
 
 /// How long a client may take to send its headers; also how long an idle connection is kept.
@@ -73,7 +74,8 @@ pub async fn serve(
                 if let Some(seat) = connections.sit(from.ip()) {
                     let router = router.clone();
                     let stream = with_write_timeout(stream, WRITE_WAIT);
-                    tasks.spawn(connection(http.clone(), stream, seat, router, closing.clone()));
+                    let peer = PeerAddress(from.ip().to_canonical());
+                    tasks.spawn(connection(http.clone(), stream, peer, seat, router, closing.clone()));
                 }
             }
             Err(why) => {
@@ -104,6 +106,7 @@ fn with_write_timeout(stream: TcpStream, wait: Duration) -> Pin<Box<TimeoutStrea
 async fn connection(
     http: http1::Builder,
     stream: Pin<Box<TimeoutStream<TcpStream>>>,
+    peer: PeerAddress,
     seat: Seat,
     router: Router,
     closing: CancellationToken,
@@ -114,6 +117,7 @@ async fn connection(
     let service = service_fn(move |request: hyper::Request<Incoming>| {
         let busy = of_calls.call();
         let mut request: Request = request.map(Body::new);
+        request.extensions_mut().insert(peer);
         if busy.refused {
             request.extensions_mut().insert(NoSeat(Arc::clone(&of_calls)));
         }
@@ -188,8 +192,8 @@ mod tests {
         let connections = Connections::new(1, 0, Metrics::new().expect("series"));
         let seat = connections.sit(from.ip()).expect("a seat");
         let stream = with_write_timeout(stream, wait);
-        let closing = CancellationToken::new();
-        (client, tokio::spawn(connection(http1::Builder::new(), stream, seat, router, closing)))
+        let (closing, peer) = (CancellationToken::new(), PeerAddress(from.ip()));
+        (client, tokio::spawn(connection(http1::Builder::new(), stream, peer, seat, router, closing)))
     }
 
     #[tokio::test]

@@ -1,6 +1,7 @@
 //! The REST API: routes, limits, keys, and one shape for every error.
 
 mod arrival;
+mod audit;
 mod auth;
 mod bodies;
 mod connections;
@@ -44,6 +45,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::clock::Monotonic;
+use crate::cold::acting;
 use crate::limits::FileLimits;
 use crate::metrics::Metrics;
 use crate::model::queue::MAX_WAIT;
@@ -129,6 +131,7 @@ fn documented() -> OpenApiRouter<Arc<ApiState>> {
         .routes(routes!(templates::put, templates::get, templates::remove))
         .routes(routes!(keys::list, keys::post))
         .routes(routes!(keys::remove))
+        .routes(routes!(audit::audit))
         .routes(routes!(service::ledger))
         .routes(routes!(service::nodes))
         .routes(routes!(service::receivers))
@@ -211,12 +214,21 @@ async fn admit(
         state.auth.charge(&caller, 1)?;
     }
     request.extensions_mut().insert(caller);
+    // What reads changes nothing.
+    let actor = (!request.method().is_safe())
+        .then(|| state.node.actor(caller, request.extensions(), request.headers()));
     let arrival = request.extensions().get::<Arrival>().cloned().unwrap_or_default();
     // A lease waits as long as it was asked to, and then for the store like any other call.
     let is_lease =
         request.uri().path().starts_with("/v1/queues/") && request.uri().path().ends_with("/lease");
     let wait = if is_lease { CALL_WAIT + MAX_WAIT.get() } else { CALL_WAIT };
-    match arrival.answered_within(wait, next.run(request)).await {
+    let answering = async {
+        match actor {
+            Some(actor) => acting(actor, next.run(request)).await,
+            None => next.run(request).await,
+        }
+    };
+    match arrival.answered_within(wait, answering).await {
         Some(response) => Ok(response),
         None => Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, "timeout", "not answered within 60 s")
             .retry_after(1)),

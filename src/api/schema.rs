@@ -111,6 +111,8 @@ schemas! {
     Scopes: "`view` reads. `register` makes, changes and cancels timers too, leases and settles. `operate` changes destinations, \
              queues, schedules, templates, subscriptions and operations too. `admin` makes and revokes keys too." =
         ArrayBuilder::new().items(words(Scope::ALL.map(Scope::word))).min_items(Some(1)).examples([serde_json::json!(["register"])]);
+    AuditAction: "The kind of a thing, and the verb." =
+        text().min_length(Some(1)).max_length(Some(64)).pattern(Some("^[a-z_.]+$")).examples(["destination.put"]);
     TemplateName: "A template's name." =
         text().pattern(Some(format!("^[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{}}}$", MAX_NAME - 1))).examples(["order-review"]);
     JsonSchema: "A JSON Schema of the dialect 2020-12, at most 64 KiB. References are local (`#…`); `$schema` is left out or names \

@@ -27,6 +27,7 @@ pub fn of(method: &str, route: &str) -> Takes {
     let reads = matches!(method, "GET" | "HEAD" | "OPTIONS");
     match parts.as_slice() {
         ["v1", "keys", ..] => Takes { scope: Scope::Admin, sight: Scope::Admin, is_of_all: false },
+        ["v1", "audit"] => Takes { sight: Scope::Operate, ..see(Scope::Operate) },
         ["v1", "wheels" | "nodes" | "receivers", ..] => Takes { is_of_all: true, ..see(Scope::View) },
         _ if reads => see(Scope::View),
         ["v1", "timers", ..] | ["v1", "queues", _, "lease" | "settle"] => see(Scope::Register),

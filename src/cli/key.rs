@@ -14,7 +14,7 @@ use super::exit::{Exit, usage};
 use super::show::{self, Fields};
 use super::{input, out, store};
 use crate::clock::{Clock, SystemClock};
-use crate::cold::{ColdStore, KeyRevoked, KeyRow, MAX_KEYS};
+use crate::cold::{ColdStore, KeyRevoked, KeyRow, MAX_KEYS, acting};
 use crate::model::key::{KeyId, Scope};
 use crate::model::time::UnixMs;
 use crate::service::keys::make;
@@ -135,7 +135,7 @@ pub async fn run(key: &Key, before: &Settings, json: bool) -> anyhow::Result<Exi
             path.display()
         ));
     }
-    let done = on_the_machine(&cold, &key.verb, json).await;
+    let done = acting(store::on_this_machine(), on_the_machine(&cold, &key.verb, json)).await;
     cold.close().await;
     done
 }

@@ -10,7 +10,7 @@ use super::config::Settings;
 use super::exit::{Exit, usage};
 use super::{input, out, store};
 use crate::clock::{Clock, SystemClock};
-use crate::cold::{ColdStore, Held};
+use crate::cold::{ColdStore, Held, acting};
 use crate::model::time::UnixMs;
 
 /// `restore …`
@@ -50,7 +50,7 @@ pub async fn run(verb: &Restore, before: &Settings, json: bool) -> anyhow::Resul
         Restore::Accept(Accept { not_older_than, .. }) => Some(oldest(not_older_than.as_deref())?),
     };
     let cold = store::open(&config)?;
-    let done = decide(&cold, accept_from, json).await;
+    let done = acting(store::on_this_machine(), decide(&cold, accept_from, json)).await;
     cold.close().await;
     done
 }

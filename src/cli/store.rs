@@ -10,7 +10,7 @@ use super::config::Settings;
 use super::exit::Exit;
 use super::out;
 use crate::clock::SystemClock;
-use crate::cold::{self, ColdStore, MigrationState, Verification};
+use crate::cold::{self, Actor, ColdStore, MigrationState, Verification};
 use crate::config::{ColdKind, Config};
 
 /// `migrate …`
@@ -25,6 +25,14 @@ pub enum Migrate {
 /// Opens the store for reading. A server may be running on it.
 pub fn open(config: &Config) -> Result<ColdStore, cold::Error> {
     ColdStore::open(config, Arc::new(SystemClock), false, false)
+}
+
+/// Who works on the store itself, for the audit: somebody on this machine, by the name that the shell tells, or by number.
+pub fn on_this_machine() -> Actor {
+    let told = std::env::var("SUDO_USER").or_else(|_| std::env::var("USER")).ok();
+    let name = told.filter(|name| (1..=64).contains(&name.len()));
+    let name = name.unwrap_or_else(|| rustix::process::getuid().as_raw().to_string());
+    Actor { id: "machine".into(), name: Some(name), from: None }
 }
 
 /// The SQLite file of `cold.url` if it does not exist: opening it would make it.

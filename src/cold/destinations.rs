@@ -6,6 +6,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde_json::{Value, json};
+
+use super::audit::Deed;
 use super::columns::WEBHOOK;
 use super::notify::Copied;
 use super::sql::{Column, Dialect, Row, Statement, Tx};
@@ -64,6 +67,13 @@ pub struct DestinationRow {
 const COLUMNS: &str = "name, kind, settings, secrets, paused, version, created_at, changed_at";
 
 impl DestinationRow {
+    /// As the audit has it. What the settings hold is no secret.
+    fn audited(&self) -> Value {
+        let settings: Value = serde_json::from_str(&self.settings).unwrap_or_default();
+        json!({"kind": self.kind, "settings": settings, "has_secrets": self.secrets.is_some(), "paused": self.paused,
+            "version": self.version})
+    }
+
     fn read(row: &Row) -> Result<Self, Error> {
         Ok(Self {
             name: row.get(0)?,
@@ -194,6 +204,8 @@ impl ColdStore {
         let Some(row) = tx.fetch(s).await?.first().map(DestinationRow::read).transpose()? else {
             return Ok(Written::Full);
         };
+        let (was, became) = (before.map(|row| row.audited()), Some(row.audited()));
+        self.audit(&mut tx, Deed { action: "destination.put", object: &edit.name, was, became }).await?;
         self.tell_changed(&mut tx, Copied::Destinations).await?;
         tx.commit().await.map_err(Error::at_commit)?;
         let is_new = row.version == 1;
@@ -207,6 +219,7 @@ impl ColdStore {
         if before.paused == paused {
             return Ok(Some(before));
         }
+        let object = name;
         let mut s = Statement::new(self.dialect(), "pause_destination");
         let (now, name) = (s.now(self.bound_now()), s.text(name));
         s.push(&format!(
@@ -214,6 +227,9 @@ impl ColdStore {
              WHERE namespace = {NAMESPACE} AND name = {name} RETURNING {COLUMNS}"
         ));
         let row = tx.fetch(s).await?.first().map(DestinationRow::read).transpose()?;
+        let action = if paused { "destination.pause" } else { "destination.resume" };
+        let (was, became) = (Some(before.audited()), row.as_ref().map(DestinationRow::audited));
+        self.audit(&mut tx, Deed { action, object, was, became }).await?;
         self.tell_changed(&mut tx, Copied::Destinations).await?;
         tx.commit().await.map_err(Error::at_commit)?;
         Ok(row)
@@ -231,9 +247,9 @@ impl ColdStore {
             return Ok(Removed::InUse(uses));
         }
         let mut tx = self.pool.begin().await?;
-        if self.lock_destination(&mut tx, name, "FOR UPDATE").await?.is_none() {
+        let Some(before) = self.lock_destination(&mut tx, name, "FOR UPDATE").await? else {
             return Ok(Removed::NoSuch);
-        }
+        };
         // A statement of its own, after the lock: it sees what was registered meanwhile.
         let uses = Uses {
             timers: counted(&tx.fetch(self.uses_statement(name, 1)).await?)?,
@@ -251,6 +267,8 @@ impl ColdStore {
         let bound = s.int(lane(name));
         s.push(&format!("DELETE FROM destination_slots WHERE lane = {bound}"));
         tx.execute(s).await?;
+        let was = Some(before.audited());
+        self.audit(&mut tx, Deed { action: "destination.remove", object: name, was, became: None }).await?;
         self.tell_changed(&mut tx, Copied::Destinations).await?;
         tx.commit().await.map_err(Error::at_commit)?;
         Ok(Removed::Done)
@@ -403,8 +421,8 @@ pub(super) fn counted(rows: &[Row]) -> Result<i64, Error> {
     rows.first().map_or(Ok(0), |row| row.get(0))
 }
 
-/// The lock of whoever changes a destination: those who register timers for it go on.
-const CHANGING: &str = "FOR NO KEY UPDATE";
+/// The lock of whoever changes a destination or a queue: those who register timers for it go on.
+pub(super) const CHANGING: &str = "FOR NO KEY UPDATE";
 
 /// A slot that lies so many microseconds and so many steps ahead was reserved before the store's clock was set back: nodes
 /// reserve a quarter of a second each, or one step.

@@ -5,6 +5,7 @@
 //! running backup, makes every later end wait behind itself. So each wait for a lock is short ([`LOCK_WAIT`]), and
 //! what was not done is tried again in the next round. The steps ([`Step`]) do not depend on each other.
 
+use super::destinations::NAMESPACE;
 use super::operations::PURGED;
 use super::sql::{Dialect, Statement, Tx};
 use super::{ColdStore, Error};
@@ -34,12 +35,21 @@ pub enum Step {
     Attempts,
     /// Notes of replays.
     Replays,
+    /// The audit, after a retention of its own.
+    Audit,
 }
 
 impl Step {
     /// All steps.
-    pub const ALL: [Self; 6] =
-        [Self::Partitions, Self::History, Self::ShortenIds, Self::Ids, Self::Attempts, Self::Replays];
+    pub const ALL: [Self; 7] = [
+        Self::Partitions,
+        Self::History,
+        Self::ShortenIds,
+        Self::Ids,
+        Self::Attempts,
+        Self::Replays,
+        Self::Audit,
+    ];
 
     /// Whether it removes something, and so can be behind.
     pub fn removes(self) -> bool {
@@ -55,6 +65,7 @@ impl Step {
             Self::Ids => "ids",
             Self::Attempts => "attempts",
             Self::Replays => "replays",
+            Self::Audit => "audit",
         }
     }
 }
@@ -164,6 +175,10 @@ impl ColdStore {
             Step::Ids => self.delete("ended_ids", "uid", "until", now.get()).await?,
             Step::Attempts => self.delete("attempts", "uid, generation, attempt", "ended_at", until).await?,
             Step::Replays => self.delete("replays", "at, shard", "at", until).await?,
+            Step::Audit => {
+                let old = format!("namespace = {NAMESPACE} AND at < {}", self.audited_from(now));
+                self.in_steps("DELETE FROM audit", "audit", "id", &old).await?;
+            }
         }
         Ok(0)
     }
@@ -182,6 +197,8 @@ impl ColdStore {
             Step::Ids => ("until", "ended_ids", now.get()),
             Step::Attempts => ("ended_at", "attempts", until),
             Step::Replays => ("at", "replays", until),
+            // By its index, which begins with the one namespace that there is.
+            Step::Audit => ("at", "audit WHERE namespace = 0", self.audited_from(now)),
         };
         let mut s = Statement::new(self.dialect(), "retention_lag");
         s.push(&format!("SELECT min({column}) FROM {table}"));
@@ -192,6 +209,10 @@ impl ColdStore {
 
     const fn retained_from(&self, now: UnixMs) -> i64 {
         now.get().saturating_sub(self.retention_ms)
+    }
+
+    const fn audited_from(&self, now: UnixMs) -> i64 {
+        now.get().saturating_sub(self.audit_retention_ms)
     }
 
     /// The table of history whose rows are removed one by one.

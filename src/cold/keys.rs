@@ -1,5 +1,8 @@
 //! API keys, as the store has them: a hash of each, never the key.
 
+use serde_json::{Value, json};
+
+use super::audit::Deed;
 use super::notify::Copied;
 use super::sql::{Column, Row, Statement};
 use super::{ColdStore, Error};
@@ -50,6 +53,12 @@ impl KeyRow {
             expires_at: row.get::<Option<i64>>(6)?.map(UnixMs::new),
             last_used_at: row.get::<Option<i64>>(7)?.map(UnixMs::new),
         })
+    }
+
+    /// As the audit has it.
+    fn audited(&self) -> Value {
+        let namespace = (!self.is_of_all).then_some(NAMESPACE);
+        json!({"name": self.name, "namespace": namespace, "scopes": self.scope.included(), "expires_at": self.expires_at})
     }
 
     /// Whether it is accepted at this moment.
@@ -142,6 +151,8 @@ impl ColdStore {
              WHERE (SELECT count(*) FROM api_keys) < {MAX_KEYS} RETURNING {COLUMNS}"
         ));
         let Some(row) = tx.fetch(s).await?.first().map(KeyRow::read).transpose()? else { return Ok(None) };
+        let (object, became) = (row.id.to_string(), Some(row.audited()));
+        self.audit(&mut tx, Deed { action: "key.make", object: &object, was: None, became }).await?;
         self.tell_changed(&mut tx, Copied::Keys).await?;
         tx.commit().await.map_err(Error::at_commit)?;
         Ok(Some(row))
@@ -166,11 +177,13 @@ impl ColdStore {
             return Ok(KeyRevoked::LastAdmin);
         }
         let mut s = Statement::new(self.dialect(), "revoke_key");
-        let id = s.text(&id);
-        s.push(&format!("DELETE FROM api_keys WHERE id = {id} RETURNING id"));
-        if tx.fetch(s).await?.is_empty() {
-            return Ok(KeyRevoked::NoSuch);
-        }
+        let bound = s.text(&id);
+        s.push(&format!("DELETE FROM api_keys WHERE id = {bound} RETURNING {COLUMNS}"));
+        let removed = tx.fetch(s).await?;
+        let Some(before) = removed.first() else { return Ok(KeyRevoked::NoSuch) };
+        // One that this version cannot read goes too.
+        let was = KeyRow::read(before).ok().map(|row| row.audited());
+        self.audit(&mut tx, Deed { action: "key.revoke", object: &id, was, became: None }).await?;
         self.tell_changed(&mut tx, Copied::Keys).await?;
         tx.commit().await.map_err(Error::at_commit)?;
         Ok(KeyRevoked::Done)

@@ -8,6 +8,7 @@
 //! This room never speaks HTTP, never delivers, and does not know the wheels.
 
 mod apply;
+mod audit;
 mod backlog;
 mod claim;
 mod columns;
@@ -54,6 +55,7 @@ use sea_orm::DatabaseConnection;
 use sea_orm::sqlx::PgPool;
 
 pub use apply::{Applied, Change, ChangeEvent, Edit, MAX_BATCH as MAX_APPLY_BATCH, Settlement, Unfit};
+pub use audit::{Actor, AuditFilter, AuditRow, Deed, MAX_AUDIT_PAGE, acting, carried};
 pub use backlog::{Backlog, LeftOut, MAX_EVENTS as MAX_EVENT_BATCH, MOST_EXCESS};
 pub use claim::{Backlogged, Claimed, DueRow, DueRows, Early, MAX_BATCH as MAX_CLAIM_BATCH, Probe};
 pub use destinations::{
@@ -128,6 +130,7 @@ pub struct ColdStore {
     namespace: String,
     shards: u16,
     retention_ms: i64,
+    audit_retention_ms: i64,
     claim_ttl_ms: i64,
     /// The longest attempt that a destination allows, in milliseconds.
     longest_attempt_ms: Arc<AtomicI64>,

@@ -77,6 +77,8 @@ impl ColdStore {
             namespace: config.namespace.clone(),
             shards: config.shards,
             retention_ms: i64::try_from(config.history.retention.get().as_millis()).unwrap_or(i64::MAX / 4),
+            audit_retention_ms: i64::try_from(config.audit.retention.get().as_millis())
+                .unwrap_or(i64::MAX / 4),
             claim_ttl_ms: i64::try_from(config.claim_ttl().as_millis()).unwrap_or(60_000),
             longest_attempt_ms: Arc::default(),
             slot: i64::from(uuid::Uuid::now_v7().as_bytes()[15] % 64) * TOTALS_SLOTS,

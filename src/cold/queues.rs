@@ -5,7 +5,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::destinations::{MOST_COUNTED, NAMESPACE, is_for};
+use serde_json::{Value, json};
+
+use super::audit::Deed;
+use super::destinations::{CHANGING, MOST_COUNTED, NAMESPACE, is_for};
 use super::places::QueueTerms;
 use super::sql::{Column, Row, Statement, Tx};
 use super::{ColdStore, Error};
@@ -32,6 +35,11 @@ pub struct QueueRow {
 const COLUMNS: &str = "name, settings, paused, version, created_at";
 
 impl QueueRow {
+    /// As the audit has it.
+    fn audited(&self) -> Value {
+        json!({"settings": self.settings, "paused": self.paused, "version": self.version})
+    }
+
     fn read(row: &Row) -> Result<Self, Error> {
         let settings: String = row.get(1)?;
         Ok(Self {
@@ -100,6 +108,8 @@ impl ColdStore {
         settings: &Settings,
         paused: Option<bool>,
     ) -> Result<(QueueRow, bool), Error> {
+        let (mut tx, object) = (self.pool.begin().await?, name);
+        let before = self.lock_queue(&mut tx, name, CHANGING).await?;
         let mut s = Statement::new(self.dialect(), "put_queue");
         let now = s.now(self.bound_now());
         let (name, settings) = (s.text(name), s.text(&stored(settings)));
@@ -113,24 +123,35 @@ impl ColdStore {
              ON CONFLICT (namespace, name) DO UPDATE SET settings = excluded.settings, paused = {kept}, \
              version = queues.version + 1, changed_at = excluded.changed_at RETURNING {COLUMNS}"
         ));
-        let rows = self.pool.write(s).await?;
-        let row = rows.first().map(QueueRow::read).transpose()?;
+        let row = tx.fetch(s).await?.first().map(QueueRow::read).transpose()?;
         let row = row.ok_or_else(|| Error::Corrupt("a queue that was written has no row".into()))?;
         let is_new = row.version == 1;
+        let (was, became) = (before.map(|row| row.audited()), Some(row.audited()));
+        self.audit(&mut tx, Deed { action: "queue.put", object, was, became }).await?;
+        tx.commit().await.map_err(Error::at_commit)?;
         Ok((row, is_new))
     }
 
     /// Pauses a queue, or resumes it; `None` if there is none of this name.
     pub async fn pause_queue(&self, name: &str, paused: bool) -> Result<Option<QueueRow>, Error> {
+        let (mut tx, object) = (self.pool.begin().await?, name);
+        let Some(before) = self.lock_queue(&mut tx, name, CHANGING).await? else { return Ok(None) };
+        if before.paused == paused {
+            return Ok(Some(before));
+        }
         let mut s = Statement::new(self.dialect(), "pause_queue");
         let now = s.now(self.bound_now());
         let name = s.text(name);
         s.push(&format!(
-            "UPDATE queues SET changed_at = CASE WHEN paused = {paused} THEN changed_at ELSE {now} END, \
-             version = CASE WHEN paused = {paused} THEN version ELSE version + 1 END, paused = {paused} \
+            "UPDATE queues SET changed_at = {now}, version = version + 1, paused = {paused} \
              WHERE namespace = {NAMESPACE} AND name = {name} RETURNING {COLUMNS}"
         ));
-        self.pool.write(s).await?.first().map(QueueRow::read).transpose()
+        let row = tx.fetch(s).await?.first().map(QueueRow::read).transpose()?;
+        let action = if paused { "queue.pause" } else { "queue.resume" };
+        let (was, became) = (Some(before.audited()), row.as_ref().map(QueueRow::audited));
+        self.audit(&mut tx, Deed { action, object, was, became }).await?;
+        tx.commit().await.map_err(Error::at_commit)?;
+        Ok(row)
     }
 
     /// Removes a queue that no live timer and no schedule is for.
@@ -143,12 +164,9 @@ impl ColdStore {
             return Ok(QueueRemoved::InUse(timers, schedules));
         }
         let mut tx = self.pool.begin().await?;
-        let mut s = Statement::new(self.dialect(), "lock_queue");
-        let (bound, lock) = (s.text(name), self.dialect().lock("FOR UPDATE"));
-        s.push(&format!("SELECT 1 FROM queues WHERE namespace = {NAMESPACE} AND name = {bound} {lock}"));
-        if tx.fetch(s).await?.is_empty() {
+        let Some(before) = self.lock_queue(&mut tx, name, "FOR UPDATE").await? else {
             return Ok(QueueRemoved::NoSuch);
-        }
+        };
         // A statement of its own, after the lock: it sees what was registered meanwhile.
         let timers = counted(tx.fetch(self.queue_uses(name, 1)).await?)?;
         let schedules = counted(tx.fetch(self.scheduled_for_queue(name)).await?)?;
@@ -159,8 +177,25 @@ impl ColdStore {
         let bound = s.text(name);
         s.push(&format!("DELETE FROM queues WHERE namespace = {NAMESPACE} AND name = {bound}"));
         tx.execute(s).await?;
+        let was = Some(before.audited());
+        self.audit(&mut tx, Deed { action: "queue.remove", object: name, was, became: None }).await?;
         tx.commit().await.map_err(Error::at_commit)?;
         Ok(QueueRemoved::Done)
+    }
+
+    /// Reads a queue and keeps others from changing it until the end of the transaction, by this lock.
+    async fn lock_queue(
+        &self,
+        tx: &mut Tx,
+        name: &str,
+        lock: &'static str,
+    ) -> Result<Option<QueueRow>, Error> {
+        let mut s = Statement::new(self.dialect(), "lock_queue");
+        let (name, lock) = (s.text(name), self.dialect().lock(lock));
+        s.push(&format!(
+            "SELECT {COLUMNS} FROM queues WHERE namespace = {NAMESPACE} AND name = {name} {lock}"
+        ));
+        tx.fetch(s).await?.first().map(QueueRow::read).transpose()
     }
 
     fn queue_uses(&self, name: &str, most: i64) -> Statement {

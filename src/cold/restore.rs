@@ -12,6 +12,9 @@ use std::os::unix::fs::FileExt;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
+use serde_json::json;
+
+use super::audit::Deed;
 use super::sql::{Row, Statement};
 use super::{ColdStore, Error};
 use crate::clock::Monotonic;
@@ -166,12 +169,20 @@ impl ColdStore {
 
     /// Lets what is held fire if it is due at `from` or later; the rest expires. Returns whether something was held.
     pub async fn accept_held(&self, from: UnixMs) -> Result<bool, Error> {
+        let accepted = from;
         let mut s = Statement::new(self.dialect(), "accept_held");
         let from = s.int(from.get());
         s.push(&format!(
             "UPDATE store SET accepted_from = {from} WHERE held_until IS NOT NULL AND accepted_from IS NULL RETURNING 1"
         ));
-        Ok(!self.pool.write(s).await?.is_empty())
+        let mut tx = self.pool.begin().await?;
+        if tx.fetch(s).await?.is_empty() {
+            return Ok(false);
+        }
+        let became = Some(json!({ "accepted_from": accepted }));
+        self.audit(&mut tx, Deed { action: "restore.accept", object: "store", was: None, became }).await?;
+        tx.commit().await.map_err(Error::at_commit)?;
+        Ok(true)
     }
 }
 

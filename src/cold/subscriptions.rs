@@ -18,8 +18,10 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use serde_json::{Value, json};
 use tokio::sync::Notify;
 
+use super::audit::Deed;
 use super::destinations::NAMESPACE;
 use super::notify::Copied;
 use super::sql::{Row, Statement, Tx};
@@ -66,6 +68,12 @@ impl SubscriptionRow {
             created_at: UnixMs::new(row.get(5)?),
             changed_at: UnixMs::new(row.get(6)?),
         })
+    }
+
+    /// As the audit has it.
+    fn audited(&self) -> Value {
+        let settings: Value = serde_json::from_str(&self.settings).unwrap_or_default();
+        json!({"destination": self.destination, "settings": settings, "version": self.version})
     }
 
     fn compiled(self) -> Subscription {
@@ -302,6 +310,7 @@ impl ColdStore {
         if tx.fetch(s).await?.is_empty() {
             return Ok(Subscribed::NoDestination);
         }
+        let before = self.live_subscription(&mut tx, name).await?;
         let mut s = Statement::new(self.dialect(), "put_subscription");
         let now = s.now(self.bound_now());
         let (named, to, asked) = (s.text(name), s.text(destination), s.text(settings));
@@ -327,6 +336,8 @@ impl ColdStore {
         let Some(row) = rows.first().map(SubscriptionRow::read).transpose()? else {
             return Ok(Subscribed::Full);
         };
+        let (was, became) = (before.map(|row| row.audited()), Some(row.audited()));
+        self.audit(&mut tx, Deed { action: "subscription.put", object: name, was, became }).await?;
         self.tell_changed(&mut tx, Copied::Subscriptions).await?;
         tx.commit().await.map_err(Error::at_commit)?;
         Ok(Subscribed::Done(row, is_new, version))
@@ -337,6 +348,7 @@ impl ColdStore {
     pub async fn remove_subscription(&self, name: &str) -> Result<Option<i64>, Error> {
         let mut tx = self.pool.begin().await?;
         let version = self.raise_set(&mut tx).await?;
+        let (before, object) = (self.live_subscription(&mut tx, name).await?, name);
         let mut s = Statement::new(self.dialect(), "remove_subscription");
         let (now, name) = (s.now(self.bound_now()), s.text(name));
         s.push(&format!(
@@ -346,6 +358,8 @@ impl ColdStore {
         if tx.fetch(s).await?.is_empty() {
             return Ok(None);
         }
+        let was = before.map(|row| row.audited());
+        self.audit(&mut tx, Deed { action: "subscription.remove", object, was, became: None }).await?;
         self.tell_changed(&mut tx, Copied::Subscriptions).await?;
         tx.commit().await.map_err(Error::at_commit)?;
         Ok(Some(version))
@@ -377,13 +391,15 @@ impl ColdStore {
         destination: &str,
         settings: &str,
     ) -> Result<Option<SubscriptionRow>, Error> {
+        let live = self.live_subscription(tx, name).await?;
+        Ok(live.filter(|row| row.destination == destination && row.settings == settings))
+    }
+
+    /// The subscription of this name that was not removed.
+    async fn live_subscription(&self, tx: &mut Tx, name: &str) -> Result<Option<SubscriptionRow>, Error> {
         let rows = tx.fetch(self.subscriptions_statement()).await?;
-        let rows: Vec<SubscriptionRow> =
-            rows.iter().map(SubscriptionRow::read).collect::<Result<_, Error>>()?;
-        let is_same = |row: &SubscriptionRow| {
-            row.name == name && row.destination == destination && row.settings == settings
-        };
-        Ok(rows.into_iter().find(is_same))
+        let rows = rows.iter().map(SubscriptionRow::read).collect::<Result<Vec<_>, Error>>()?;
+        Ok(rows.into_iter().find(|row| row.name == name))
     }
 }
 

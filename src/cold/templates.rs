@@ -8,6 +8,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde_json::{Value, json};
+
+use super::audit::Deed;
 use super::destinations::{MOST_COUNTED, NAMESPACE, counted};
 use super::sql::{Column, Dialect, Row, Statement, Tx};
 use super::{ColdStore, Error};
@@ -43,6 +46,11 @@ pub struct TemplateRow {
 const COLUMNS: &str = "name, schema, defaults, hash, version, created_at, changed_at";
 
 impl TemplateRow {
+    fn audited(&self) -> Value {
+        let value = |text: &str| serde_json::from_str::<Value>(text).unwrap_or_default();
+        json!({"schema": value(&self.schema), "defaults": self.defaults.as_deref().map(value), "version": self.version})
+    }
+
     fn read(row: &Row) -> Result<Self, Error> {
         Ok(Self {
             name: row.get(0)?,
@@ -163,8 +171,8 @@ impl ColdStore {
         let mut tx = self.pool.begin().await?;
         let before = self.lock_template(&mut tx, &edit.name).await?;
         let has = before.is_some();
-        if let Some(same) = before.filter(|row| row.hash == edit.hash) {
-            return Ok(TemplateWritten::Done(same, false));
+        if let Some(same) = before.as_ref().filter(|row| row.hash == edit.hash) {
+            return Ok(TemplateWritten::Done(same.clone(), false));
         }
         let mut s = Statement::new(self.dialect(), "put_template");
         let now = s.now(self.bound_now());
@@ -189,6 +197,8 @@ impl ColdStore {
         let Some(row) = tx.fetch(s).await?.first().map(TemplateRow::read).transpose()? else {
             return Ok(TemplateWritten::Full);
         };
+        let (was, became) = (before.map(|row| row.audited()), Some(row.audited()));
+        self.audit(&mut tx, Deed { action: "template.put", object: &edit.name, was, became }).await?;
         tx.commit().await.map_err(Error::at_commit)?;
         Ok(TemplateWritten::Done(row, !has))
     }
@@ -202,9 +212,9 @@ impl ColdStore {
             return Ok(TemplateRemoved::InUse(timers, schedules));
         }
         let mut tx = self.pool.begin().await?;
-        if self.lock_template(&mut tx, name).await?.is_none() {
+        let Some(before) = self.lock_template(&mut tx, name).await? else {
             return Ok(TemplateRemoved::NoSuch);
-        }
+        };
         // A statement of its own, after the lock: it sees what was registered meanwhile.
         let timers = counted(&tx.fetch(self.template_uses(name, 1)).await?)?;
         let schedules = counted(&tx.fetch(self.templated_schedules(name)).await?)?;
@@ -215,6 +225,8 @@ impl ColdStore {
         let bound = s.text(name);
         s.push(&format!("DELETE FROM templates WHERE namespace = {NAMESPACE} AND name = {bound}"));
         tx.execute(s).await?;
+        let was = Some(before.audited());
+        self.audit(&mut tx, Deed { action: "template.remove", object: name, was, became: None }).await?;
         tx.commit().await.map_err(Error::at_commit)?;
         Ok(TemplateRemoved::Done)
     }

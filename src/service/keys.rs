@@ -109,6 +109,7 @@ impl Refusal {
 
 /// One key, as this node knows it.
 struct Key {
+    name: String,
     hash: KeyHash,
     scope: Scope,
     is_of_all: bool,
@@ -125,6 +126,7 @@ impl Key {
             AtomicI64::new(before.map_or(0, |key| of(key).load(Ordering::Relaxed)))
         };
         Self {
+            name: row.name.clone(),
             hash: row.hash,
             scope: row.scope,
             is_of_all: row.is_of_all,
@@ -171,6 +173,7 @@ fn of_settings(server: &Server) -> Vec<(KeyId, Arc<Key>)> {
         let digest = Sha256::digest([b"mainspring key of the settings".as_slice(), &hash].concat());
         let number = digest.first_chunk().map_or(1, |first| u64::from_be_bytes(*first));
         let key = Key {
+            name: "server.api_keys".into(),
             hash,
             scope: Scope::Admin,
             is_of_all: true,
@@ -312,6 +315,11 @@ impl Keys {
     /// The hash of a key that is in force.
     pub fn hash(&self, id: KeyId) -> Option<KeyHash> {
         self.key(id).map(|key| key.hash)
+    }
+
+    /// What a key is called.
+    pub fn name(&self, id: KeyId) -> Option<String> {
+        self.key(id).map(|key| key.name.clone())
     }
 
     /// Who has this key, if it is in force.

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use super::{Intake, Writer};
-use crate::cold::{Backfilled, Error, MadeOccurrences, ScheduleEdit, ScheduleGone, SchedulePut, ScheduleRow};
+use crate::cold::{
+    Backfilled, Error, MadeOccurrences, ScheduleEdit, ScheduleGone, SchedulePut, ScheduleRow, carried,
+};
 use crate::model::id::Epoch;
 use crate::model::time::UnixMs;
 
@@ -91,7 +93,7 @@ impl Intake {
         work: impl Future<Output = Result<T, Error>> + Send + 'static,
     ) -> Result<T, Error> {
         // Fails only after a panic, or at the end of the process.
-        tokio::spawn(work).await.unwrap_or(Err(Error::Busy))
+        tokio::spawn(carried(work)).await.unwrap_or(Err(Error::Busy))
     }
 
     /// [`Writer::put_schedule`].

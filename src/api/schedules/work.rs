@@ -7,6 +7,7 @@ use axum::extract::{Path, Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::IntoResponse;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 use super::{SchedulePath, checked_id, find, no_such};
 use crate::api::ApiState;
@@ -17,7 +18,7 @@ use crate::api::request::{self, no_destination};
 use crate::api::schema;
 use crate::api::timers::register::register;
 use crate::api::view::TimerView;
-use crate::cold::{Backfilled, MAX_BACKFILL, Registered};
+use crate::cold::{Backfilled, Deed, MAX_BACKFILL, Registered};
 use crate::model::time::UnixMs;
 
 /// Make an occurrence now, outside the rule, of one that is paused or has ended too. It has an id of its own and no
@@ -34,6 +35,8 @@ pub async fn run(State(state): State<Arc<ApiState>>, Path(id): Path<String>, req
     let timer = service.store.run_of(&row, uuid::Uuid::now_v7());
     match register(&state, service, caller, timer).await? {
         Registered::New(row) | Registered::Same(row) => {
+            let became = Some(json!({"timer": row.id}));
+            service.store.note_deed(Deed { action: "schedule.run", object: &id, was: None, became }).await?;
             let view = TimerView::new(&row, state.tiers(service));
             let mut response = tagged(StatusCode::CREATED, row.life.version.0, &view);
             if let Ok(location) = HeaderValue::from_str(&format!("/v1/timers/{}", row.id)) {

@@ -12,6 +12,7 @@ mod selection;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde_json::{Value, json};
 use uuid::Uuid;
 
 pub use live::Operated;
@@ -19,6 +20,7 @@ pub(super) use purge::PURGED;
 pub use redrive::{MAX_STEP, SETTLED, Stepped};
 pub use selection::Selection;
 
+use super::audit::Deed;
 use super::list::ListCursor;
 use super::sql::{Column, Row, Statement, Tx};
 use super::{ColdStore, Error};
@@ -90,6 +92,13 @@ const COLUMNS: &str = "id, action, filter, selection, dry_run, state, position, 
                        created_at, ended_at, node";
 
 impl OperationRow {
+    /// As the audit has it.
+    fn audited(&self) -> Value {
+        let filter: Value = serde_json::from_str(&self.filter).unwrap_or_default();
+        json!({"action": self.action, "filter": filter, "dry_run": self.dry_run, "state": self.state.word(),
+            "matched": self.matched, "done": self.done})
+    }
+
     fn read(row: &Row) -> Result<Self, Error> {
         let bad = || Error::Corrupt("an operation".into());
         Ok(Self {
@@ -223,6 +232,11 @@ impl ColdStore {
             ));
             tx.execute(s).await?;
         }
+        if let Some(made) = &made {
+            let (object, became) = (made.id.to_string(), Some(made.audited()));
+            self.audit(&mut tx, Deed { action: "operation.begin", object: &object, was: None, became })
+                .await?;
+        }
         tx.commit().await.map_err(Error::at_commit)?;
         Ok(made)
     }
@@ -260,15 +274,21 @@ impl ColdStore {
         state: OperationState,
         failure: Option<&str>,
     ) -> Result<(), Error> {
+        let (mut tx, object) = (self.pool.begin().await?, id.to_string());
         let mut s = Statement::new(self.dialect(), "end_operation");
         let (now, id) = (s.now(self.bound_now()), s.uuid(id.0));
         let failure = failure.map_or_else(|| "NULL".to_owned(), |why| s.text(why));
         s.push(&format!(
             "UPDATE operations SET state = {}, ended_at = {now}, failure = {failure} \
-             WHERE namespace = {NAMESPACE} AND id = {id} AND state = 0",
+             WHERE namespace = {NAMESPACE} AND id = {id} AND state = 0 RETURNING {COLUMNS}",
             state.code()
         ));
-        self.pool.write(s).await.map(drop)
+        if let Some(ended) = tx.fetch(s).await?.first().map(OperationRow::read).transpose()? {
+            let became = Some(ended.audited());
+            self.audit(&mut tx, Deed { action: "operation.stop", object: &object, was: None, became })
+                .await?;
+        }
+        tx.commit().await.map_err(Error::at_commit)
     }
 
     /// Takes running operations that no living node works on, the oldest first, at most `most`. Those that this version

@@ -10,6 +10,7 @@ use super::judge::{self, Decided};
 use super::step::{Made, Present, decide, present};
 use super::{AFTER, COLUMNS, Content, MAX_SCHEDULES, MOST_GONE, NAMESPACE, PAUSED_MS, ScheduleRow, TZDB};
 use crate::cold::apply::{Applied, Change, ChangeEvent};
+use crate::cold::audit::Deed;
 use crate::cold::outbox::Batch;
 use crate::cold::sql::{Column, Statement, Tx};
 use crate::cold::{ColdStore, Error};
@@ -119,13 +120,14 @@ impl ColdStore {
             }
         }
         self.keep_queues(&mut tx, std::iter::once(&target)).await?;
-        let (mut late, mut decided) = (Vec::new(), Decided::default());
+        let (mut late, mut decided, mut was) = (Vec::new(), Decided::default(), None);
         let is_new = before.is_none();
         let (mut row, now) = match before {
             Some((row, _)) if is_same => {
                 return unchanged(SchedulePut::Same(Box::new(row)));
             }
             Some((mut row, present)) => {
+                was = Some(row.audited());
                 (late, decided) = self.decide_past(&mut tx, &mut row, present, &mut made).await?;
                 self.withdraw(&mut tx, &mut row, &BTreeSet::new(), present.now, &mut made, &mut late).await?;
                 row.state = match row.state {
@@ -155,6 +157,8 @@ impl ColdStore {
             (row.version, row.changed_at) = (row.version + 1, now);
         }
         self.write_schedule(&mut tx, &row).await?;
+        let deed = Deed { action: "schedule.put", object: &row.id, was, became: Some(row.audited()) };
+        self.audit(&mut tx, deed).await?;
         judge::ahead(&mut row, &mut decided, reach, now).map_err(unforeseen)?;
         late.extend(
             Box::pin(self.carry_out(&mut tx, vec![(row.clone(), decided)], now, false, &mut made)).await?,
@@ -192,6 +196,8 @@ impl ColdStore {
             s.push(&format!("DELETE FROM {} {id}", table.replace("{n}", &NAMESPACE.to_string())));
             tx.execute(s).await?;
         }
+        let was = Some(row.audited());
+        self.audit(&mut tx, Deed { action: "schedule.remove", object: id, was, became: None }).await?;
         tx.commit().await.map_err(Error::at_commit)?;
         self.tell_all_late(late).await?;
         self.note_made(&made);
@@ -227,6 +233,7 @@ impl ColdStore {
         if row.state != from {
             return Ok(Some((row, made)));
         }
+        let was = Some(row.audited());
         let (mut late, _) = self.decide_past(&mut tx, &mut row, present, &mut made).await?;
         let now = present.now;
         self.judge_ahead(&mut tx, id, paused, now).await?;
@@ -234,6 +241,9 @@ impl ColdStore {
         row.paused_until = (!paused).then_some(now);
         (row.version, row.changed_at) = (row.version + 1, now);
         self.write_schedule(&mut tx, &row).await?;
+        let action = if paused { "schedule.pause" } else { "schedule.resume" };
+        let became = Some(row.audited());
+        self.audit(&mut tx, Deed { action, object: id, was, became }).await?;
         let live = self.live_occurrences(&mut tx, vec![row.id.clone()]).await?;
         let live = live.get(id).map(Vec::as_slice).unwrap_or_default();
         // One whose times cannot be told is paused all the same; its maker goes on trying.

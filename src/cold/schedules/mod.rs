@@ -26,6 +26,8 @@ pub use step::Made as MadeOccurrences;
 use std::collections::BTreeSet;
 use std::fmt;
 
+use serde_json::{Value, json};
+
 use super::sql::{Column, Row};
 use super::{ColdStore, Error};
 use crate::model::rule::RuleError;
@@ -174,6 +176,14 @@ impl ScheduleRow {
             changed_at: UnixMs::new(row.get(15)?),
             tzdb: row.get(16)?,
         })
+    }
+
+    /// As the audit has it: its rule and where it goes, without payload and secrets.
+    pub(super) fn audited(&self) -> Value {
+        let plan = serde_json::to_value(&self.plan).unwrap_or_default();
+        let target = self.content.target();
+        json!({"plan": plan, "to": target.shown(), "template": self.content.template(), "state": self.state.word(),
+            "version": self.version})
     }
 
     /// Whether its occurrences ahead were made by the data of this build, or by later ones.

@@ -6,9 +6,12 @@
 
 use std::time::Duration;
 
+use serde_json::json;
+
 use super::judge::Skip;
 use super::step::Made;
 use super::{NAMESPACE, ScheduleRow};
+use crate::cold::audit::Deed;
 use crate::cold::outbox::Happened;
 use crate::cold::register::NewTimer;
 use crate::cold::sql::{Row, Statement, Tx};
@@ -232,6 +235,8 @@ impl ColdStore {
         self.write_steps(&mut tx, std::iter::once(&row)).await?;
         let set = Box::pin(self.listeners(&mut tx)).await?;
         late.push(Box::pin(self.tell(&mut tx, &set, Happened::registered(rows.iter()))).await?);
+        let became = Some(json!({"from": from, "to": to, "made": rows.len()}));
+        self.audit(&mut tx, Deed { action: "schedule.backfill", object: id, was: None, became }).await?;
         self.count(&mut tx, &[("registered", rows.len() as i64)]).await?;
         tx.commit().await.map_err(Error::at_commit)?;
         self.tell_all_late(late).await?;

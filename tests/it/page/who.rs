@@ -17,7 +17,7 @@ async fn keyed() -> Node {
     Node::builder().env("MAINSPRING__SERVER__API_KEYS", KEY).start_ready().await
 }
 
-const PAGES: [&str; 16] = [
+const PAGES: [&str; 17] = [
     "/",
     "/timers",
     "/timers/t",
@@ -29,6 +29,7 @@ const PAGES: [&str; 16] = [
     "/nodes",
     "/operations",
     "/operations/1",
+    "/audit",
     "/schedules",
     "/schedules/s",
     "/templates",
@@ -149,6 +150,33 @@ async fn a_visitor_may_do_what_his_key_may_and_is_shown_no_more() {
     }
     let (_, queue) = api.get("/v1/queues/reports").await;
     assert_eq!(queue["paused"], true, "by the operator alone");
+}
+
+#[tokio::test]
+async fn the_audit_shows_who_did_what_on_the_page_to_whoever_may_operate() {
+    let (node, visitors) = of_each_scope().await;
+    let api = node.api().with_key(KEY);
+    assert_eq!(api.put("t", &later()).await.0, 201);
+    let (viewer, register, operator) = (&visitors[0].1, &visitors[1].1, &visitors[2].1);
+    let form = register.get("/timers/t").await;
+    let fields = [("token", form.token()), ("action", "cancel"), ("id", "t"), ("version", "1")];
+    assert_eq!(register.post("/act/now", &fields).await.status, 200);
+    for visitor in [viewer, register] {
+        assert_eq!(visitor.get("/audit").await.status, 403);
+        assert!(!visitor.get("/timers").await.text.contains("href=\"/audit\""));
+    }
+    let page = operator.get("/audit").await;
+    assert_eq!(page.status, 200);
+    for shown in ["timer.cancel", "key.make", "server.api_keys", "127.0.0.1"] {
+        assert!(page.text.contains(shown), "{shown} in {}", page.text);
+    }
+    let of_one = operator.get("/audit?actor=register&action=timer").await;
+    assert!(of_one.text.contains("timer.cancel") && !of_one.text.contains("key.make"));
+    assert!(operator.get("/audit?actor=nobody").await.text.contains("Nothing matches."));
+    let (_, audit) = api.get("/v1/audit?action=timer.cancel").await;
+    let row = &audit["items"][0];
+    assert_eq!((&row["name"], &row["object"]), (&json!("register"), &json!("t")), "{row}");
+    assert_eq!(row["after"]["timers"], json!(["t"]));
 }
 
 #[tokio::test]

@@ -325,11 +325,15 @@ async fn keys(checked: &mut Checked<'_>, node: &Node) {
         checked.api = node.api().with_key(&made[0].1);
     }
     assert_eq!(checked.call(Method::GET, "/v1/keys", "", None).await.status, 200);
+    for (query, status) in [("?limit=1", 200), ("?since=soon", 422)] {
+        assert_eq!(checked.call(Method::GET, &format!("/v1/audit{query}"), "", None).await.status, status);
+    }
     checked.api = node.api().with_key(&made[1].1);
     for (method, path) in [
         (Method::GET, "/v1/keys"),
         (Method::POST, "/v1/keys"),
         (Method::DELETE, ONE),
+        (Method::GET, "/v1/audit"),
         (Method::GET, "/v1/nodes"),
         (Method::GET, "/v1/receivers"),
         (Method::GET, "/v1/wheels"),

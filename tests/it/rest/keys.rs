@@ -7,7 +7,7 @@ use super::{LONG, NOWHERE, later, with};
 use crate::support::{Answer, Api, Node, eventually, fresh_database, to};
 
 /// Calls that change what `register` may change. Those that read take `view`, but for what is named below.
-const REGISTER: [&str; 11] = [
+pub const REGISTER: [&str; 11] = [
     "POST /v1/timers",
     "POST /v1/timers/batch",
     "POST /v1/timers/stream",
@@ -48,6 +48,9 @@ const OPERATE: [&str; 24] = [
     "POST /v1/operations/{id}/stop",
 ];
 
+/// Calls that read and take more than `view`.
+const AUDIT: &str = "GET /v1/audit";
+
 /// Calls on what only `admin` may see.
 const ADMIN: [&str; 3] = ["GET /v1/keys", "POST /v1/keys", "DELETE /v1/keys/{id}"];
 
@@ -57,7 +60,7 @@ const OF_ALL: [&str; 4] = ["GET /v1/wheels", "GET /v1/wheels/stream", "GET /v1/n
 const SCOPES: [&str; 4] = ["view", "register", "operate", "admin"];
 
 /// Makes a key; returns its id and its text.
-async fn made(api: &Api, body: &Value) -> (String, String) {
+pub async fn made(api: &Api, body: &Value) -> (String, String) {
     let (status, key) = api.post("/v1/keys", body).await;
     assert_eq!(status, 201, "{key}");
     let text = |field: &str| key[field].as_str().expect("a text").to_owned();
@@ -69,7 +72,7 @@ fn key(name: &str, scope: &str, namespace: &str) -> Value {
 }
 
 /// A node with a first key, which may do everything.
-async fn keyed() -> (Node, Api) {
+pub async fn keyed() -> (Node, Api) {
     let node = Node::builder().start_ready().await;
     let (_, first) = made(&node.api(), &key("first", "admin", "*")).await;
     let api = node.api().with_key(first);
@@ -111,6 +114,7 @@ async fn every_call_takes_the_scope_that_the_document_says_and_no_less() {
             let call = format!("{method} {path}");
             let takes = match call.as_str() {
                 call if ADMIN.contains(&call) => "admin",
+                AUDIT => "operate",
                 call if REGISTER.contains(&call) => "register",
                 call if OPERATE.contains(&call) => "operate",
                 _ if method == Method::GET => "view",
@@ -122,7 +126,8 @@ async fn every_call_takes_the_scope_that_the_document_says_and_no_less() {
                 let rank = |word: &str| SCOPES.iter().position(|scope| *scope == word);
                 let (status, problem) = called(&node.base(), text, &method, path).await;
                 let hidden = OF_ALL.contains(&call.as_str()) && *namespace != "*"
-                    || takes == "admin" && *scope != "admin";
+                    || takes == "admin" && *scope != "admin"
+                    || call == AUDIT && rank(scope) < rank(takes);
                 let detail = problem["detail"].as_str().unwrap_or_default();
                 let is_hidden = status == 404 && detail.starts_with("there is nothing here for this key");
                 let is_forbidden = status == 403 && problem["code"] == "scope";

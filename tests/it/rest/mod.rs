@@ -1,6 +1,7 @@
 //! The REST door as a caller meets it: the real binary, real databases, a real receiver.
 
 mod answers;
+mod audit;
 mod bodies;
 mod cancel;
 mod change;

@@ -1,6 +1,7 @@
 //! One conformance suite for the cold store, run on SQLite and on PostgreSQL: every rule and every race that
 //! SQL must win. The clock is turned by hand.
 
+mod audit;
 mod claim;
 pub mod fixture;
 mod keys;
