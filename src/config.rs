@@ -125,6 +125,12 @@ pub struct Server {
     pub max_connections: usize,
     /// A proxy on this machine stands in front of the server: what comes from loopback need not be of this machine.
     pub behind_proxy: bool,
+    /// The file with the certificate of the listener and those between it and its authority, in PEM. `None`: plain HTTP.
+    pub tls_certificate: Option<PathBuf>,
+    /// The file with its private key, in PEM.
+    pub tls_key: Option<PathBuf>,
+    /// The file with the authorities whose certificates clients may show, in PEM. `None`: clients are asked for none.
+    pub tls_client_ca: Option<PathBuf>,
 }
 
 /// `cold.*`
@@ -249,6 +255,11 @@ pub enum LogFormat {
 }
 
 impl Server {
+    /// The scheme of the listener.
+    pub const fn scheme(&self) -> &'static str {
+        if self.tls_certificate.is_some() { "https" } else { "http" }
+    }
+
     /// Why a server that has no key cannot be started with these settings, if it cannot. Whether it has one is known once
     /// the store was read.
     pub fn without_keys(&self) -> Option<Error> {
@@ -275,6 +286,9 @@ impl Default for Config {
                 rate_per_second: 0,
                 max_connections: 4096,
                 behind_proxy: false,
+                tls_certificate: None,
+                tls_key: None,
+                tls_client_ca: None,
             },
             cold: Cold { url: "sqlite://mainspring.db".into(), connections: 16 },
             hot: Hot { url: "memory://".into(), connections: 8 },
@@ -423,6 +437,17 @@ impl Config {
                 "server.secrets_key",
                 "a key is not base64 of 32 bytes; make one with `openssl rand -base64 32`",
             );
+        }
+        match (&self.server.tls_certificate, &self.server.tls_key, &self.server.tls_client_ca) {
+            (Some(_), None, _) => return wrong("server.tls_key", "`server.tls_certificate` needs it"),
+            (None, Some(_), _) => return wrong("server.tls_certificate", "`server.tls_key` needs it"),
+            (None, None, Some(_)) => {
+                return wrong(
+                    "server.tls_client_ca",
+                    "it needs `server.tls_certificate` and `server.tls_key`",
+                );
+            }
+            _ => {}
         }
         if self.server.max_connections == 0 {
             return wrong("server.max_connections", "at least 1");

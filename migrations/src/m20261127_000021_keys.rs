@@ -16,13 +16,14 @@ const TABLE: &str = "CREATE TABLE IF NOT EXISTS api_keys (
     hash BYTES NOT NULL,
     created_at BIGINT NOT NULL,
     expires_at BIGINT,
-    last_used_at BIGINT
+    last_used_at BIGINT,
+    certificate BOOLEAN NOT NULL
 )";
 
 const COMMENTS: [&str; 4] = [
     "COMMENT ON COLUMN api_keys.namespace IS 'the number of its namespace; NULL: all'",
     "COMMENT ON COLUMN api_keys.scope IS '0 view 1 register 2 operate 3 admin; each includes those before it'",
-    "COMMENT ON COLUMN api_keys.hash IS 'SHA-256 of the key; the key itself is not kept'",
+    "COMMENT ON COLUMN api_keys.hash IS 'SHA-256 of the key, which is not kept, or of the certificate that it is'",
     "COMMENT ON COLUMN api_keys.last_used_at IS 'ms since 1970 UTC, written about twice a minute; NULL: never'",
 ];
 

@@ -30,6 +30,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::cold::acting;
 use crate::model::key::Scope;
 use crate::service::keys::{Access, local_only};
+use crate::service::origin::Peer;
 
 /// The cookie of the session.
 pub const SESSION: &str = "mainspring_session";
@@ -123,7 +124,7 @@ fn visit(admin: &Admin, request: &Request, session: Session) -> Visit {
         session,
         token: admin.sessions.token(&session),
         zone,
-        base: format!("{}://{host}", scheme(headers)),
+        base: format!("{}://{host}", scheme(request.extensions().get(), headers)),
         path: path.to_owned(),
         form: Arc::default(),
     }
@@ -226,9 +227,12 @@ fn comes_from_here(headers: &HeaderMap, base: &str) -> bool {
     }
 }
 
-/// `https` behind a proxy that speaks it with the browser. A browser cannot be made to send this header by a form, and
-/// a caller who sends it himself gets a cookie that he cannot use.
-fn scheme(headers: &HeaderMap) -> &'static str {
+/// `https` on an encrypted connection, and behind a proxy that speaks it with the browser. A browser cannot be made to send
+/// this header by a form, and a caller who sends it himself gets a cookie that he cannot use.
+fn scheme(peer: Option<&Peer>, headers: &HeaderMap) -> &'static str {
+    if peer.is_some_and(|peer| peer.is_encrypted) {
+        return "https";
+    }
     let first = headers.get("x-forwarded-proto").and_then(|value| value.to_str().ok());
     match first.and_then(|value| value.split(',').next()).map(str::trim) {
         Some("https") => "https",

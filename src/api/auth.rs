@@ -1,4 +1,5 @@
-//! The key of a call, `Authorization: Bearer`, checked against the keys that this node knows ([`Keys`]).
+//! The key of a call, `Authorization: Bearer` or the certificate of its connection, checked against the keys that this node
+//! knows ([`Keys`]).
 
 use std::sync::Arc;
 
@@ -7,6 +8,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use super::problem::Problem;
 pub use crate::service::keys::Caller;
 use crate::service::keys::{Access, Keys, local_only};
+use crate::service::origin::Peer;
 
 /// The keys, and the problems that a call without the right one is answered with.
 pub struct Auth(Arc<Keys>);
@@ -17,9 +19,9 @@ impl Auth {
         Self(keys)
     }
 
-    /// Checks `Authorization: Bearer`. An open server answers its own machine; one that does not know yet whether it is
+    /// Checks `Authorization: Bearer`, and without it the certificate that the client has shown. An open server answers its own machine; one that does not know yet whether it is
     /// open answers nobody.
-    pub async fn check(&self, headers: &HeaderMap) -> Result<Caller, Problem> {
+    pub async fn check(&self, headers: &HeaderMap, peer: Option<&Peer>) -> Result<Caller, Problem> {
         match self.0.access() {
             Access::Unknown => return Err(Problem::starting()),
             Access::Open => {
@@ -33,6 +35,13 @@ impl Auth {
             .get(header::AUTHORIZATION)
             .and_then(|value| value.to_str().ok())
             .and_then(|value| value.strip_prefix("Bearer ").or_else(|| value.strip_prefix("bearer ")));
+        let certificate = peer.and_then(|peer| peer.certificate.as_ref());
+        if let (None, Some(certificate)) = (headers.get(header::AUTHORIZATION), certificate) {
+            return self.0.find_certificate(certificate).await.ok_or_else(|| {
+                let detail = "this certificate is no key here, or has expired; `mainspring key create --certificate` makes it one";
+                Problem::new(StatusCode::UNAUTHORIZED, "unknown_key", detail)
+            });
+        }
         let Some(presented) = presented else {
             let detail = "this server wants `Authorization: Bearer <key>`";
             return Err(Problem::new(StatusCode::UNAUTHORIZED, "no_key", detail));

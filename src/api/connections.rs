@@ -14,7 +14,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
@@ -81,10 +81,11 @@ pub struct Seat {
     number: u64,
     of: Arc<Connections>,
     close: Arc<Notify>,
-    under_way: AtomicBool,
+    /// Calls under way: one at most over HTTP/1.1, several over HTTP/2.
+    under_way: AtomicUsize,
 }
 
-/// A call under way; when it is dropped, its connection is idle.
+/// A call under way; when the last one of a connection is dropped, that is idle.
 pub struct Busy {
     seat: Arc<Seat>,
     /// There was no ordinary seat: only health and metrics are answered.
@@ -117,7 +118,7 @@ impl Connections {
         self.show(&state);
         drop(state);
         self.count("accepted");
-        Some(Seat { number, of: Arc::clone(self), close, under_way: AtomicBool::new(false) })
+        Some(Seat { number, of: Arc::clone(self), close, under_way: AtomicUsize::new(0) })
     }
 
     /// Closes the connection that has been idle for longest, if one is: the process is out of open files.
@@ -244,13 +245,13 @@ impl Seat {
 
     /// Whether a call is under way on this connection, also after its seat was lost.
     pub fn is_busy(&self) -> bool {
-        self.under_way.load(Ordering::SeqCst)
+        self.under_way.load(Ordering::SeqCst) > 0
     }
 
     /// A call begins on this connection. One on a reserved seat moves to an ordinary one, if there is one by now.
     pub fn call(self: &Arc<Self>) -> Busy {
-        self.under_way.store(true, Ordering::SeqCst);
         let mut state = self.of.lock();
+        self.under_way.fetch_add(1, Ordering::SeqCst);
         let mut refused = false;
         if let Some((peer, true)) = state.set_busy(self.number) {
             refused = !self.of.make_room(&mut state, peer);
@@ -274,10 +275,11 @@ impl Seat {
 
 impl Drop for Busy {
     fn drop(&mut self) {
-        self.seat.under_way.store(false, Ordering::SeqCst);
         let mut state = self.seat.of.lock();
-        state.set_idle(self.seat.number);
-        self.seat.of.show(&state);
+        if self.seat.under_way.fetch_sub(1, Ordering::SeqCst) == 1 {
+            state.set_idle(self.seat.number);
+            self.seat.of.show(&state);
+        }
     }
 }
 

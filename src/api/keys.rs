@@ -18,7 +18,7 @@ use crate::cold::{KeyRevoked, KeyRow, MAX_KEYS};
 use crate::model::key::KeyId;
 use crate::model::time::UnixMs;
 use crate::service::Service;
-use crate::service::keys::make;
+use crate::service::keys::{fingerprint, make};
 
 /// The key that a call is about.
 #[derive(utoipa::IntoParams)]
@@ -51,6 +51,9 @@ pub struct KeyView {
     /// To about half a minute; `null`: not used yet.
     #[schema(required, value_type = Option<schema::Moment>)]
     last_used_at: Option<UnixMs>,
+    /// The SHA-256 of the certificate that it is; `null` for one that is shown as `Bearer`.
+    #[schema(required, value_type = Option<schema::Fingerprint>)]
+    certificate: Option<String>,
     /// The key itself: only in the answer that makes it, and never again.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<schema::KeyText>)]
@@ -74,6 +77,7 @@ impl KeyView {
             created_at: row.created_at,
             expires_at: row.expires_at,
             last_used_at: row.last_used_at,
+            certificate: row.is_certificate.then(|| fingerprint(&row.hash)),
             key,
         }
     }
@@ -110,18 +114,22 @@ pub async fn post(
         let detail = "a key of one namespace makes keys of that one only";
         return Err(Problem::invalid(vec![FieldError::new("/namespace", "not_yours", detail)]));
     }
-    let (new, text) =
+    let (mut new, text) =
         make(wanted.name, wanted.is_of_all, wanted.scope, wanted.expires_at).map_err(|why| {
             let detail = "this machine gives no random numbers";
             Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", detail).because(why)
         })?;
+    let mut shown = Some(text);
+    if let Some(certificate) = wanted.certificate {
+        (new.hash, new.is_certificate, shown) = (certificate, true, None);
+    }
     let Some(row) = store.make_key(&new).await? else {
         return Err(Problem::too_many(MAX_KEYS, "keys"));
     };
     tracing::info!(key = %row.id, by = %caller.id, scope = row.scope.word(), "a key was made");
     // It is made, whatever becomes of this reading.
     let _ = state.node.keys.read().await;
-    Ok((StatusCode::CREATED, Json(KeyView::new(row, store.namespace(), Some(text)))).into_response())
+    Ok((StatusCode::CREATED, Json(KeyView::new(row, store.namespace(), shown))).into_response())
 }
 
 /// Revoke a key. Other nodes refuse it within two seconds.

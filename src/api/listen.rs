@@ -18,15 +18,21 @@ use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use sha2::{Digest, Sha256};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_io_timeout::TimeoutStream;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::connections::{Busy, Connections, Seat};
+use super::tls::Tls;
 use crate::limits::FileLimits;
 use crate::metrics::Metrics;
-use crate::service::origin::PeerAddress;
+use crate::model::key::KeyHash;
+use crate::service::origin::Peer;
 use crate::telemetry::Rarely;
 
 /// How long a client may take to send its headers; also how long an idle connection is kept.
@@ -34,6 +40,9 @@ const HEADER_WAIT: Duration = Duration::from_secs(30);
 
 /// How long a client may take nothing of an answer that is ready for it.
 const WRITE_WAIT: Duration = Duration::from_secs(30);
+
+/// How long a client may take for its handshake for TLS.
+const HANDSHAKE_WAIT: Duration = Duration::from_secs(10);
 
 /// The most bytes of headers that one request may have.
 const MAX_HEADERS: usize = 32 * 1024;
@@ -53,6 +62,7 @@ impl NoSeat {
 /// call.
 pub async fn serve(
     listener: TcpListener,
+    tls: Option<Arc<Tls>>,
     router: Router,
     metrics: Metrics,
     files: FileLimits,
@@ -72,10 +82,26 @@ pub async fn serve(
             Ok((stream, from)) => {
                 // Without a seat the stream is dropped, which closes it.
                 if let Some(seat) = connections.sit(from.ip()) {
-                    let router = router.clone();
+                    let (http, router, closing) = (http.clone(), router.clone(), closing.clone());
                     let stream = with_write_timeout(stream, WRITE_WAIT);
-                    let peer = PeerAddress(from.ip().to_canonical());
-                    tasks.spawn(connection(http.clone(), stream, peer, seat, router, closing.clone()));
+                    let address = from.ip().to_canonical();
+                    let acceptor = tls.as_ref().map(|tls| tls.acceptor());
+                    tasks.spawn(async move {
+                        let peer = Peer { address, is_encrypted: acceptor.is_some(), certificate: None };
+                        match acceptor {
+                            None => connection(http, stream, peer, seat, router, closing).await,
+                            Some(acceptor) => {
+                                let shaken = tokio::select! {
+                                    shaken = shake_hands(acceptor, stream) => shaken,
+                                    () = seat.closed() => None,
+                                    () = closing.cancelled() => None,
+                                };
+                                let Some((stream, certificate)) = shaken else { return };
+                                let peer = Peer { certificate, ..peer };
+                                connection(http, stream, peer, seat, router, closing).await;
+                            }
+                        }
+                    });
                 }
             }
             Err(why) => {
@@ -93,6 +119,26 @@ pub async fn serve(
     tasks.wait().await;
 }
 
+/// Shakes hands for TLS; with the SHA-256 of the certificate that the client has shown. `None` if it did not within
+/// [`HANDSHAKE_WAIT`], or not rightly: that is no failure of the service.
+async fn shake_hands<S: AsyncRead + AsyncWrite + Unpin>(
+    acceptor: TlsAcceptor,
+    stream: S,
+) -> Option<(TlsStream<S>, Option<KeyHash>)> {
+    match tokio::time::timeout(HANDSHAKE_WAIT, acceptor.accept(stream)).await {
+        Ok(Ok(stream)) => {
+            let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
+            let certificate = shown.map(|shown| Sha256::digest(shown).into());
+            Some((stream, certificate))
+        }
+        Ok(Err(why)) => {
+            tracing::debug!(%why, "a client's handshake for TLS failed");
+            None
+        }
+        Err(_) => None,
+    }
+}
+
 /// A connection that fails when the client takes nothing for `wait` although something is to be written.
 fn with_write_timeout(stream: TcpStream, wait: Duration) -> Pin<Box<TimeoutStream<TcpStream>>> {
     // Small answers go out at once; a failure to ask for that costs only latency.
@@ -103,10 +149,10 @@ fn with_write_timeout(stream: TcpStream, wait: Duration) -> Pin<Box<TimeoutStrea
 }
 
 /// Serves one connection until the client or the node ends it, or it loses its seat.
-async fn connection(
+async fn connection<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     http: http1::Builder,
-    stream: Pin<Box<TimeoutStream<TcpStream>>>,
-    peer: PeerAddress,
+    stream: S,
+    peer: Peer,
     seat: Seat,
     router: Router,
     closing: CancellationToken,
@@ -192,7 +238,8 @@ mod tests {
         let connections = Connections::new(1, 0, Metrics::new().expect("series"));
         let seat = connections.sit(from.ip()).expect("a seat");
         let stream = with_write_timeout(stream, wait);
-        let (closing, peer) = (CancellationToken::new(), PeerAddress(from.ip()));
+        let closing = CancellationToken::new();
+        let peer = Peer { address: from.ip(), is_encrypted: false, certificate: None };
         (client, tokio::spawn(connection(http1::Builder::new(), stream, peer, seat, router, closing)))
     }
 

@@ -26,6 +26,7 @@ mod state;
 mod subscriptions;
 mod templates;
 mod timers;
+pub mod tls;
 mod view;
 mod wheels;
 
@@ -59,6 +60,7 @@ use listen::NoSeat;
 use problem::Problem;
 use slices::Slices;
 pub use state::ApiState;
+use tls::Tls;
 
 /// How long a call may take until its answer begins, from the last of its body.
 const CALL_WAIT: Duration = Duration::from_secs(60);
@@ -207,7 +209,7 @@ async fn admit(
     if is_probe(request.uri().path()) {
         return Ok(next.run(request).await);
     }
-    let caller = state.auth.check(request.headers()).await?;
+    let caller = state.auth.check(request.headers(), request.extensions().get()).await?;
     let route = route.as_ref().map_or("", MatchedPath::as_str);
     scopes::of(request.method().as_str(), route).check(caller, request.method().as_str(), route)?;
     if request.uri().path().starts_with("/v1/") && !request.method().is_safe() {
@@ -304,6 +306,7 @@ fn panicked(_: Box<dyn std::any::Any + Send>) -> Response {
 /// finish its current call. An error if the system has no thread left at the start.
 pub async fn serve(
     listener: TcpListener,
+    tls: Option<Arc<Tls>>,
     node: Arc<Node>,
     pages: Router,
     files: FileLimits,
@@ -311,6 +314,6 @@ pub async fn serve(
 ) -> std::io::Result<()> {
     let metrics = node.metrics.clone();
     let router = router(node, pages, closing.clone())?;
-    listen::serve(listener, router, metrics, files, closing).await;
+    listen::serve(listener, tls, router, metrics, files, closing).await;
     Ok(())
 }

@@ -101,6 +101,9 @@ schemas! {
     LeaseToken: "What an item is settled with." = text().pattern(Some("^lse_[A-Za-z0-9_-]{59}$"));
     SettleAction: "`ack`: it is done. `retry`: not now. `dead`: never again. `extend`: its worker keeps it." =
         words(["ack", "retry", "dead", "extend"]);
+    Fingerprint: "The SHA-256 of a certificate." = text().pattern(Some("^[0-9a-f]{64}$"));
+    Pem: "PEM." = text().max_length(Some(32 * 1024)).pattern(Some("-----BEGIN CERTIFICATE-----"))
+        .examples(["-----BEGIN CERTIFICATE-----\n…\n-----END CERTIFICATE-----\n"]);
     KeyId: "A key's id, which is no secret." = text().pattern(Some("^key_[0-9a-f]{16}$")).examples(["key_0123456789abcdef"]);
     KeyName: "What a key is called." =
         text().pattern(Some(format!("^[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{}}}$", MAX_NAME - 1))).examples(["shop-backend"]);

@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::admin;
 use crate::api;
+use crate::api::tls::Tls;
 use crate::clock::{Clock, Monotonic, SystemClock};
 use crate::cold::{ColdStore, Identity};
 use crate::config::{ColdKind, Config, shown_url};
@@ -99,6 +100,7 @@ async fn run(
     config.dispatch.concurrency = files.attempts(&config);
     let config = Arc::new(config);
     let listen = config.server.listen;
+    let tls = Tls::open(&config.server)?.map(Arc::new);
     let listener = TcpListener::bind(listen).await.map_err(|why| {
         anyhow::anyhow!("cannot listen on {listen}: {why}; free the port, or set another in `server.listen`")
     })?;
@@ -115,11 +117,15 @@ async fn run(
     let closing = phases.doors.stop.clone();
     let pages = admin::routes(Arc::clone(&node), closing.clone())
         .map_err(|_| anyhow::anyhow!("this machine gives no random numbers"))?;
-    let serving = api::serve(listener, Arc::clone(&node), pages, files, closing);
+    if let Some(tls) = tls.clone() {
+        phases.loops.spawn("tls", until(&phases.loops.stop, async move { tls.follow().await }));
+    }
+    let serving = api::serve(listener, tls, Arc::clone(&node), pages, files, closing);
     phases.doors.spawn_fallible("api", async { serving.await.context("the API cannot be served") });
     let supervised = supervisor::start(Arc::clone(&node), phases.pulses.clone(), phases.loops.stop.clone());
     tracing::info!(
-        "listening on http://{address} (node {}, store {})",
+        "listening on {}://{address} (node {}, store {})",
+        config.server.scheme(),
         config.node.name,
         shown_url(&config.cold.url)
     );

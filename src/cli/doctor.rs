@@ -1,6 +1,5 @@
 //! `doctor`: checks everything that a server needs. Each check is one line, with what to do if it is not well.
 
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
@@ -10,7 +9,7 @@ use super::config::Settings;
 use super::exit::{self, Exit};
 use super::{client, out, report, store};
 use crate::cold::{ColdStore, Error};
-use crate::config::{Config, shown_url};
+use crate::config::{Config, Server, shown_url};
 use crate::limits::{self, FileLimits};
 
 mod wheels;
@@ -142,7 +141,7 @@ pub async fn run(doctor: &Doctor, before: &Settings, json: bool) -> anyhow::Resu
     if wants(Subject::Server) {
         // Before a first start, all else may be checked while no server runs.
         let absent = if doctor.only == [Subject::Server] { Found::Fail } else { Found::Warn };
-        checks.add(&of_server(config.server.listen, absent).await)?;
+        checks.add(&of_server(&config.server, absent).await)?;
     }
     Ok(if checks.failed { Exit::Failed } else { Exit::Ok })
 }
@@ -315,10 +314,10 @@ struct Ready {
 }
 
 /// Whether a server runs with these settings and can serve. `absent` is the result if none runs.
-async fn of_server(listen: SocketAddr, absent: Found) -> Check {
-    let base = format!("http://{}", client::reachable(listen));
+async fn of_server(server: &Server, absent: Found) -> Check {
+    let base = format!("{}://{}", server.scheme(), client::reachable(server.listen));
     let fail = |detail: String| Check::new("server", Found::Fail, detail);
-    let http = match client::http(TIMEOUT) {
+    let http = match client::http_of_this_machine(TIMEOUT) {
         Ok(http) => http,
         Err(why) => return fail(report::message(&why)),
     };

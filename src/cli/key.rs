@@ -1,6 +1,7 @@
 //! `key create|ls|revoke`: who may call. Without a server it works on the store itself, so that the first key is made on
 //! the machine.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -17,7 +18,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::cold::{ColdStore, KeyRevoked, KeyRow, MAX_KEYS, acting};
 use crate::model::key::{KeyId, Scope};
 use crate::model::time::UnixMs;
-use crate::service::keys::make;
+use crate::service::keys::{certificate_hash, fingerprint, make};
 
 /// Which keys: those of the store of the settings, or a running server's.
 #[derive(Args)]
@@ -65,6 +66,9 @@ pub struct Create {
     /// From when on it is refused (RFC 3339)
     #[arg(long, value_name = "TIME", value_parser = input::instant)]
     expires_at: Option<String>,
+    /// A client's certificate (PEM), which becomes the key: whoever shows it in TLS needs no other
+    #[arg(long, value_name = "FILE")]
+    certificate: Option<PathBuf>,
     #[command(flatten)]
     settings: Settings,
 }
@@ -87,6 +91,11 @@ fn id(text: &str) -> Result<KeyId, String> {
 }
 
 impl Create {
+    /// The certificate in its file.
+    fn certificate(&self) -> anyhow::Result<Option<String>> {
+        self.certificate.as_deref().map(|path| input::file("--certificate", path)).transpose()
+    }
+
     fn expires_at(&self) -> anyhow::Result<Option<UnixMs>> {
         let now = SystemClock.now();
         let at = match (&self.expires_at, self.expires_in) {
@@ -108,7 +117,7 @@ pub async fn run(key: &Key, before: &Settings, json: bool) -> anyhow::Result<Exi
             Verb::Create(create) => {
                 let body = json!({
                     "name": create.name, "scopes": [create.scope.word()], "namespace": create.namespace,
-                    "expires_at": create.expires_at()?.map(UnixMs::rfc3339),
+                    "expires_at": create.expires_at()?.map(UnixMs::rfc3339), "certificate": create.certificate()?,
                 });
                 created(&client.call(Method::POST, "/v1/keys", &[], Some(&body)).await?, json)
             }
@@ -150,11 +159,20 @@ async fn on_the_machine(cold: &ColdStore, verb: &Verb, json: bool) -> anyhow::Re
             if let Some(name) = create.namespace.as_deref().filter(|name| *name != "*" && *name != own) {
                 return Err(usage(format!("--namespace {name}: there is `{own}`, and `*` is all")));
             }
-            let (new, text) = make(create.name.clone(), is_of_all, create.scope, create.expires_at()?)?;
+            let (mut new, text) = make(create.name.clone(), is_of_all, create.scope, create.expires_at()?)?;
+            let mut text = Some(text);
+            if let Some(pem) = create.certificate()? {
+                let hash = certificate_hash(pem.as_bytes());
+                let hash =
+                    hash.ok_or_else(|| usage("--certificate: the file holds no certificate in PEM"))?;
+                (new.hash, new.is_certificate, text) = (hash, true, None);
+            }
             let row = cold.make_key(&new).await?;
             let row = row.with_context(|| format!("there are {MAX_KEYS} keys; revoke some first"))?;
             let mut shown = shown(&row, own);
-            shown["key"] = text.into();
+            if let Some(text) = text {
+                shown["key"] = text.into();
+            }
             created(&reply(StatusCode::CREATED, &shown), json)
         }
         Verb::Ls(_) => {
@@ -184,7 +202,7 @@ fn shown(row: &KeyRow, own: &str) -> Value {
     json!({
         "id": row.id, "name": row.name, "namespace": if row.is_of_all { "*" } else { own },
         "scopes": row.scope.included(), "created_at": row.created_at, "expires_at": row.expires_at,
-        "last_used_at": row.last_used_at,
+        "last_used_at": row.last_used_at, "certificate": row.is_certificate.then(|| fingerprint(&row.hash)),
     })
 }
 
@@ -194,12 +212,19 @@ fn reply(status: StatusCode, body: &Value) -> Reply {
 
 /// Prints a new key alone, so that a script can take it; what it is goes beside it.
 fn created(reply: &Reply, json: bool) -> anyhow::Result<Exit> {
-    show::one(reply, json, |key| show::text(key, "key"))?;
+    let key: Fields = reply.read()?;
+    if json || key.contains_key("key") {
+        show::one(reply, json, |key| show::text(key, "key"))?;
+    }
     if !json {
-        let key: Fields = reply.read()?;
         let [id, name, namespace] = ["id", "name", "namespace"].map(|field| show::text(&key, field));
         let scope = last_scope(&key);
-        out::note(&format!("{id} {name}: {scope}, namespace {namespace}. The key is shown this once."));
+        let how = if key.contains_key("key") {
+            "The key is shown this once."
+        } else {
+            "The certificate is the key."
+        };
+        out::note(&format!("{id} {name}: {scope}, namespace {namespace}. {how}"));
     }
     Ok(Exit::Ok)
 }

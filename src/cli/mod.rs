@@ -292,6 +292,7 @@ mod tests {
             "template rm a",
             "key create a --scope register --expires-in 90d",
             "key create a --scope admin --namespace * --expires-at 2099-01-01T00:00:00Z --set shards=8 --json",
+            "key create a --scope view --certificate a.pem",
             "key --server http://a ls",
             "key revoke key_0123456789abcdef --config x.toml",
             "timer put a --in 5s --destination b --template review --data {}",

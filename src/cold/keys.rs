@@ -26,8 +26,10 @@ pub struct KeyRow {
     pub is_of_all: bool,
     /// What it may do.
     pub scope: Scope,
-    /// The SHA-256 of its text.
+    /// The SHA-256 of its text, or of the certificate that it is.
     pub hash: KeyHash,
+    /// It is a certificate, which a client shows in its handshake for TLS.
+    pub is_certificate: bool,
     /// When it was made.
     pub created_at: UnixMs,
     /// From when on it is not accepted; `None`: it does not expire.
@@ -37,7 +39,7 @@ pub struct KeyRow {
 }
 
 /// The columns of [`KeyRow`], in order.
-const COLUMNS: &str = "id, name, namespace, scope, hash, created_at, expires_at, last_used_at";
+const COLUMNS: &str = "id, name, namespace, scope, hash, created_at, expires_at, last_used_at, certificate";
 
 impl KeyRow {
     fn read(row: &Row) -> Result<Self, Error> {
@@ -52,13 +54,15 @@ impl KeyRow {
             created_at: UnixMs::new(row.get(5)?),
             expires_at: row.get::<Option<i64>>(6)?.map(UnixMs::new),
             last_used_at: row.get::<Option<i64>>(7)?.map(UnixMs::new),
+            is_certificate: row.get(8)?,
         })
     }
 
     /// As the audit has it.
     fn audited(&self) -> Value {
         let namespace = (!self.is_of_all).then_some(NAMESPACE);
-        json!({"name": self.name, "namespace": namespace, "scopes": self.scope.included(), "expires_at": self.expires_at})
+        json!({"name": self.name, "namespace": namespace, "scopes": self.scope.included(),
+            "certificate": self.is_certificate, "expires_at": self.expires_at})
     }
 
     /// Whether it is accepted at this moment.
@@ -78,8 +82,10 @@ pub struct NewKey {
     pub is_of_all: bool,
     /// What it may do.
     pub scope: Scope,
-    /// The SHA-256 of its text.
+    /// The SHA-256 of its text, or of the certificate that it is.
     pub hash: KeyHash,
+    /// It is a certificate.
+    pub is_certificate: bool,
     /// From when on it is not accepted.
     pub expires_at: Option<UnixMs>,
 }
@@ -146,9 +152,10 @@ impl ColdStore {
         let namespace = if new.is_of_all { "NULL".to_owned() } else { NAMESPACE.to_string() };
         let expires_at = new.expires_at.map_or_else(|| "NULL".to_owned(), |at| s.int(at.get()));
         s.push(&format!(
-            "INSERT INTO api_keys (id, name, namespace, scope, hash, created_at, expires_at) \
-             SELECT {id}, {name}, {namespace}, {scope}, {hash}, {now}, {expires_at} \
-             WHERE (SELECT count(*) FROM api_keys) < {MAX_KEYS} RETURNING {COLUMNS}"
+            "INSERT INTO api_keys (id, name, namespace, scope, hash, created_at, expires_at, certificate) \
+             SELECT {id}, {name}, {namespace}, {scope}, {hash}, {now}, {expires_at}, {is_certificate} \
+             WHERE (SELECT count(*) FROM api_keys) < {MAX_KEYS} RETURNING {COLUMNS}",
+            is_certificate = new.is_certificate,
         ));
         let Some(row) = tx.fetch(s).await?.first().map(KeyRow::read).transpose()? else { return Ok(None) };
         let (object, became) = (row.id.to_string(), Some(row.audited()));

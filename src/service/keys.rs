@@ -18,6 +18,8 @@ use axum::http::{HeaderMap, header};
 use governor::clock::Clock;
 use governor::{DefaultDirectRateLimiter, DefaultKeyedRateLimiter, Quota, RateLimiter};
 use ring::rand::{SecureRandom, SystemRandom};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
 use secrecy::ExposeSecret;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
@@ -82,7 +84,18 @@ pub fn make(
     let (id, secret) = random.split_first_chunk().ok_or(NoRandom)?;
     let id = KeyId::new(u64::from_be_bytes(*id));
     let text = key_text(id, secret.first_chunk().ok_or(NoRandom)?);
-    Ok((NewKey { id, name, is_of_all, scope, hash: hash_of(&text), expires_at }, text))
+    let hash = hash_of(&text);
+    Ok((NewKey { id, name, is_of_all, scope, hash, is_certificate: false, expires_at }, text))
+}
+
+/// The SHA-256 of a certificate, as it is shown.
+pub fn fingerprint(hash: &KeyHash) -> String {
+    hash.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The SHA-256 of the first certificate in this PEM; `None` if it holds none.
+pub fn certificate_hash(pem: &[u8]) -> Option<KeyHash> {
+    CertificateDer::from_pem_slice(pem).ok().map(|der| Sha256::digest(der).into())
 }
 
 /// The machine gives no random numbers.
@@ -146,6 +159,8 @@ impl Key {
 #[derive(Default)]
 struct Known {
     keys: HashMap<KeyId, Arc<Key>>,
+    /// The keys that are certificates, by the SHA-256 of these.
+    certificates: HashMap<KeyHash, KeyId>,
     mark: Option<KeysMark>,
     /// Of all hashes: the same on all nodes.
     digest: KeyHash,
@@ -249,10 +264,12 @@ impl Keys {
             .iter()
             .map(|row| (row.id, Arc::new(Key::stored(row, before.keys.get(&row.id).map(AsRef::as_ref)))))
             .collect();
+        let certificates =
+            rows.iter().filter(|row| row.is_certificate).map(|row| (row.hash, row.id)).collect();
         let hashes = self.settings.iter().map(|(_, key)| key.hash).chain(keys.values().map(|key| key.hash));
         let digest = digest_of(hashes);
         *self.known.write().unwrap_or_else(PoisonError::into_inner) =
-            Arc::new(Known { keys, mark: Some(mark), digest });
+            Arc::new(Known { keys, certificates, mark: Some(mark), digest });
         let access = match (self.access(), mark.count) {
             (Access::Unknown | Access::Open, 0) if self.is_local => Access::Open,
             _ => Access::Keyed,
@@ -364,6 +381,25 @@ impl Keys {
         if !bool::from(key.hash.ct_eq(&hash)) {
             return None;
         }
+        self.used(id, &key)
+    }
+
+    /// Who has shown this certificate, by its SHA-256; the handshake has proved that it is his. `None` if it is no key in
+    /// force.
+    pub async fn find_certificate(&self, hash: &KeyHash) -> Option<Caller> {
+        let known = || self.known().certificates.get(hash).copied();
+        let id = match known() {
+            Some(id) => id,
+            None => {
+                self.look().await?;
+                known()?
+            }
+        };
+        self.used(id, &*self.key(id)?)
+    }
+
+    /// Notes that a key is used; `None` if its time is over.
+    fn used(&self, id: KeyId, key: &Key) -> Option<Caller> {
         let now = self.now();
         let caller = key.caller(id, now)?;
         key.used_at.store(now.get(), Ordering::Relaxed);
@@ -372,10 +408,15 @@ impl Keys {
 
     /// A key that another node has made a moment ago. What is not found in time is not known.
     async fn look_for(&self, id: KeyId) -> Option<Arc<Key>> {
+        self.look().await?;
+        self.known().keys.get(&id).cloned()
+    }
+
+    /// Looks for keys that are not known yet, so often a second at most; `None` if it did not.
+    async fn look(&self) -> Option<()> {
         self.store.get()?;
         self.looking.check().ok()?;
-        self.read().await.ok()?;
-        self.known().keys.get(&id).cloned()
+        self.read().await.ok()
     }
 
     /// Charges `timers` calls to the caller; refused when its quota of this second is spent.
@@ -424,10 +465,12 @@ pub fn local_only(headers: &HeaderMap) -> Result<(), Refusal> {
         ));
     }
     match text(header::ORIGIN) {
-        Some(origin) if origin != format!("http://{host}") => Err(Refusal::new(
-            "foreign_origin",
-            "without keys this server does not answer other sites' pages; make a key with `mainspring key create`",
-        )),
+        Some(origin) if origin != format!("http://{host}") && origin != format!("https://{host}") => {
+            Err(Refusal::new(
+                "foreign_origin",
+                "without keys this server does not answer other sites' pages; make a key with `mainspring key create`",
+            ))
+        }
         _ => Ok(()),
     }
 }
@@ -451,7 +494,10 @@ mod tests {
         for host in ["evil.example", "evil.example:7600", "127.0.0.1.evil.example", "10.0.0.1:7600"] {
             assert!(!asked(&[("host", host)]), "{host}");
         }
-        assert!(asked(&[("host", "localhost:7600"), ("origin", "http://localhost:7600")]));
+        for scheme in ["http", "https"] {
+            let own = format!("{scheme}://localhost:7600");
+            assert!(asked(&[("host", "localhost:7600"), ("origin", &own)]), "{own}");
+        }
         for origin in ["https://evil.example", "null", "http://localhost:8000"] {
             assert!(!asked(&[("host", "localhost:7600"), ("origin", origin)]), "{origin}");
         }

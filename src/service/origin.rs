@@ -7,15 +7,23 @@ use axum::http::{Extensions, HeaderMap};
 use super::Node;
 use super::keys::Caller;
 use crate::cold::Actor;
+use crate::model::key::KeyHash;
 
-/// The address at the other end of a connection.
+/// The other end of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PeerAddress(pub IpAddr);
+pub struct Peer {
+    /// Its address.
+    pub address: IpAddr,
+    /// The connection is encrypted.
+    pub is_encrypted: bool,
+    /// The SHA-256 of the certificate that it has shown and that an authority of the settings has signed.
+    pub certificate: Option<KeyHash>,
+}
 
 /// Where a call came from. Behind a proxy on this machine it is what that has added last to `X-Forwarded-For`; what stands
 /// before it anybody may have written.
 fn origin(extensions: &Extensions, headers: &HeaderMap, behind_proxy: bool) -> Option<IpAddr> {
-    let peer = extensions.get::<PeerAddress>()?.0;
+    let peer = extensions.get::<Peer>()?.address;
     let forwarded = || {
         let last = headers.get_all("x-forwarded-for").iter().next_back()?.to_str().ok()?;
         last.rsplit(',').next()?.trim().parse().ok()
@@ -43,7 +51,8 @@ mod tests {
     fn a_forwarded_address_counts_only_from_a_proxy_on_this_machine() {
         let found = |peer: &str, forwarded: &[&str], behind_proxy| {
             let (mut extensions, mut headers) = (Extensions::new(), HeaderMap::new());
-            extensions.insert(PeerAddress(peer.parse().unwrap()));
+            let address = peer.parse().unwrap();
+            extensions.insert(Peer { address, is_encrypted: false, certificate: None });
             for value in forwarded {
                 headers.append("x-forwarded-for", value.parse().unwrap());
             }

@@ -6,8 +6,9 @@ use super::{Refused, read};
 use crate::api::problem::FieldError;
 use crate::api::schema;
 use crate::model::destination::is_name;
-use crate::model::key::Scope;
+use crate::model::key::{KeyHash, Scope};
 use crate::model::time::UnixMs;
+use crate::service::keys::certificate_hash;
 
 /// The namespace that is all of them.
 pub const ALL: &str = "*";
@@ -29,6 +30,10 @@ pub struct KeyIn {
     /// From when on it is refused. Default: it does not expire.
     #[schema(value_type = Option<schema::Instant>)]
     expires_at: Option<String>,
+    /// A client's certificate in PEM, which becomes the key: whoever shows it in the handshake for TLS needs no other.
+    /// `server.tls_client_ca` must have its authority. Default: the service makes a key.
+    #[schema(value_type = Option<schema::Pem>)]
+    certificate: Option<String>,
 }
 
 /// What a key shall be.
@@ -42,11 +47,13 @@ pub struct WantedKey {
     pub scope: Scope,
     /// From when on it is refused.
     pub expires_at: Option<UnixMs>,
+    /// The SHA-256 of the certificate that it is to be.
+    pub certificate: Option<KeyHash>,
 }
 
 /// Reads and checks a key. `own` is the store's namespace, `now` the store's time.
 pub fn key(text: &[u8], own: &str, now: UnixMs) -> Result<WantedKey, Refused> {
-    let KeyIn { name, namespace, scopes, expires_at } = read(text, "")?;
+    let KeyIn { name, namespace, scopes, expires_at, certificate } = read(text, "")?;
     let mut errors = Vec::new();
     let mut wrong =
         |pointer: String, code, detail: String| errors.push(FieldError::new(pointer, code, detail));
@@ -93,8 +100,19 @@ pub fn key(text: &[u8], own: &str, now: UnixMs) -> Result<WantedKey, Refused> {
         }
         None => None,
     };
+    let certificate = certificate.and_then(|pem| {
+        let hash = certificate_hash(pem.as_bytes());
+        if hash.is_none() {
+            wrong(
+                "/certificate".into(),
+                "bad_certificate",
+                "one certificate in PEM (-----BEGIN CERTIFICATE-----)".into(),
+            );
+        }
+        hash
+    });
     match name {
-        Some(name) if errors.is_empty() => Ok(WantedKey { name, is_of_all, scope, expires_at }),
+        Some(name) if errors.is_empty() => Ok(WantedKey { name, is_of_all, scope, expires_at, certificate }),
         _ => Err(Refused::Fields(errors)),
     }
 }
@@ -109,8 +127,13 @@ mod tests {
     fn a_key_has_the_largest_of_its_scopes() {
         let read = |text: &str| key(text.as_bytes(), "default", NOW).expect("is right");
         let wanted = read(r#"{"name":"shop","scopes":["view","operate"]}"#);
-        let expected =
-            WantedKey { name: "shop".into(), is_of_all: false, scope: Scope::Operate, expires_at: None };
+        let expected = WantedKey {
+            name: "shop".into(),
+            is_of_all: false,
+            scope: Scope::Operate,
+            expires_at: None,
+            certificate: None,
+        };
         assert_eq!(wanted, expected);
         let wanted =
             read(r#"{"name":"ops","namespace":"*","scopes":["admin"],"expires_at":"2100-01-01T00:00:00Z"}"#);
@@ -127,6 +150,7 @@ mod tests {
             (r#"{"name":"a","scopes":[]}"#, "/scopes", "missing"),
             (r#"{"name":"a","scopes":["view","root"]}"#, "/scopes/1", "unknown_scope"),
             (r#"{"name":"a","scopes":["view"],"namespace":"other"}"#, "/namespace", "unknown_namespace"),
+            (r#"{"name":"a","scopes":["view"],"certificate":"x"}"#, "/certificate", "bad_certificate"),
             (r#"{"name":"a","scopes":["view"],"expires_at":"tomorrow"}"#, "/expires_at", "bad_time"),
             (
                 r#"{"name":"a","scopes":["view"],"expires_at":"2000-01-01T00:00:00Z"}"#,

@@ -20,6 +20,7 @@ mod retry;
 mod schedules;
 mod service;
 mod stream;
+mod tls;
 mod wheels;
 
 use std::time::Duration;

@@ -14,6 +14,7 @@ fn key(number: u64, scope: Scope) -> NewKey {
         is_of_all: false,
         scope,
         hash,
+        is_certificate: false,
         expires_at: None,
     }
 }
@@ -38,6 +39,7 @@ async fn a_key_is_kept_as_it_was_made(f: Fixture) {
         is_of_all: true,
         scope: Scope::Operate,
         hash: wanted.hash,
+        is_certificate: false,
         created_at: f.now(),
         expires_at: Some(until),
         last_used_at: None,

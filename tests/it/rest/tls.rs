@@ -1,0 +1,236 @@
+//! TLS of the listener: who it is and who calls is proved, and a certificate is renewed while the node works.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use mainspring::service::keys::{certificate_hash, fingerprint};
+use reqwest::{Certificate, Client, Identity};
+use serde_json::{Value, json};
+
+use super::LONG;
+use crate::support::{Node, eventually, http_client};
+
+/// An authority, with what it has signed in files.
+struct Authority {
+    dir: tempfile::TempDir,
+    issuer: rcgen::CertifiedIssuer<'static, rcgen::KeyPair>,
+}
+
+impl Authority {
+    fn new() -> Self {
+        let mut params = rcgen::CertificateParams::new(Vec::new()).expect("parameters");
+        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let key = rcgen::KeyPair::generate().expect("a key");
+        let issuer = rcgen::CertifiedIssuer::self_signed(params, key).expect("an authority");
+        let this = Self { dir: tempfile::tempdir().expect("a directory"), issuer };
+        std::fs::write(this.path("ca.pem"), this.issuer.pem()).expect("written");
+        this
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn text(&self, name: &str) -> String {
+        std::fs::read_to_string(self.path(name)).expect("a file")
+    }
+
+    /// Signs a certificate for these names: `NAME.pem`, and its key `NAME.key`.
+    fn sign(&self, name: &str, names: &[&str], expired: bool) {
+        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        let mut params = rcgen::CertificateParams::new(names).expect("parameters");
+        if expired {
+            params.not_after = rcgen::date_time_ymd(2020, 1, 1);
+            params.not_before = rcgen::date_time_ymd(2019, 1, 1);
+        }
+        let key = rcgen::KeyPair::generate().expect("a key");
+        let signed = params.signed_by(&key, &self.issuer).expect("a certificate");
+        std::fs::write(self.path(&format!("{name}.key")), key.serialize_pem()).expect("written");
+        std::fs::write(self.path(&format!("{name}.pem")), signed.pem()).expect("written");
+    }
+
+    /// A node with the certificate of this name; it trusts clients' certificates of this authority.
+    fn node(&self, name: &str) -> Node {
+        let shown = |path: PathBuf| path.display().to_string();
+        Node::builder()
+            .env("MAINSPRING__SERVER__TLS_CERTIFICATE", shown(self.path(&format!("{name}.pem"))))
+            .env("MAINSPRING__SERVER__TLS_KEY", shown(self.path(&format!("{name}.key"))))
+            .env("MAINSPRING__SERVER__TLS_CLIENT_CA", shown(self.path("ca.pem")))
+            .start()
+    }
+
+    /// A client that trusts this authority alone, and shows the certificate of this name.
+    fn client(&self, shows: Option<&str>) -> Client {
+        let _ = http_client(LONG);
+        let root = Certificate::from_pem(self.text("ca.pem").as_bytes()).expect("a certificate");
+        let builder = Client::builder().no_proxy().timeout(LONG).tls_certs_only([root]);
+        // Each call shakes hands anew.
+        let builder = builder.pool_max_idle_per_host(0);
+        match shows {
+            None => builder.build(),
+            Some(name) => {
+                let pem =
+                    format!("{}{}", self.text(&format!("{name}.pem")), self.text(&format!("{name}.key")));
+                builder.identity(Identity::from_pem(pem.as_bytes()).expect("an identity")).build()
+            }
+        }
+        .expect("a client")
+    }
+}
+
+fn base(node: &Node) -> String {
+    node.base().replace("http://", "https://")
+}
+
+async fn get(client: &Client, node: &Node, path: &str) -> reqwest::Result<(u16, Value)> {
+    let answer = client.get(format!("{}{path}", base(node))).send().await?;
+    let status = answer.status().as_u16();
+    Ok((status, answer.json().await.unwrap_or(Value::Null)))
+}
+
+async fn ready(client: &Client, node: &Node) {
+    eventually("it is ready", Duration::from_secs(60), async || match get(client, node, "/readyz").await {
+        Ok((200, _)) => Ok(()),
+        other => Err(format!("{other:?}")),
+    })
+    .await;
+}
+
+fn why(error: &reqwest::Error) -> String {
+    let causes = std::iter::successors(std::error::Error::source(error), |cause| cause.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+#[tokio::test]
+async fn a_certificate_is_renewed_while_the_node_works() {
+    let authority = Authority::new();
+    authority.sign("server", &["127.0.0.1", "old.example"], false);
+    let node = authority.node("server");
+    let client = authority.client(None);
+    ready(&client, &node).await;
+    assert!(node.log().contains("listening on https://"), "{}", node.log());
+    // Plain HTTP is not answered.
+    assert!(http_client(LONG).get(format!("{}/livez", node.base())).send().await.is_err());
+    // What cannot be read leaves the former in force.
+    let good = authority.text("server.pem");
+    std::fs::write(authority.path("server.pem"), "no certificate").expect("written");
+    eventually("it is told", LONG, async || {
+        if node.log().contains("the former one stays in force") { Ok(()) } else { Err(node.log()) }
+    })
+    .await;
+    assert!(node.log().contains("server.tls_certificate"), "{}", node.log());
+    assert_eq!(get(&client, &node, "/livez").await.expect("an answer").0, 200);
+    // A new one counts for the next connection.
+    authority.sign("server", &["localhost"], false);
+    assert_ne!(authority.text("server.pem"), good);
+    eventually("it has the new one", LONG, async || match get(&client, &node, "/livez").await {
+        Err(error) if why(&error).contains("not valid for name") => Ok(()),
+        other => Err(format!("{other:?}")),
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_client_refuses_a_listener_that_is_not_who_it_should_be() {
+    let authority = Authority::new();
+    authority.sign("other", &["other.example"], false);
+    authority.sign("expired", &["127.0.0.1"], true);
+    let stranger = Authority::new();
+    stranger.sign("server", &["127.0.0.1"], false);
+    let client = authority.client(None);
+    for (node, words) in [
+        (authority.node("other"), "not valid for name"),
+        (authority.node("expired"), "expired"),
+        (stranger.node("server"), "UnknownIssuer"),
+    ] {
+        eventually("it is refused", LONG, async || match get(&client, &node, "/livez").await {
+            Err(error) if why(&error).contains(words) => Ok(()),
+            other => Err(format!("{words}: {other:?}")),
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn a_certificate_of_a_client_is_a_key() {
+    let authority = Authority::new();
+    authority.sign("server", &["127.0.0.1"], false);
+    for name in ["shop", "nobody"] {
+        authority.sign(name, &[name], false);
+    }
+    let stranger = Authority::new();
+    stranger.sign("shop", &["shop"], false);
+    let node = authority.node("server");
+    let open = authority.client(None);
+    ready(&open, &node).await;
+    let post = async |client: &Client, key: Option<&str>, body: &Value| {
+        let mut request = client.post(format!("{}/v1/keys", base(&node))).json(body);
+        if let Some(key) = key {
+            request = request.bearer_auth(key);
+        }
+        let answer = request.send().await.expect("an answer");
+        (answer.status().as_u16(), answer.json::<Value>().await.expect("JSON"))
+    };
+    let (status, first) =
+        post(&open, None, &json!({"name": "ops", "namespace": "*", "scopes": ["admin"]})).await;
+    assert_eq!(status, 201, "{first}");
+    let admin = first["key"].as_str().expect("a key");
+    let pem = authority.text("shop.pem");
+    let wanted = json!({"name": "shop", "scopes": ["view"], "certificate": pem});
+    let (status, made) = post(&open, Some(admin), &wanted).await;
+    assert_eq!(status, 201, "{made}");
+    let hash = certificate_hash(pem.as_bytes()).expect("a certificate");
+    assert_eq!(made["certificate"], fingerprint(&hash));
+    assert!(made.get("key").is_none(), "there is no other key: {made}");
+
+    let shop = authority.client(Some("shop"));
+    assert_eq!(get(&shop, &node, "/v1/timers").await.expect("an answer").0, 200);
+    assert_eq!(get(&shop, &node, "/v1/keys").await.expect("an answer").0, 404, "it may view");
+    assert_eq!(
+        get(&open, &node, "/v1/timers").await.expect("an answer").0,
+        401,
+        "without a certificate it takes a key"
+    );
+    let (status, problem) =
+        get(&authority.client(Some("nobody")), &node, "/v1/timers").await.expect("an answer");
+    assert_eq!((status, &problem["code"]), (401, &json!("unknown_key")));
+    // Another authority's certificate does not pass the handshake, whatever its name.
+    let same_name = authority_client(&authority, &stranger);
+    assert!(get(&same_name, &node, "/v1/timers").await.is_err());
+    let id = made["id"].as_str().expect("an id");
+    let revoked = open.delete(format!("{}/v1/keys/{id}", base(&node))).bearer_auth(admin).send().await;
+    assert_eq!(revoked.expect("an answer").status().as_u16(), 200);
+    assert_eq!(get(&shop, &node, "/v1/timers").await.expect("an answer").0, 401);
+}
+
+/// A client that trusts one authority, and shows the shop's certificate of another.
+fn authority_client(trusted: &Authority, shown: &Authority) -> Client {
+    std::fs::copy(shown.path("shop.pem"), trusted.path("foreign.pem")).expect("copied");
+    std::fs::copy(shown.path("shop.key"), trusted.path("foreign.key")).expect("copied");
+    trusted.client(Some("foreign"))
+}
+
+#[tokio::test]
+async fn a_certificate_that_cannot_be_used_is_named_at_the_start() {
+    let authority = Authority::new();
+    authority.sign("server", &["127.0.0.1"], false);
+    authority.sign("other", &["127.0.0.1"], false);
+    let env = |certificate: &Path, key: &Path| {
+        Node::builder()
+            .env("MAINSPRING__SERVER__TLS_CERTIFICATE", certificate.display().to_string())
+            .env("MAINSPRING__SERVER__TLS_KEY", key.display().to_string())
+            .start()
+    };
+    let path = |name: &str| authority.path(name);
+    for (node, setting) in [
+        (env(&path("none.pem"), &path("server.key")), "server.tls_certificate"),
+        (env(&path("server.key"), &path("server.key")), "server.tls_certificate"),
+        (env(&path("server.pem"), &path("server.pem")), "server.tls_key"),
+        (env(&path("server.pem"), &path("other.key")), "server.tls_key"),
+        (Node::builder().env("MAINSPRING__SERVER__TLS_KEY", "x").start(), "server.tls_certificate"),
+    ] {
+        let exit = node.wait_exit(LONG).await.expect("it ends");
+        assert_eq!(exit.code(), Some(2), "{}", node.log());
+        assert!(node.log().contains(setting), "{setting}: {}", node.log());
+    }
+}
