@@ -3,9 +3,14 @@
 //! Every wait has an end: for the head of a request ([`HEADER_WAIT`], also the longest that an idle connection is kept),
 //! for its body ([`super::arrival`]), for the answer (`CALL_WAIT` in [`super`]), and for a client that takes nothing of
 //! its answer ([`WRITE_WAIT`]), server-sent events included.
+//!
+//! HTTP/2 is spoken over TLS, with clients that ask for it. One connection has at most [`MAX_STREAMS`] calls at once, and a
+//! client that begins calls and takes them back at once is disconnected after [`MAX_RESETS`]. What all its calls have sent
+//! and nobody has read yet is at most [`WINDOW`]. A client that is silent is asked for a sign of life. One that takes nothing
+//! of one answer stops only that stream and not the connection, so its answers are watched ([`Stall`]).
 
 use std::pin::{Pin, pin};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -14,9 +19,10 @@ use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::Request;
 use axum::response::Response;
 use hyper::body::{Frame, Incoming, SizeHint};
-use hyper::server::conn::http1;
+use hyper::server::conn::{http1, http2};
 use hyper::service::{Service as _, service_fn};
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulConnection;
 use hyper_util::service::TowerToHyperService;
 use sha2::{Digest, Sha256};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -28,7 +34,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::connections::{Busy, Connections, Seat};
-use super::tls::Tls;
+use super::tls::{HTTP2, Tls};
+use crate::clock::Monotonic;
 use crate::limits::FileLimits;
 use crate::metrics::Metrics;
 use crate::model::key::KeyHash;
@@ -40,6 +47,22 @@ const HEADER_WAIT: Duration = Duration::from_secs(30);
 
 /// How long a client may take nothing of an answer that is ready for it.
 const WRITE_WAIT: Duration = Duration::from_secs(30);
+
+/// The most calls at once on one connection of HTTP/2.
+const MAX_STREAMS: u32 = 100;
+
+/// So many calls that a client has taken back may wait to be forgotten; with one more the connection ends.
+const MAX_RESETS: usize = 20;
+
+/// The most bytes of bodies that one connection of HTTP/2 has sent and that nobody has read; and of one call.
+const WINDOW: u32 = 1024 * 1024;
+const STREAM_WINDOW: u32 = 64 * 1024;
+
+/// The most bytes of one answer that wait for the client.
+const SEND_BUFFER: usize = 64 * 1024;
+
+/// After so long without anything from a client of HTTP/2 it is asked for a sign of life, for which it has as long.
+const SILENCE: Duration = Duration::from_secs(20);
 
 /// How long a client may take for its handshake for TLS.
 const HANDSHAKE_WAIT: Duration = Duration::from_secs(10);
@@ -69,8 +92,7 @@ pub async fn serve(
     closing: CancellationToken,
 ) {
     let connections = Connections::new(files.inbound, files.reserved, metrics);
-    let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(HEADER_WAIT).max_buf_size(MAX_HEADERS);
+    let http = Http::new();
     let tasks = TaskTracker::new();
     let mut refused_logged = Rarely::default();
     loop {
@@ -89,16 +111,16 @@ pub async fn serve(
                     tasks.spawn(async move {
                         let peer = Peer { address, is_encrypted: acceptor.is_some(), certificate: None };
                         match acceptor {
-                            None => connection(http, stream, peer, seat, router, closing).await,
+                            None => connection(http, stream, false, peer, seat, router, closing).await,
                             Some(acceptor) => {
                                 let shaken = tokio::select! {
                                     shaken = shake_hands(acceptor, stream) => shaken,
                                     () = seat.closed() => None,
                                     () = closing.cancelled() => None,
                                 };
-                                let Some((stream, certificate)) = shaken else { return };
+                                let Some(Shaken { stream, certificate, is_http2 }) = shaken else { return };
                                 let peer = Peer { certificate, ..peer };
-                                connection(http, stream, peer, seat, router, closing).await;
+                                connection(http, stream, is_http2, peer, seat, router, closing).await;
                             }
                         }
                     });
@@ -119,17 +141,54 @@ pub async fn serve(
     tasks.wait().await;
 }
 
-/// Shakes hands for TLS; with the SHA-256 of the certificate that the client has shown. `None` if it did not within
-/// [`HANDSHAKE_WAIT`], or not rightly: that is no failure of the service.
+/// How the two versions are spoken.
+#[derive(Clone)]
+struct Http {
+    one: http1::Builder,
+    two: http2::Builder<TokioExecutor>,
+}
+
+impl Http {
+    fn new() -> Self {
+        let mut one = http1::Builder::new();
+        one.timer(TokioTimer::new()).header_read_timeout(HEADER_WAIT).max_buf_size(MAX_HEADERS);
+        let mut two = http2::Builder::new(TokioExecutor::new());
+        two.timer(TokioTimer::new())
+            .max_concurrent_streams(MAX_STREAMS)
+            .max_pending_accept_reset_streams(MAX_RESETS)
+            .max_local_error_reset_streams(MAX_RESETS)
+            .max_header_list_size(MAX_HEADERS as u32)
+            .initial_connection_window_size(WINDOW)
+            .initial_stream_window_size(STREAM_WINDOW)
+            .max_send_buf_size(SEND_BUFFER)
+            .keep_alive_interval(SILENCE)
+            .keep_alive_timeout(SILENCE);
+        Self { one, two }
+    }
+}
+
+/// What a handshake for TLS has found out.
+struct Shaken<S> {
+    stream: TlsStream<S>,
+    /// The SHA-256 of the certificate that the client has shown.
+    certificate: Option<KeyHash>,
+    /// The client speaks HTTP/2.
+    is_http2: bool,
+}
+
+/// Shakes hands for TLS. `None` if the client did not within [`HANDSHAKE_WAIT`], or not rightly: that is no failure of the
+/// service.
 async fn shake_hands<S: AsyncRead + AsyncWrite + Unpin>(
     acceptor: TlsAcceptor,
     stream: S,
-) -> Option<(TlsStream<S>, Option<KeyHash>)> {
+) -> Option<Shaken<S>> {
     match tokio::time::timeout(HANDSHAKE_WAIT, acceptor.accept(stream)).await {
         Ok(Ok(stream)) => {
-            let shown = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
+            let session = stream.get_ref().1;
+            let shown = session.peer_certificates().and_then(<[_]>::first);
             let certificate = shown.map(|shown| Sha256::digest(shown).into());
-            Some((stream, certificate))
+            let is_http2 = session.alpn_protocol() == Some(HTTP2);
+            Some(Shaken { stream, certificate, is_http2 })
         }
         Ok(Err(why)) => {
             tracing::debug!(%why, "a client's handshake for TLS failed");
@@ -150,8 +209,9 @@ fn with_write_timeout(stream: TcpStream, wait: Duration) -> Pin<Box<TimeoutStrea
 
 /// Serves one connection until the client or the node ends it, or it loses its seat.
 async fn connection<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
-    http: http1::Builder,
+    http: Http,
     stream: S,
+    is_http2: bool,
     peer: Peer,
     seat: Seat,
     router: Router,
@@ -159,6 +219,8 @@ async fn connection<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
 ) {
     let seat = Arc::new(seat);
     let of_calls = Arc::clone(&seat);
+    let stalls = Stalls::default();
+    let of_answers = stalls.clone();
     let router = TowerToHyperService::new(router);
     let service = service_fn(move |request: hyper::Request<Incoming>| {
         let busy = of_calls.call();
@@ -167,13 +229,27 @@ async fn connection<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
         if busy.refused {
             request.extensions_mut().insert(NoSeat(Arc::clone(&of_calls)));
         }
-        let answering = router.call(request);
+        let (answering, stalls) = (router.call(request), of_answers.clone());
         async move {
             let response: Response = answering.await?;
-            Ok::<_, std::convert::Infallible>(response.map(|body| Answer { body, _busy: busy }))
+            let answer = |body| Answer { body, stall: stalls.begin(), _busy: busy };
+            Ok::<_, std::convert::Infallible>(response.map(answer))
         }
     });
-    let mut serving = pin!(http.serve_connection(TokioIo::new(stream), service));
+    let stream = TokioIo::new(stream);
+    if is_http2 {
+        tokio::select! {
+            () = served(http.two.serve_connection(stream, service), &seat, &closing) => {}
+            () = stalls.found(WRITE_WAIT) => {}
+        }
+    } else {
+        served(http.one.serve_connection(stream, service), &seat, &closing).await;
+    }
+}
+
+/// Serves one connection, and lets its calls end before it ends it.
+async fn served<C: GracefulConnection>(serving: C, seat: &Seat, closing: &CancellationToken) {
+    let mut serving = pin!(serving);
     let mut ending = pin!(async {
         tokio::select! {
             () = seat.closed() => {}
@@ -192,9 +268,42 @@ async fn connection<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     }
 }
 
+/// Since when a part of an answer waits for its client; it is asked for the next part once that is sent.
+type Stall = Mutex<Option<Monotonic>>;
+
+/// The answers that are being sent on one connection.
+#[derive(Clone, Default)]
+struct Stalls(Arc<Mutex<Vec<Weak<Stall>>>>);
+
+impl Stalls {
+    fn begin(&self) -> Arc<Stall> {
+        let stall = Arc::new(Stall::default());
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|one| one.strong_count() > 0);
+        all.push(Arc::downgrade(&stall));
+        stall
+    }
+
+    /// Completes when a client has taken nothing of an answer for so long.
+    async fn found(&self, wait: Duration) {
+        let has_stalled = |stall: Arc<Stall>| {
+            let since = *stall.lock().unwrap_or_else(PoisonError::into_inner);
+            since.is_some_and(|since| since.elapsed() > wait)
+        };
+        loop {
+            tokio::time::sleep(wait / 6).await;
+            let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            if all.iter().filter_map(Weak::upgrade).any(has_stalled) {
+                return;
+            }
+        }
+    }
+}
+
 /// The body of an answer. While it is being sent, its connection is busy.
 struct Answer {
     body: Body,
+    stall: Arc<Stall>,
     _busy: Busy,
 }
 
@@ -206,7 +315,11 @@ impl HttpBody for Answer {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
+        let polled = Pin::new(&mut self.body).poll_frame(cx);
+        // What comes later is not waited for by the client's fault.
+        let since = matches!(polled, Poll::Ready(Some(Ok(_)))).then(Monotonic::now);
+        *self.stall.lock().unwrap_or_else(PoisonError::into_inner) = since;
+        polled
     }
 
     fn is_end_stream(&self) -> bool {
@@ -220,6 +333,8 @@ impl HttpBody for Answer {
 
 #[cfg(test)]
 mod tests {
+    use futures::StreamExt;
+    use http_body_util::BodyExt;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::*;
@@ -240,7 +355,25 @@ mod tests {
         let stream = with_write_timeout(stream, wait);
         let closing = CancellationToken::new();
         let peer = Peer { address: from.ip(), is_encrypted: false, certificate: None };
-        (client, tokio::spawn(connection(http1::Builder::new(), stream, peer, seat, router, closing)))
+        (client, tokio::spawn(connection(Http::new(), stream, false, peer, seat, router, closing)))
+    }
+
+    #[tokio::test]
+    async fn an_answer_whose_client_takes_nothing_of_it_is_found() {
+        let (stalls, wait) = (Stalls::default(), Duration::from_millis(60));
+        let frames = futures::stream::iter(["a", "b"].map(|text| Ok::<_, std::io::Error>(Bytes::from(text))));
+        let connections = Connections::new(1, 0, Metrics::new().expect("series"));
+        let seat = Arc::new(connections.sit([127, 0, 0, 1].into()).expect("a seat"));
+        let body = Body::from_stream(frames.chain(futures::stream::pending()));
+        let mut answer = Answer { body, stall: stalls.begin(), _busy: seat.call() };
+        let within = async || tokio::time::timeout(wait * 4, stalls.found(wait)).await.is_ok();
+        assert!(!within().await, "nothing waits for the client yet");
+        for _ in 0..2 {
+            assert!(answer.frame().await.is_some());
+            assert!(within().await, "the client takes nothing of a part that is there");
+        }
+        assert!(futures::poll!(answer.frame()).is_pending());
+        assert!(!within().await, "there is no further part yet");
     }
 
     #[tokio::test]

@@ -15,6 +15,9 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::config::{Error, Server};
 
+/// What a client and the listener call HTTP/2 in their handshake.
+pub const HTTP2: &[u8] = b"h2";
+
 /// How often the files are looked at.
 const EVERY: Duration = Duration::from_secs(5);
 
@@ -114,7 +117,7 @@ impl Files {
         let mut config = builder.with_single_cert(chain, key).map_err(|why| {
             bad("server.tls_key", &self.key, format_args!("does not fit the certificate: {why}"))
         })?;
-        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        config.alpn_protocols = vec![HTTP2.to_vec(), b"http/1.1".to_vec()];
         Ok(config)
     }
 }

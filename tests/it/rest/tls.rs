@@ -1,11 +1,16 @@
 //! TLS of the listener: who it is and who calls is proved, and a certificate is renewed while the node works.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use mainspring::service::keys::{certificate_hash, fingerprint};
 use reqwest::{Certificate, Client, Identity};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
 use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+use tokio_util::bytes::Bytes;
 
 use super::LONG;
 use crate::support::{Node, eventually, http_client};
@@ -233,4 +238,80 @@ async fn a_certificate_that_cannot_be_used_is_named_at_the_start() {
         assert_eq!(exit.code(), Some(2), "{}", node.log());
         assert!(node.log().contains(setting), "{setting}: {}", node.log());
     }
+}
+
+/// A connection of HTTP/2, as a client has it.
+async fn http2(
+    authority: &Authority,
+    node: &Node,
+) -> (h2::client::SendRequest<Bytes>, JoinHandle<Result<(), h2::Error>>) {
+    let mut roots = rustls::RootCertStore::empty();
+    let ca = CertificateDer::from_pem_slice(authority.text("ca.pem").as_bytes()).expect("a certificate");
+    roots.add(ca).expect("an authority");
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("versions")
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    let address = node.base().replace("http://", "");
+    let tcp = tokio::net::TcpStream::connect(&address).await.expect("connects");
+    let name = ServerName::try_from("127.0.0.1").expect("a name");
+    let tls =
+        tokio_rustls::TlsConnector::from(Arc::new(config)).connect(name, tcp).await.expect("shakes hands");
+    assert_eq!(tls.get_ref().1.alpn_protocol(), Some(b"h2".as_slice()));
+    let (sender, connection) = h2::client::handshake(tls).await.expect("HTTP/2");
+    (sender, tokio::spawn(connection))
+}
+
+fn asked(node: &Node, method: &str, path: &str) -> http::Request<()> {
+    http::Request::builder().method(method).uri(format!("{}{path}", base(node))).body(()).expect("a request")
+}
+
+#[tokio::test]
+async fn many_calls_go_over_one_connection_of_http2() {
+    let authority = Authority::new();
+    authority.sign("server", &["127.0.0.1"], false);
+    let node = authority.node("server");
+    ready(&authority.client(None), &node).await;
+    let (mut sender, _connection) = http2(&authority, &node).await;
+    let mut answers = Vec::new();
+    for n in 0..100 {
+        sender = sender.ready().await.expect("it takes calls");
+        let (answer, mut body) =
+            sender.send_request(asked(&node, "PUT", &format!("/v1/timers/t{n}")), false).expect("sent");
+        body.send_data(Bytes::from(super::later().to_string()), true).expect("sent");
+        answers.push(answer);
+    }
+    for answer in answers {
+        assert_eq!(answer.await.expect("an answer").status(), 201);
+    }
+    assert_eq!(
+        get(&authority.client(None), &node, "/v1/ledger").await.expect("an answer").1["registered"],
+        100
+    );
+}
+
+/// Calls that are begun and taken back at once cost the server more than the client (CVE-2023-44487).
+#[tokio::test]
+async fn a_client_of_http2_that_takes_its_calls_back_again_and_again_is_disconnected() {
+    let authority = Authority::new();
+    authority.sign("server", &["127.0.0.1"], false);
+    let node = authority.node("server");
+    let client = authority.client(None);
+    ready(&client, &node).await;
+    let (mut sender, connection) = http2(&authority, &node).await;
+    let mut begun = 0;
+    while begun < 100_000 {
+        let Ok(ready) = sender.ready().await else { break };
+        sender = ready;
+        let Ok((_, mut call)) = sender.send_request(asked(&node, "GET", "/v1/timers"), false) else { break };
+        call.send_reset(h2::Reason::CANCEL);
+        begun += 1;
+    }
+    assert!(begun < 100_000, "it takes calls for ever");
+    let ended = tokio::time::timeout(LONG, connection).await.expect("it ends").expect("no panic");
+    assert!(ended.is_err_and(|why| why.reason() == Some(h2::Reason::ENHANCE_YOUR_CALM)), "it is told why");
+    assert_eq!(get(&client, &node, "/livez").await.expect("an answer").0, 200, "others are served");
 }
