@@ -18,7 +18,7 @@ impl HotUrl {
     pub fn parse(text: &str) -> Result<Self, String> {
         match text.split_once("://") {
             Some(("memory", "")) => Ok(Self::Memory),
-            Some(("redis", rest)) if !rest.is_empty() => {
+            Some(("redis" | "rediss", rest)) if !rest.is_empty() => {
                 let described = |why| match rest.rsplit('@').next().is_some_and(|hosts| hosts.contains(',')) {
                     true => {
                         "several hosts are a Redis Cluster; give redis+cluster://HOST:PORT,HOST:PORT,…".into()
@@ -27,26 +27,27 @@ impl HotUrl {
                 };
                 one(text).map(Self::Redis).map_err(described)
             }
-            Some(("redis+cluster", rest)) => cluster(rest)
+            Some((scheme @ ("redis+cluster" | "rediss+cluster"), rest)) => cluster(scheme, rest)
                 .map(Self::Cluster)
-                .map_err(|why| format!("{why}; give redis+cluster://USER:PASSWORD@HOST:PORT,HOST:PORT,…")),
-            Some(("rediss" | "rediss+cluster", _)) => {
-                Err("this version has no TLS to Redis; give redis:// or redis+cluster://".into())
-            }
+                .map_err(|why| format!("{why}; give {scheme}://USER:PASSWORD@HOST:PORT,HOST:PORT,…")),
             _ => Err("give memory://, redis://USER:PASSWORD@HOST:PORT/DATABASE or \
-                      redis+cluster://USER:PASSWORD@HOST:PORT,HOST:PORT,…"
+                      redis+cluster://USER:PASSWORD@HOST:PORT,HOST:PORT,…; with TLS rediss:// or rediss+cluster://"
                 .into()),
         }
     }
 }
 
 fn one(text: &str) -> Result<ConnectionInfo, String> {
-    url::Url::parse(text).map_err(|why| why.to_string())?;
+    let url = url::Url::parse(text).map_err(|why| why.to_string())?;
+    // The client would take `#insecure` for the wish to check no certificate.
+    if url.fragment().is_some() {
+        return Err("what stands behind `#` means nothing here".into());
+    }
     text.into_connection_info().map_err(|why| why.to_string())
 }
 
 /// Reads `USER:PASSWORD@HOST:PORT,HOST:PORT,…`: one user and password for all nodes, before the first host.
-fn cluster(rest: &str) -> Result<Vec<ConnectionInfo>, String> {
+fn cluster(scheme: &str, rest: &str) -> Result<Vec<ConnectionInfo>, String> {
     let (user, hosts) = match rest.rsplit_once('@') {
         Some((user, hosts)) if !user.contains(',') => (format!("{user}@"), hosts),
         Some(_) => {
@@ -58,15 +59,18 @@ fn cluster(rest: &str) -> Result<Vec<ConnectionInfo>, String> {
     if hosts.contains(['/', '?', '#']) {
         return Err("a Redis Cluster has no database numbers and takes no options".into());
     }
+    let scheme = scheme.trim_end_matches("+cluster");
     let read = |host: &str| match host.trim() {
         "" => Err("a host is missing".to_owned()),
-        host => one(&format!("redis://{user}{host}")).map_err(|why| format!("host `{host}`: {why}")),
+        host => one(&format!("{scheme}://{user}{host}")).map_err(|why| format!("host `{host}`: {why}")),
     };
     hosts.split(',').map(read).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use deadpool_redis::redis::ConnectionAddr;
+
     use super::*;
 
     fn nodes(text: &str) -> Vec<(String, Option<String>, Option<String>)> {
@@ -91,6 +95,22 @@ mod tests {
     }
 
     #[test]
+    fn an_s_in_the_scheme_is_tls_whose_certificate_is_checked() {
+        let is_checked =
+            |one: &ConnectionInfo| matches!(one.addr(), ConnectionAddr::TcpTls { insecure: false, .. });
+        let HotUrl::Redis(one) = HotUrl::parse("rediss://me:secret@a:1/2").unwrap() else {
+            panic!("one server")
+        };
+        assert!(is_checked(&one));
+        let HotUrl::Cluster(nodes) = HotUrl::parse("rediss+cluster://me:secret@a,b").unwrap() else {
+            panic!("a cluster")
+        };
+        assert!(nodes.iter().all(is_checked) && nodes.len() == 2);
+        let HotUrl::Redis(plain) = HotUrl::parse("redis://a").unwrap() else { panic!("one server") };
+        assert!(!is_checked(&plain));
+    }
+
+    #[test]
     fn an_error_says_what_to_write_instead_and_hides_the_password() {
         for (url, named) in [
             ("redis+cluster://", "host is missing"),
@@ -103,7 +123,8 @@ mod tests {
             ("redis+cluster://a?protocol=resp3", "no database numbers"),
             ("redis://:open-sesame@a:1,b:2", "redis+cluster://"),
             ("redis://:open-sesame@a:port", "redis://HOST:PORT"),
-            ("rediss://a", "TLS"),
+            ("rediss://:open-sesame@a#insecure", "behind `#`"),
+            ("rediss+cluster://:open-sesame@a,,b", "rediss+cluster://"),
             ("cluster://a", "redis+cluster://"),
             ("memory://here", "memory://"),
         ] {

@@ -317,7 +317,14 @@ impl Servers {
 
     /// The server at this address: the known one, so that its connections stay, or a new one.
     fn server(&self, cluster: &Cluster, map: &Map, host: String, port: u16) -> Result<Arc<Server>, Error> {
-        let info = cluster.info.clone().set_addr(ConnectionAddr::Tcp(host, port));
+        // As the seeds are reached; a certificate has to be of the host that the cluster names.
+        let address = match cluster.info.addr() {
+            ConnectionAddr::TcpTls { insecure, .. } => {
+                ConnectionAddr::TcpTls { host, port, insecure: *insecure, tls_params: None }
+            }
+            _ => ConnectionAddr::Tcp(host, port),
+        };
+        let info = cluster.info.clone().set_addr(address);
         let address = info.addr().to_string();
         let known = map.servers.iter().chain(&cluster.seeds).find(|known| known.address() == address);
         known.map_or_else(|| Server::open(info, self.connections, self.wait), |known| Ok(Arc::clone(known)))

@@ -4,6 +4,7 @@
 mod clock;
 mod cluster;
 mod disk;
+mod encrypted;
 mod name;
 mod postgres;
 mod redis;

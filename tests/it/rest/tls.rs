@@ -13,74 +13,37 @@ use tokio::task::JoinHandle;
 use tokio_util::bytes::Bytes;
 
 use super::LONG;
-use crate::support::{Node, eventually, http_client};
+use crate::support::{Authority, Node, eventually, http_client};
 
-/// An authority, with what it has signed in files.
-struct Authority {
-    dir: tempfile::TempDir,
-    issuer: rcgen::CertifiedIssuer<'static, rcgen::KeyPair>,
+/// A node with the certificate of this name; it trusts clients' certificates of this authority.
+fn node_of(authority: &Authority, name: &str) -> Node {
+    let shown = |path: PathBuf| path.display().to_string();
+    Node::builder()
+        .env("MAINSPRING__SERVER__TLS_CERTIFICATE", shown(authority.path(&format!("{name}.pem"))))
+        .env("MAINSPRING__SERVER__TLS_KEY", shown(authority.path(&format!("{name}.key"))))
+        .env("MAINSPRING__SERVER__TLS_CLIENT_CA", shown(authority.path("ca.pem")))
+        .start()
 }
 
-impl Authority {
-    fn new() -> Self {
-        let mut params = rcgen::CertificateParams::new(Vec::new()).expect("parameters");
-        params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
-        let key = rcgen::KeyPair::generate().expect("a key");
-        let issuer = rcgen::CertifiedIssuer::self_signed(params, key).expect("an authority");
-        let this = Self { dir: tempfile::tempdir().expect("a directory"), issuer };
-        std::fs::write(this.path("ca.pem"), this.issuer.pem()).expect("written");
-        this
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-
-    fn text(&self, name: &str) -> String {
-        std::fs::read_to_string(self.path(name)).expect("a file")
-    }
-
-    /// Signs a certificate for these names: `NAME.pem`, and its key `NAME.key`.
-    fn sign(&self, name: &str, names: &[&str], expired: bool) {
-        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
-        let mut params = rcgen::CertificateParams::new(names).expect("parameters");
-        if expired {
-            params.not_after = rcgen::date_time_ymd(2020, 1, 1);
-            params.not_before = rcgen::date_time_ymd(2019, 1, 1);
+/// A client that trusts this authority alone, and shows the certificate of this name.
+fn client_of(authority: &Authority, shows: Option<&str>) -> Client {
+    let _ = http_client(LONG);
+    let root = Certificate::from_pem(authority.text("ca.pem").as_bytes()).expect("a certificate");
+    let builder = Client::builder().no_proxy().timeout(LONG).tls_certs_only([root]);
+    // Each call shakes hands anew.
+    let builder = builder.pool_max_idle_per_host(0);
+    match shows {
+        None => builder.build(),
+        Some(name) => {
+            let pem = format!(
+                "{}{}",
+                authority.text(&format!("{name}.pem")),
+                authority.text(&format!("{name}.key"))
+            );
+            builder.identity(Identity::from_pem(pem.as_bytes()).expect("an identity")).build()
         }
-        let key = rcgen::KeyPair::generate().expect("a key");
-        let signed = params.signed_by(&key, &self.issuer).expect("a certificate");
-        std::fs::write(self.path(&format!("{name}.key")), key.serialize_pem()).expect("written");
-        std::fs::write(self.path(&format!("{name}.pem")), signed.pem()).expect("written");
     }
-
-    /// A node with the certificate of this name; it trusts clients' certificates of this authority.
-    fn node(&self, name: &str) -> Node {
-        let shown = |path: PathBuf| path.display().to_string();
-        Node::builder()
-            .env("MAINSPRING__SERVER__TLS_CERTIFICATE", shown(self.path(&format!("{name}.pem"))))
-            .env("MAINSPRING__SERVER__TLS_KEY", shown(self.path(&format!("{name}.key"))))
-            .env("MAINSPRING__SERVER__TLS_CLIENT_CA", shown(self.path("ca.pem")))
-            .start()
-    }
-
-    /// A client that trusts this authority alone, and shows the certificate of this name.
-    fn client(&self, shows: Option<&str>) -> Client {
-        let _ = http_client(LONG);
-        let root = Certificate::from_pem(self.text("ca.pem").as_bytes()).expect("a certificate");
-        let builder = Client::builder().no_proxy().timeout(LONG).tls_certs_only([root]);
-        // Each call shakes hands anew.
-        let builder = builder.pool_max_idle_per_host(0);
-        match shows {
-            None => builder.build(),
-            Some(name) => {
-                let pem =
-                    format!("{}{}", self.text(&format!("{name}.pem")), self.text(&format!("{name}.key")));
-                builder.identity(Identity::from_pem(pem.as_bytes()).expect("an identity")).build()
-            }
-        }
-        .expect("a client")
-    }
+    .expect("a client")
 }
 
 fn base(node: &Node) -> String {
@@ -110,8 +73,8 @@ fn why(error: &reqwest::Error) -> String {
 async fn a_certificate_is_renewed_while_the_node_works() {
     let authority = Authority::new();
     authority.sign("server", &["127.0.0.1", "old.example"], false);
-    let node = authority.node("server");
-    let client = authority.client(None);
+    let node = node_of(&authority, "server");
+    let client = client_of(&authority, None);
     ready(&client, &node).await;
     assert!(node.log().contains("listening on https://"), "{}", node.log());
     // Plain HTTP is not answered.
@@ -142,11 +105,11 @@ async fn a_client_refuses_a_listener_that_is_not_who_it_should_be() {
     authority.sign("expired", &["127.0.0.1"], true);
     let stranger = Authority::new();
     stranger.sign("server", &["127.0.0.1"], false);
-    let client = authority.client(None);
+    let client = client_of(&authority, None);
     for (node, words) in [
-        (authority.node("other"), "not valid for name"),
-        (authority.node("expired"), "expired"),
-        (stranger.node("server"), "UnknownIssuer"),
+        (node_of(&authority, "other"), "not valid for name"),
+        (node_of(&authority, "expired"), "expired"),
+        (node_of(&stranger, "server"), "UnknownIssuer"),
     ] {
         eventually("it is refused", LONG, async || match get(&client, &node, "/livez").await {
             Err(error) if why(&error).contains(words) => Ok(()),
@@ -165,8 +128,8 @@ async fn a_certificate_of_a_client_is_a_key() {
     }
     let stranger = Authority::new();
     stranger.sign("shop", &["shop"], false);
-    let node = authority.node("server");
-    let open = authority.client(None);
+    let node = node_of(&authority, "server");
+    let open = client_of(&authority, None);
     ready(&open, &node).await;
     let post = async |client: &Client, key: Option<&str>, body: &Value| {
         let mut request = client.post(format!("{}/v1/keys", base(&node))).json(body);
@@ -188,7 +151,7 @@ async fn a_certificate_of_a_client_is_a_key() {
     assert_eq!(made["certificate"], fingerprint(&hash));
     assert!(made.get("key").is_none(), "there is no other key: {made}");
 
-    let shop = authority.client(Some("shop"));
+    let shop = client_of(&authority, Some("shop"));
     assert_eq!(get(&shop, &node, "/v1/timers").await.expect("an answer").0, 200);
     assert_eq!(get(&shop, &node, "/v1/keys").await.expect("an answer").0, 404, "it may view");
     assert_eq!(
@@ -197,7 +160,7 @@ async fn a_certificate_of_a_client_is_a_key() {
         "without a certificate it takes a key"
     );
     let (status, problem) =
-        get(&authority.client(Some("nobody")), &node, "/v1/timers").await.expect("an answer");
+        get(&client_of(&authority, Some("nobody")), &node, "/v1/timers").await.expect("an answer");
     assert_eq!((status, &problem["code"]), (401, &json!("unknown_key")));
     // Another authority's certificate does not pass the handshake, whatever its name.
     let same_name = authority_client(&authority, &stranger);
@@ -212,7 +175,7 @@ async fn a_certificate_of_a_client_is_a_key() {
 fn authority_client(trusted: &Authority, shown: &Authority) -> Client {
     std::fs::copy(shown.path("shop.pem"), trusted.path("foreign.pem")).expect("copied");
     std::fs::copy(shown.path("shop.key"), trusted.path("foreign.key")).expect("copied");
-    trusted.client(Some("foreign"))
+    client_of(trusted, Some("foreign"))
 }
 
 #[tokio::test]
@@ -273,8 +236,8 @@ fn asked(node: &Node, method: &str, path: &str) -> http::Request<()> {
 async fn many_calls_go_over_one_connection_of_http2() {
     let authority = Authority::new();
     authority.sign("server", &["127.0.0.1"], false);
-    let node = authority.node("server");
-    ready(&authority.client(None), &node).await;
+    let node = node_of(&authority, "server");
+    ready(&client_of(&authority, None), &node).await;
     let (mut sender, _connection) = http2(&authority, &node).await;
     let mut answers = Vec::new();
     for n in 0..100 {
@@ -288,7 +251,7 @@ async fn many_calls_go_over_one_connection_of_http2() {
         assert_eq!(answer.await.expect("an answer").status(), 201);
     }
     assert_eq!(
-        get(&authority.client(None), &node, "/v1/ledger").await.expect("an answer").1["registered"],
+        get(&client_of(&authority, None), &node, "/v1/ledger").await.expect("an answer").1["registered"],
         100
     );
 }
@@ -298,8 +261,8 @@ async fn many_calls_go_over_one_connection_of_http2() {
 async fn a_client_of_http2_that_takes_its_calls_back_again_and_again_is_disconnected() {
     let authority = Authority::new();
     authority.sign("server", &["127.0.0.1"], false);
-    let node = authority.node("server");
-    let client = authority.client(None);
+    let node = node_of(&authority, "server");
+    let client = client_of(&authority, None);
     ready(&client, &node).await;
     let (mut sender, connection) = http2(&authority, &node).await;
     let mut begun = 0;

@@ -6,6 +6,7 @@
 #![allow(dead_code, unused_imports, reason = "each test takes the parts it needs")]
 
 mod api;
+mod authority;
 mod cluster;
 mod expect;
 mod node;
@@ -22,6 +23,7 @@ use std::sync::Once;
 use std::time::Duration;
 
 pub use api::{Answer, Api, Ledger};
+pub use authority::Authority;
 pub use cluster::Cluster;
 pub use expect::{eventually, in_state, problem, settled, to, wall_ms};
 pub use mainspring::tools::process::Process;

@@ -38,6 +38,22 @@ impl Postgres {
         self.server.create_database(&new_name()).await.expect("a new database")
     }
 
+    /// From now on it speaks TLS too, with this certificate and key in PEM.
+    pub async fn encrypt(&self, certificate: &str, key: &str) {
+        use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+        let data = self._dir.path().join("data");
+        let owner = fs::metadata(&data).expect("its data");
+        for (name, text) in [("server.crt", certificate), ("server.key", key)] {
+            let path = data.join(name);
+            fs::write(&path, text).expect("written");
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("made private");
+            chown(&path, Some(owner.uid()), Some(owner.gid())).expect("given away");
+        }
+        for sql in ["ALTER SYSTEM SET ssl = on", "SELECT pg_reload_conf()"] {
+            run_sql(&self.url("postgres"), sql).await;
+        }
+    }
+
     /// See [`servers::Postgres::stop_fast`].
     pub async fn stop_fast(&self) {
         self.server.stop_fast().await.expect("it stops");
