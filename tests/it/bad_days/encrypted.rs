@@ -94,7 +94,7 @@ async fn a_redis_is_who_its_certificate_says_or_is_not_spoken_to() {
             "&*",
             "+@all",
         ];
-        let server = Redis::private_with(Keeps::Nothing, options.map(str::to_owned).to_vec()).await;
+        let server = Redis::private_with(Keeps::Snapshots, options.map(str::to_owned).to_vec()).await;
         (server, format!("rediss://shop:t0p%2Fsecret@localhost:{port}"))
     };
     for (name, words) in WRONG {
