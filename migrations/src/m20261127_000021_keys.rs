@@ -20,6 +20,9 @@ const TABLE: &str = "CREATE TABLE IF NOT EXISTS api_keys (
     certificate BOOLEAN NOT NULL
 )";
 
+/// One certificate is one key, which holds or does not. Nobody writes there yet, so the index is made at once.
+const INDEX: &str = "CREATE UNIQUE INDEX IF NOT EXISTS api_keys_by_hash ON api_keys (hash)";
+
 const COMMENTS: [&str; 4] = [
     "COMMENT ON COLUMN api_keys.namespace IS 'the number of its namespace; NULL: all'",
     "COMMENT ON COLUMN api_keys.scope IS '0 view 1 register 2 operate 3 admin; each includes those before it'",
@@ -31,9 +34,10 @@ const COMMENTS: [&str; 4] = [
 impl MigrationTrait for Migration {
     async fn up(&self, manager: &SchemaManager) -> Result<(), DbErr> {
         if manager.get_database_backend() != DbBackend::Postgres {
-            return super::run(manager, "", &TABLE.replace("BYTES", "BLOB")).await;
+            return super::run(manager, "", &format!("{};\n{INDEX}", TABLE.replace("BYTES", "BLOB"))).await;
         }
         online::at_once(manager, &TABLE.replace("BYTES", "BYTEA")).await?;
+        online::at_once(manager, INDEX).await?;
         for comment in COMMENTS {
             online::at_once(manager, comment).await?;
         }

@@ -22,10 +22,11 @@ const TABLE: &str = "CREATE TABLE IF NOT EXISTS audit (
 )";
 
 /// Nobody writes there yet, so the index is made at once.
-const INDEX: &str = "CREATE INDEX IF NOT EXISTS audit_by_time ON audit (namespace, at, id)";
+const INDEX: &str = "CREATE INDEX IF NOT EXISTS audit_by_time ON audit (at, id)";
 
-const COMMENTS: [&str; 4] = [
+const COMMENTS: [&str; 5] = [
     "COMMENT ON COLUMN audit.at IS 'ms since 1970 UTC'",
+    "COMMENT ON COLUMN audit.namespace IS 'the number of its namespace; -1: of all'",
     "COMMENT ON COLUMN audit.actor IS 'the id of a key, or a word for who has none'",
     "COMMENT ON COLUMN audit.origin IS 'the address that the call came from'",
     "COMMENT ON COLUMN audit.was IS 'JSON without secrets and payloads; became likewise'",

@@ -32,7 +32,9 @@ struct AuditPage {
 
 struct Row {
     at: Moment,
-    who: String,
+    /// What the key is called; any key may be called so.
+    who: Option<String>,
+    id: String,
     from: Option<String>,
     action: String,
     object: String,
@@ -57,8 +59,14 @@ pub async fn page(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Respo
         let (at, id) = text.split_once('-')?;
         Some((UnixMs::new(at.parse().ok()?), id.parse().ok()?))
     });
-    let filter =
-        AuditFilter { actor: actor.clone(), action: action.clone(), before, ..AuditFilter::default() };
+    let filter = AuditFilter {
+        actor: actor.clone(),
+        action: action.clone(),
+        before,
+        without_keys: caller.scope < Scope::Admin,
+        of_one: !caller.is_of_all,
+        ..AuditFilter::default()
+    };
     let mut found = service.store.audited(&filter, MOST + 1).await?;
     let is_last = found.len() <= MOST;
     found.truncate(MOST);
@@ -79,7 +87,8 @@ pub async fn page(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Respo
     let now = service.store.clock().now();
     let row = |one: AuditRow| Row {
         at: visit.zone.moment(one.at, now),
-        who: one.actor.name.unwrap_or(one.actor.id),
+        who: one.actor.name,
+        id: one.actor.id,
         from: one.actor.from,
         action: one.action,
         object: one.object,

@@ -7,7 +7,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 
-use super::guard::Visit;
+use super::guard::{Visit, is_of_all};
 use super::session::Session;
 use super::words::Zone;
 use super::{Admin, assets, html};
@@ -89,6 +89,8 @@ pub struct Frame {
     pub may_see: bool,
     /// What the reader may do.
     pub scope: Scope,
+    /// The reader's key is of all namespaces.
+    is_of_all: bool,
     /// The page hears by itself what is degraded.
     pub is_live: bool,
     /// What is wrong with the node: keys of [`DEGRADED`].
@@ -110,6 +112,7 @@ impl Frame {
             keyed: !admin.node.keys.is_open(),
             may_see: admin.may_see(&visit.session),
             scope: admin.caller(&visit.session).map_or(Scope::View, |caller| caller.scope),
+            is_of_all: admin.caller(&visit.session).is_some_and(|caller| caller.is_of_all),
             is_live: false,
             degraded: admin.degraded(),
         }
@@ -137,8 +140,10 @@ impl Frame {
 
     /// The pages of the navigation that the reader may see, by address.
     pub fn pages(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
-        let may_operate = self.may_operate();
-        PAGES.into_iter().filter(move |(path, _)| *path != "/audit" || may_operate)
+        let (may_operate, sees_all) = (self.may_operate(), self.is_of_all);
+        PAGES
+            .into_iter()
+            .filter(move |(path, _)| (*path != "/audit" || may_operate) && (sees_all || !is_of_all(path)))
     }
 
     /// The lines of the banner.
@@ -265,6 +270,12 @@ impl Trouble {
         let (scope, wanted) = (scope.word(), wanted.word());
         let text = format!("Your key's scope is {scope}, and this takes {wanted}. Nothing was done.");
         Self::new(StatusCode::FORBIDDEN, "Not allowed", text)
+    }
+
+    /// It is about the service as a whole, and the key of one namespace.
+    pub fn of_all() -> Self {
+        let text = "This page is about the service as a whole: it takes a key of all namespaces (*).";
+        Self::new(StatusCode::NOT_FOUND, "Not here", text).leads("/timers", "Timers")
     }
 
     /// A form that does not belong to this session.

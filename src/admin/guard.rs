@@ -41,6 +41,9 @@ pub const ZONE: &str = "mainspring_zone";
 /// The largest form: the ids of a thousand timers, and as much again.
 const MAX_FORM: usize = 512 * 1024;
 
+/// The largest form of somebody who has not logged in.
+const MAX_LOGIN: usize = 8 * 1024;
+
 /// One request, as far as pages need to know it.
 #[derive(Clone)]
 pub struct Visit {
@@ -136,10 +139,17 @@ async fn enter(admin: &Arc<Admin>, mut visit: Visit, request: Request, next: Nex
         return Trouble::starting().render(admin, visit);
     }
     let takes = takes(request.method(), request.uri().path());
+    let is_of_all = is_of_all(request.uri().path());
     match admin.caller(&visit.session) {
         None if request.uri().path() != "/login" => return to_login(&visit, &request),
         Some(caller) if caller.scope < takes => {
             return Trouble::beyond(caller.scope, takes).render(admin, visit);
+        }
+        Some(caller) if is_of_all && !caller.is_of_all => {
+            return match request.uri().path() {
+                "/" => Redirect::to("/timers").into_response(),
+                _ => Trouble::of_all().render(admin, visit),
+            };
         }
         _ => {}
     }
@@ -182,6 +192,11 @@ fn takes(method: &Method, path: &str) -> Scope {
     }
 }
 
+/// Whether a page is about the service as a whole: it takes a key of all namespaces.
+pub fn is_of_all(path: &str) -> bool {
+    matches!(path, "/" | "/nodes" | "/receivers") || path.starts_with("/wheels/")
+}
+
 /// The answer to somebody who is not logged in.
 fn to_login(visit: &Visit, request: &Request) -> Response {
     let headers = request.headers();
@@ -207,7 +222,8 @@ async fn own_form(admin: &Admin, visit: &mut Visit, headers: &HeaderMap, body: B
     if !comes_from_here(headers, &visit.base) {
         return Err(Trouble::foreign());
     }
-    let bytes = axum::body::to_bytes(body, MAX_FORM).await.map_err(|_| Trouble::large())?;
+    let most = if admin.caller(&visit.session).is_some() { MAX_FORM } else { MAX_LOGIN };
+    let bytes = axum::body::to_bytes(body, most).await.map_err(|_| Trouble::large())?;
     let fields = url::form_urlencoded::parse(&bytes).into_owned().collect();
     let form = Form(fields);
     if !admin.sessions.is_token(&visit.session, form.get("token")) {

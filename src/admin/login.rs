@@ -10,13 +10,14 @@ use askama::Template;
 use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Redirect, Response};
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::frame::{Frame, Trouble};
 use super::guard::{NewSession, Visit, ZONE, set_cookie};
 use super::words::Zone;
 use super::{Admin, html};
 use crate::clock::{Clock, Monotonic, SystemClock};
+use crate::model::key::id_in;
 
 /// How long a browser keeps the time zone, in seconds: a year.
 const ZONE_KEPT: u64 = 365 * 86_400;
@@ -37,19 +38,19 @@ const AT_ONCE: usize = 4;
 /// Logins that failed of late, and those that are under way.
 pub struct Attempts {
     failed: Mutex<VecDeque<Monotonic>>,
-    room: Semaphore,
+    room: Arc<Semaphore>,
 }
 
 impl Default for Attempts {
     fn default() -> Self {
-        Self { failed: Mutex::default(), room: Semaphore::new(AT_ONCE) }
+        Self { failed: Mutex::default(), room: Arc::new(Semaphore::new(AT_ONCE)) }
     }
 }
 
 impl Attempts {
     /// Room for one; `None` if so many are under way that this one is not checked.
-    fn begin(&self) -> Option<SemaphorePermit<'_>> {
-        self.room.try_acquire().ok()
+    fn begin(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.room).try_acquire_owned().ok()
     }
 
     /// Notes a failure; returns how late it is answered.
@@ -104,15 +105,25 @@ pub async fn login(State(admin): State<Arc<Admin>>, visit: Visit) -> Response {
         let frame = Frame::new(&admin, &visit, "", "Log in");
         (status, html(&LoginPage { frame, to: to.clone(), wrong: Some(wrong) })).into_response()
     };
-    let Some(_room) = admin.attempts.begin() else {
+    let key = visit.form.get("key").trim();
+    // The store's own keys are random: nobody can try them through, and nobody who has one is kept out by those who try.
+    let of_store = if id_in(key).is_some() { admin.node.keys.find(key).await } else { None };
+    let room = admin.attempts.begin();
+    if of_store.is_none() && room.is_none() {
         let wrong = "Too many logins are under way, and logins failed of late. Try again in a moment.";
         let mut response = refused(StatusCode::TOO_MANY_REQUESTS, wrong);
         response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         return response;
-    };
-    let Some(caller) = admin.node.keys.find(visit.form.get("key")).await else {
+    }
+    let Some(caller) = of_store.or_else(|| admin.node.keys.find_in_settings(key)) else {
         tracing::warn!("a login to the page with a key that is not known here");
-        tokio::time::sleep(admin.attempts.failed(Monotonic::now())).await;
+        // In a task of its own: who hangs up makes no room by that.
+        let late = admin.attempts.failed(Monotonic::now());
+        let waited = tokio::spawn(async move {
+            tokio::time::sleep(late).await;
+            drop(room);
+        });
+        let _ = waited.await;
         return refused(StatusCode::UNAUTHORIZED, "This key is not known here.");
     };
     match admin.random() {

@@ -85,7 +85,7 @@ fn bins(full: &Full) -> Vec<Bin> {
 
 /// `GET /wheels/stream`: the frames of the live picture, as the API's stream has them. It ends with the half of a
 /// session's idle time: the browser calls again, and the session goes on as long as somebody looks.
-pub async fn stream(State(admin): State<Arc<Admin>>) -> Result<Response, Trouble> {
+pub async fn stream(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Response, Trouble> {
     let event = |frame: StreamFrame| Event::default().event(frame.event).data(&*frame.data);
     let frames = admin.service()?.observer.frames().await;
     let closing = admin.closing.clone();
@@ -95,7 +95,12 @@ pub async fn stream(State(admin): State<Arc<Admin>>) -> Result<Response, Trouble
             () = tokio::time::sleep(IDLE / 2) => {}
         }
     };
-    let events = frames.map(move |frame| Ok::<_, Infallible>(event(frame))).take_until(Box::pin(over));
+    let caller = admin.caller(&visit.session).ok_or_else(Trouble::stale)?;
+    let node = Arc::clone(&admin.node);
+    let events = frames
+        .take_while(move |_| futures::future::ready(node.keys.holds(caller)))
+        .map(move |frame| Ok::<_, Infallible>(event(frame)))
+        .take_until(Box::pin(over));
     Ok(Sse::new(events).keep_alive(KeepAlive::default()).into_response())
 }
 

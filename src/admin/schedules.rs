@@ -220,14 +220,17 @@ pub async fn act(
         }
         "run" => {
             let timer = service.store.run_of(&row, uuid::Uuid::now_v7());
+            // Before it is made: of what is not written down nothing is done.
+            let became = Some(json!({"timer": timer.id.to_string()}));
+            service
+                .store
+                .note_deed(Deed { action: "schedule.run", object: &row.id, was: None, became })
+                .await?;
             let made = service.intake.register(timer).await;
             let busy =
                 |_| Trouble::refused("The store does not keep up, or the node is stopping: try again.");
             match made.map_err(busy)?? {
                 Registered::New(made) | Registered::Same(made) => {
-                    let became = Some(json!({"timer": made.id}));
-                    let deed = Deed { action: "schedule.run", object: &row.id, was: None, became };
-                    service.store.note_deed(deed).await?;
                     Ok(Redirect::to(&format!("/timers/{}", made.id)).into_response())
                 }
                 _ => Err(Trouble::refused("Its destination is not there any more.")),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{RawQuery, State};
+use axum::extract::{Extension, RawQuery, State};
 use axum::response::IntoResponse;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -11,9 +11,11 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use super::ApiState;
+use super::auth::Caller;
 use super::problem::{ApiResult, FieldError, Problem};
 use super::schema;
 use crate::cold::{AuditFilter, AuditRow, MAX_AUDIT_PAGE};
+use crate::model::key::Scope;
 use crate::model::time::UnixMs;
 
 /// How many entries a page has unless it is asked for another number.
@@ -83,12 +85,18 @@ pub struct AuditQuery {
 }
 
 /// Who did what, the latest first: every change of keys, destinations, queues, schedules, templates, subscriptions and
-/// operations, and what was done on the page. What programs do to timers is in `explain`. Kept for `audit.retention`.
+/// operations, and what was done on the page. What was done to keys is shown to `admin`. What programs do to timers is in `explain`. Kept for `audit.retention`.
 #[utoipa::path(get, path = "/v1/audit", tag = "service", operation_id = "audit", params(AuditQuery),
     responses((status = 200, body = AuditAnswer)))]
-pub async fn audit(State(state): State<Arc<ApiState>>, RawQuery(query): RawQuery) -> ApiResult {
+pub async fn audit(
+    State(state): State<Arc<ApiState>>,
+    Extension(caller): Extension<Caller>,
+    RawQuery(query): RawQuery,
+) -> ApiResult {
     let store = &state.service()?.store;
     let (filter, limit) = read(query.as_deref().unwrap_or_default()).map_err(Problem::invalid)?;
+    let filter =
+        AuditFilter { without_keys: caller.scope < Scope::Admin, of_one: !caller.is_of_all, ..filter };
     let mut rows = store.audited(&filter, limit + 1).await?;
     let found = rows.len();
     let mut bytes = 0;

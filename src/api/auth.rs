@@ -10,6 +10,17 @@ pub use crate::service::keys::Caller;
 use crate::service::keys::{Access, Keys, local_only};
 use crate::service::origin::Peer;
 
+/// Whether this is no call that another site's page makes a browser send. A browser shows a client's certificate by itself,
+/// which it does not do with a key.
+fn is_of_no_other_site(headers: &HeaderMap) -> bool {
+    let text = |name: &str| headers.get(name).map(|value| value.to_str().unwrap_or("?"));
+    match (text("sec-fetch-site"), text("origin"), text("host")) {
+        (Some(site), ..) => matches!(site, "same-origin" | "none"),
+        (None, Some(origin), host) => host.is_some_and(|host| origin == format!("https://{host}")),
+        (None, None, _) => true,
+    }
+}
+
 /// The keys, and the problems that a call without the right one is answered with.
 pub struct Auth(Arc<Keys>);
 
@@ -37,6 +48,10 @@ impl Auth {
             .and_then(|value| value.strip_prefix("Bearer ").or_else(|| value.strip_prefix("bearer ")));
         let certificate = peer.and_then(|peer| peer.certificate.as_ref());
         if let (None, Some(certificate)) = (headers.get(header::AUTHORIZATION), certificate) {
+            if !is_of_no_other_site(headers) {
+                let detail = "a browser has sent this call for another site's page, with the certificate that it shows everywhere";
+                return Err(Problem::new(StatusCode::FORBIDDEN, "foreign_origin", detail));
+            }
             return self.0.find_certificate(certificate).await.ok_or_else(|| {
                 let detail = "this certificate is no key here, or has expired; `mainspring key create --certificate` makes it one";
                 Problem::new(StatusCode::UNAUTHORIZED, "unknown_key", detail)
@@ -64,5 +79,38 @@ impl Auth {
                 None => problem,
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_certificate_counts_for_programs_and_for_pages_of_this_server() {
+        let asked = |pairs: &[(&'static str, &'static str)]| {
+            let headers = pairs.iter().map(|(name, value)| {
+                (header::HeaderName::from_static(name), header::HeaderValue::from_static(value))
+            });
+            is_of_no_other_site(&headers.collect())
+        };
+        let (site, origin, host) = ("sec-fetch-site", "origin", ("host", "m.example"));
+        for own in [
+            &[host][..],
+            &[host, (site, "same-origin")],
+            &[host, (site, "none")],
+            &[host, (origin, "https://m.example")],
+        ] {
+            assert!(asked(own), "{own:?}");
+        }
+        for foreign in [
+            &[host, (site, "cross-site")][..],
+            &[host, (site, "same-site"), (origin, "https://m.example")],
+            &[host, (origin, "https://evil.example")],
+            &[host, (origin, "null")],
+            &[(origin, "https://m.example")],
+        ] {
+            assert!(!asked(foreign), "{foreign:?}");
+        }
     }
 }

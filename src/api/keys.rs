@@ -14,7 +14,7 @@ use super::named::{MAX_BODY, RemovedAnswer, removed};
 use super::problem::{ApiResult, FieldError, Problem};
 use super::request::{self, ALL_NAMESPACES, KeyIn};
 use super::schema;
-use crate::cold::{KeyRevoked, KeyRow, MAX_KEYS};
+use crate::cold::{KeyMade, KeyRevoked, KeyRow, MAX_KEYS};
 use crate::model::key::KeyId;
 use crate::model::time::UnixMs;
 use crate::service::Service;
@@ -101,7 +101,8 @@ pub async fn list(State(state): State<Arc<ApiState>>, Extension(caller): Extensi
 /// Make a key. The answer holds it, once: the service keeps a hash of it only. A server that had no key answers nobody
 /// without one from then on.
 #[utoipa::path(post, path = "/v1/keys", tag = "keys", operation_id = "make_key", request_body = KeyIn,
-    responses((status = 201, body = KeyView)))]
+    responses((status = 201, body = KeyView),
+        (status = 409, body = Problem, description = "certificate_taken: the certificate is a key already")))]
 pub async fn post(
     State(state): State<Arc<ApiState>>,
     Extension(caller): Extension<Caller>,
@@ -123,8 +124,13 @@ pub async fn post(
     if let Some(certificate) = wanted.certificate {
         (new.hash, new.is_certificate, shown) = (certificate, true, None);
     }
-    let Some(row) = store.make_key(&new).await? else {
-        return Err(Problem::too_many(MAX_KEYS, "keys"));
+    let row = match store.make_key(&new).await? {
+        KeyMade::Done(row) => row,
+        KeyMade::Full => return Err(Problem::too_many(MAX_KEYS, "keys")),
+        KeyMade::Taken => {
+            let detail = "this certificate is a key already; revoke that one first";
+            return Err(Problem::new(StatusCode::CONFLICT, "certificate_taken", detail));
+        }
     };
     tracing::info!(key = %row.id, by = %caller.id, scope = row.scope.word(), "a key was made");
     // It is made, whatever becomes of this reading.

@@ -17,6 +17,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::Request;
+use axum::http::{HeaderValue, header};
 use axum::response::Response;
 use hyper::body::{Frame, Incoming, SizeHint};
 use hyper::server::conn::{http1, http2};
@@ -60,6 +61,12 @@ const STREAM_WINDOW: u32 = 64 * 1024;
 
 /// The most bytes of one answer that wait for the client.
 const SEND_BUFFER: usize = 64 * 1024;
+
+/// The most bytes of an answer that HTTP/2 is given at once: it keeps them until the client takes them.
+const PIECE: usize = 16 * 1024;
+
+/// How long a connection of HTTP/2 that is ended may take for what is answered and not taken yet.
+const LAST_PIECES: Duration = Duration::from_secs(5);
 
 /// After so long without anything from a client of HTTP/2 it is asked for a sign of life, for which it has as long.
 const SILENCE: Duration = Duration::from_secs(20);
@@ -219,6 +226,7 @@ async fn connection<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
 ) {
     let seat = Arc::new(seat);
     let of_calls = Arc::clone(&seat);
+    let piece = if is_http2 { PIECE } else { usize::MAX };
     let stalls = Stalls::default();
     let of_answers = stalls.clone();
     let router = TowerToHyperService::new(router);
@@ -226,36 +234,69 @@ async fn connection<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
         let busy = of_calls.call();
         let mut request: Request = request.map(Body::new);
         request.extensions_mut().insert(peer);
+        // HTTP/2 names the host beside the path, where nobody else looks for it.
+        if let Some(host) =
+            request.uri().authority().and_then(|host| HeaderValue::from_str(host.as_str()).ok())
+        {
+            request.headers_mut().entry(header::HOST).or_insert(host);
+        }
         if busy.refused {
             request.extensions_mut().insert(NoSeat(Arc::clone(&of_calls)));
         }
         let (answering, stalls) = (router.call(request), of_answers.clone());
         async move {
             let response: Response = answering.await?;
-            let answer = |body| Answer { body, stall: stalls.begin(), _busy: busy };
+            let answer =
+                |body| Answer { body, rest: Bytes::new(), piece, stall: stalls.begin(), _busy: busy };
             Ok::<_, std::convert::Infallible>(response.map(answer))
         }
     });
     let stream = TokioIo::new(stream);
     if is_http2 {
+        let ending = async {
+            tokio::select! {
+                () = seat.closed() => {}
+                () = closing.cancelled() => {}
+                () = idle(&seat, HEADER_WAIT) => {}
+            }
+        };
         tokio::select! {
-            () = served(http.two.serve_connection(stream, service), &seat, &closing) => {}
+            () = served(http.two.serve_connection(stream, service), ending, Some(LAST_PIECES), &seat) => {}
             () = stalls.found(WRITE_WAIT) => {}
         }
     } else {
-        served(http.one.serve_connection(stream, service), &seat, &closing).await;
+        let ending = async {
+            tokio::select! {
+                () = seat.closed() => {}
+                () = closing.cancelled() => {}
+            }
+        };
+        served(http.one.serve_connection(stream, service), ending, None, &seat).await;
     }
 }
 
-/// Serves one connection, and lets its calls end before it ends it.
-async fn served<C: GracefulConnection>(serving: C, seat: &Seat, closing: &CancellationToken) {
-    let mut serving = pin!(serving);
-    let mut ending = pin!(async {
-        tokio::select! {
-            () = seat.closed() => {}
-            () = closing.cancelled() => {}
+/// Completes when there was no call on a connection for so long.
+async fn idle(seat: &Seat, wait: Duration) {
+    let mut since = None::<Monotonic>;
+    loop {
+        tokio::time::sleep(wait / 6).await;
+        since = if seat.is_busy() { None } else { since.or_else(|| Some(Monotonic::now())) };
+        if since.is_some_and(|since| since.elapsed() >= wait) {
+            return;
         }
-    });
+    }
+}
+
+/// Serves one connection until `ending` completes, and lets its calls end before it ends it. What is answered may not be
+/// sent yet: that has as long as `last` says.
+async fn served<C: GracefulConnection>(
+    serving: C,
+    ending: impl Future<Output = ()>,
+    last: Option<Duration>,
+    seat: &Seat,
+) {
+    let mut serving = pin!(serving);
+    let mut ending = pin!(ending);
     tokio::select! {
         // A connection that a client breaks off is no failure of the service.
         _ = serving.as_mut() => return,
@@ -263,8 +304,13 @@ async fn served<C: GracefulConnection>(serving: C, seat: &Seat, closing: &Cancel
     }
     serving.as_mut().graceful_shutdown();
     // What has arrived by now is read. hyper keeps a connection that has brought half a head: it is dropped.
-    if futures::poll!(serving.as_mut()).is_pending() && seat.is_busy() {
-        let _ = serving.await;
+    if futures::poll!(serving.as_mut()).is_ready() {
+        return;
+    }
+    match last {
+        Some(last) if !seat.is_busy() => drop(tokio::time::timeout(last, serving).await),
+        None if !seat.is_busy() => {}
+        _ => drop(serving.await),
     }
 }
 
@@ -303,8 +349,30 @@ impl Stalls {
 /// The body of an answer. While it is being sent, its connection is busy.
 struct Answer {
     body: Body,
+    /// What is left of a part of the body that was larger than a piece.
+    rest: Bytes,
+    /// The most bytes that are handed out at once.
+    piece: usize,
     stall: Arc<Stall>,
     _busy: Busy,
+}
+
+impl Answer {
+    /// The next piece. HTTP/2 keeps what it is given until the client takes it, however much that is.
+    fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        if self.rest.is_empty() {
+            let frame = match futures::ready!(Pin::new(&mut self.body).poll_frame(cx)) {
+                Some(Ok(frame)) => frame,
+                other => return Poll::Ready(other),
+            };
+            match frame.into_data() {
+                Ok(data) => self.rest = data,
+                Err(frame) => return Poll::Ready(Some(Ok(frame))),
+            }
+        }
+        let length = self.rest.len().min(self.piece);
+        Poll::Ready(Some(Ok(Frame::data(self.rest.split_to(length)))))
+    }
 }
 
 impl HttpBody for Answer {
@@ -315,7 +383,7 @@ impl HttpBody for Answer {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        let polled = Pin::new(&mut self.body).poll_frame(cx);
+        let polled = self.poll_piece(cx);
         // What comes later is not waited for by the client's fault.
         let since = matches!(polled, Poll::Ready(Some(Ok(_)))).then(Monotonic::now);
         *self.stall.lock().unwrap_or_else(PoisonError::into_inner) = since;
@@ -323,11 +391,17 @@ impl HttpBody for Answer {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.rest.is_empty() && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        let (rest, of_body) = (self.rest.len() as u64, self.body.size_hint());
+        let mut hint = SizeHint::new();
+        hint.set_lower(of_body.lower() + rest);
+        if let Some(upper) = of_body.upper() {
+            hint.set_upper(upper + rest);
+        }
+        hint
     }
 }
 
@@ -361,15 +435,18 @@ mod tests {
     #[tokio::test]
     async fn an_answer_whose_client_takes_nothing_of_it_is_found() {
         let (stalls, wait) = (Stalls::default(), Duration::from_millis(60));
-        let frames = futures::stream::iter(["a", "b"].map(|text| Ok::<_, std::io::Error>(Bytes::from(text))));
+        let frames =
+            futures::stream::iter(["ab", "c"].map(|text| Ok::<_, std::io::Error>(Bytes::from(text))));
         let connections = Connections::new(1, 0, Metrics::new().expect("series"));
         let seat = Arc::new(connections.sit([127, 0, 0, 1].into()).expect("a seat"));
         let body = Body::from_stream(frames.chain(futures::stream::pending()));
-        let mut answer = Answer { body, stall: stalls.begin(), _busy: seat.call() };
+        let mut answer =
+            Answer { body, rest: Bytes::new(), piece: 1, stall: stalls.begin(), _busy: seat.call() };
         let within = async || tokio::time::timeout(wait * 4, stalls.found(wait)).await.is_ok();
         assert!(!within().await, "nothing waits for the client yet");
-        for _ in 0..2 {
-            assert!(answer.frame().await.is_some());
+        for expected in ["a", "b", "c"] {
+            let frame = answer.frame().await.expect("a part").expect("it is sent");
+            assert_eq!(frame.into_data().expect("data"), expected, "a large part goes in pieces");
             assert!(within().await, "the client takes nothing of a part that is there");
         }
         assert!(futures::poll!(answer.frame()).is_pending());

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::server::WebPkiClientVerifier;
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::{RootCertStore, ServerConfig};
 use tokio_rustls::TlsAcceptor;
 
@@ -60,7 +60,7 @@ impl Tls {
 
     /// Reads the files again whenever they have changed. Runs until dropped.
     pub async fn follow(&self) {
-        let mut seen = self.files.looks();
+        let (mut seen, mut told) = (self.files.looks(), None);
         loop {
             tokio::time::sleep(EVERY).await;
             let looks = self.files.looks();
@@ -71,10 +71,15 @@ impl Tls {
                 Ok(read) => {
                     *self.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(read);
                     tracing::info!("the certificate of the listener was read again");
+                    seen = looks;
                 }
-                Err(why) => tracing::error!("{why}; the former one stays in force"),
+                // It is tried again: rights of files may change without another look of theirs.
+                Err(why) if told.as_ref() != Some(&looks) => {
+                    tracing::error!("{why}; the former one stays in force");
+                    told = Some(looks);
+                }
+                Err(_) => {}
             }
-            seen = looks;
         }
     }
 }
@@ -117,6 +122,11 @@ impl Files {
         let mut config = builder.with_single_cert(chain, key).map_err(|why| {
             bad("server.tls_key", &self.key, format_args!("does not fit the certificate: {why}"))
         })?;
+        if self.client_ca.is_some() {
+            // A resumed session would not check the client's certificate again.
+            config.session_storage = Arc::new(NoServerSessionStorage {});
+            config.send_tls13_tickets = 0;
+        }
         config.alpn_protocols = vec![HTTP2.to_vec(), b"http/1.1".to_vec()];
         Ok(config)
     }

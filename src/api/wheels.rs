@@ -6,7 +6,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{Extension, State};
 use axum::http::StatusCode;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
@@ -14,6 +14,7 @@ use futures::StreamExt;
 use serde::Serialize;
 
 use super::ApiState;
+use super::auth::Caller;
 use super::problem::Problem;
 use super::schema;
 use crate::model::time::{Span, UnixMs};
@@ -156,10 +157,15 @@ pub async fn wheels(State(state): State<Arc<ApiState>>) -> Result<Response, Prob
     responses((status = 200, body = String, content_type = "text/event-stream",
         description = "`full` at the start and now and then: all counts. `delta`: the counts that changed, 0 for a slot that \
                        is empty now; once a second with the overview `x`")))]
-pub async fn watch(State(state): State<Arc<ApiState>>) -> Result<Response, Problem> {
+pub async fn watch(
+    State(state): State<Arc<ApiState>>,
+    Extension(caller): Extension<Caller>,
+) -> Result<Response, Problem> {
     let event = |frame: Frame| Event::default().event(frame.event).data(&*frame.data);
     let frames = state.service()?.observer.frames().await;
+    let node = Arc::clone(&state.node);
     let events = frames
+        .take_while(move |_| futures::future::ready(node.keys.holds(caller)))
         .map(move |frame| Ok::<_, Infallible>(event(frame)))
         .take_until(state.closing.clone().cancelled_owned());
     Ok(Sse::new(events).keep_alive(KeepAlive::default()).into_response())

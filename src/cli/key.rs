@@ -4,7 +4,6 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::Context;
 use clap::{Args, Subcommand};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
@@ -15,7 +14,7 @@ use super::exit::{Exit, usage};
 use super::show::{self, Fields};
 use super::{input, out, store};
 use crate::clock::{Clock, SystemClock};
-use crate::cold::{ColdStore, KeyRevoked, KeyRow, MAX_KEYS, acting};
+use crate::cold::{ColdStore, KeyMade, KeyRevoked, KeyRow, MAX_KEYS, acting};
 use crate::model::key::{KeyId, Scope};
 use crate::model::time::UnixMs;
 use crate::service::keys::{certificate_hash, fingerprint, make};
@@ -167,8 +166,14 @@ async fn on_the_machine(cold: &ColdStore, verb: &Verb, json: bool) -> anyhow::Re
                     hash.ok_or_else(|| usage("--certificate: the file holds no certificate in PEM"))?;
                 (new.hash, new.is_certificate, text) = (hash, true, None);
             }
-            let row = cold.make_key(&new).await?;
-            let row = row.with_context(|| format!("there are {MAX_KEYS} keys; revoke some first"))?;
+            let row = match cold.make_key(&new).await? {
+                KeyMade::Done(row) => row,
+                KeyMade::Full => anyhow::bail!("there are {MAX_KEYS} keys; revoke some first"),
+                KeyMade::Taken => {
+                    out::note("mainspring: this certificate is a key already; revoke that one first");
+                    return Ok(Exit::Conflict);
+                }
+            };
             let mut shown = shown(&row, own);
             if let Some(text) = text {
                 shown["key"] = text.into();

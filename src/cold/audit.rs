@@ -20,6 +20,9 @@ tokio::task_local! {
 /// The most bytes that a row keeps of what a thing was or is.
 const MOST_KEPT: usize = 16 * 1024;
 
+/// The number that stands for all namespaces.
+const OF_ALL: i64 = -1;
+
 /// The most rows of a page; one more may be read, to see whether there is a next one.
 pub const MAX_AUDIT_PAGE: usize = 1000;
 
@@ -61,6 +64,14 @@ pub struct Deed<'a> {
     pub was: Option<Value>,
     /// What it became.
     pub became: Option<Value>,
+}
+
+impl Deed<'_> {
+    /// Whether it is about something that only keys of all namespaces may see: another such key.
+    fn is_of_all(&self) -> bool {
+        let key = self.was.as_ref().or(self.became.as_ref());
+        self.action.starts_with("key.") && key.is_some_and(|key| key["namespace"].is_null())
+    }
 }
 
 /// A row of the audit.
@@ -120,6 +131,10 @@ pub struct AuditFilter {
     pub action: Option<String>,
     /// Before this row in the list: its moment and its number.
     pub before: Option<(UnixMs, i64)>,
+    /// What was done to keys is left out.
+    pub without_keys: bool,
+    /// So is what was done to keys of all namespaces.
+    pub of_one: bool,
 }
 
 /// JSON as it is kept: what is too long says so instead.
@@ -153,7 +168,8 @@ impl ColdStore {
         let (was, became) = (maybe(deed.was.as_ref().map(kept)), maybe(deed.became.as_ref().map(kept)));
         s.push(&format!(
             "INSERT INTO audit (namespace, at, actor, name, origin, action, object, was, became) \
-             VALUES ({NAMESPACE}, {now}, {by}, {name}, {from}, {action}, {object}, {was}, {became})"
+             VALUES ({namespace}, {now}, {by}, {name}, {from}, {action}, {object}, {was}, {became})",
+            namespace = if deed.is_of_all() { OF_ALL } else { NAMESPACE },
         ));
         s
     }
@@ -161,7 +177,13 @@ impl ColdStore {
     /// The audit, the latest first, at most `limit` rows.
     pub async fn audited(&self, filter: &AuditFilter, limit: usize) -> Result<Vec<AuditRow>, Error> {
         let mut s = Statement::new(self.dialect(), "audited");
-        let mut conditions = vec![format!("namespace = {NAMESPACE}")];
+        let mut conditions = vec![match filter.of_one {
+            true => format!("namespace = {NAMESPACE}"),
+            false => format!("namespace IN ({NAMESPACE}, {OF_ALL})"),
+        }];
+        if filter.without_keys {
+            conditions.push("substr(action, 1, 4) <> 'key.'".into());
+        }
         if let Some(since) = filter.since {
             conditions.push(format!("at >= {}", s.int(since.get())));
         }

@@ -5,7 +5,6 @@
 //! running backup, makes every later end wait behind itself. So each wait for a lock is short ([`LOCK_WAIT`]), and
 //! what was not done is tried again in the next round. The steps ([`Step`]) do not depend on each other.
 
-use super::destinations::NAMESPACE;
 use super::operations::PURGED;
 use super::sql::{Dialect, Statement, Tx};
 use super::{ColdStore, Error};
@@ -175,10 +174,7 @@ impl ColdStore {
             Step::Ids => self.delete("ended_ids", "uid", "until", now.get()).await?,
             Step::Attempts => self.delete("attempts", "uid, generation, attempt", "ended_at", until).await?,
             Step::Replays => self.delete("replays", "at, shard", "at", until).await?,
-            Step::Audit => {
-                let old = format!("namespace = {NAMESPACE} AND at < {}", self.audited_from(now));
-                self.in_steps("DELETE FROM audit", "audit", "id", &old).await?;
-            }
+            Step::Audit => self.delete("audit", "id", "at", self.audited_from(now)).await?,
         }
         Ok(0)
     }
@@ -197,8 +193,7 @@ impl ColdStore {
             Step::Ids => ("until", "ended_ids", now.get()),
             Step::Attempts => ("ended_at", "attempts", until),
             Step::Replays => ("at", "replays", until),
-            // By its index, which begins with the one namespace that there is.
-            Step::Audit => ("at", "audit WHERE namespace = 0", self.audited_from(now)),
+            Step::Audit => ("at", "audit", self.audited_from(now)),
         };
         let mut s = Statement::new(self.dialect(), "retention_lag");
         s.push(&format!("SELECT min({column}) FROM {table}"));

@@ -98,6 +98,17 @@ pub struct KeysMark {
     sum: i64,
 }
 
+/// The outcome of making a key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum KeyMade {
+    /// It is in force.
+    Done(KeyRow),
+    /// The store has as many as it takes ([`MAX_KEYS`]).
+    Full,
+    /// There is one of this certificate already.
+    Taken,
+}
+
 /// The outcome of revoking a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeyRevoked {
@@ -141,8 +152,8 @@ impl ColdStore {
         }
     }
 
-    /// Makes a key; `None` if the store has as many as it takes ([`MAX_KEYS`]). Other nodes are notified.
-    pub async fn make_key(&self, new: &NewKey) -> Result<Option<KeyRow>, Error> {
+    /// Makes a key. Other nodes are notified.
+    pub async fn make_key(&self, new: &NewKey) -> Result<KeyMade, Error> {
         let mut tx = self.pool.begin().await?;
         let mut s = Statement::new(self.dialect(), "make_key");
         let now = s.now(self.bound_now());
@@ -154,15 +165,20 @@ impl ColdStore {
         s.push(&format!(
             "INSERT INTO api_keys (id, name, namespace, scope, hash, created_at, expires_at, certificate) \
              SELECT {id}, {name}, {namespace}, {scope}, {hash}, {now}, {expires_at}, {is_certificate} \
-             WHERE (SELECT count(*) FROM api_keys) < {MAX_KEYS} RETURNING {COLUMNS}",
+             WHERE (SELECT count(*) FROM api_keys) < {MAX_KEYS} ON CONFLICT DO NOTHING RETURNING {COLUMNS}",
             is_certificate = new.is_certificate,
         ));
-        let Some(row) = tx.fetch(s).await?.first().map(KeyRow::read).transpose()? else { return Ok(None) };
+        let Some(row) = tx.fetch(s).await?.first().map(KeyRow::read).transpose()? else {
+            let mut s = Statement::new(self.dialect(), "key_taken");
+            let hash = s.bytes(Some(&new.hash));
+            s.push(&format!("SELECT 1 FROM api_keys WHERE hash = {hash}"));
+            return Ok(if tx.fetch(s).await?.is_empty() { KeyMade::Full } else { KeyMade::Taken });
+        };
         let (object, became) = (row.id.to_string(), Some(row.audited()));
         self.audit(&mut tx, Deed { action: "key.make", object: &object, was: None, became }).await?;
         self.tell_changed(&mut tx, Copied::Keys).await?;
         tx.commit().await.map_err(Error::at_commit)?;
-        Ok(Some(row))
+        Ok(KeyMade::Done(row))
     }
 
     /// Revokes a key. With `keep_admin` one with the scope `admin` stays if there is no other that is accepted now: nobody

@@ -66,7 +66,7 @@ pub use forecast::{SCALES, Summary};
 pub use history::Step as RetentionStep;
 #[cfg(feature = "planted")]
 pub use hook::{Call, FailPoint};
-pub use keys::{KeyRevoked, KeyRow, KeysMark, MAX_KEYS, NewKey};
+pub use keys::{KeyMade, KeyRevoked, KeyRow, KeysMark, MAX_KEYS, NewKey};
 pub use late::{DeadTimer, LateOf, LateTimers};
 pub use lease::{Asking, LeaseAnswer, Leased, MAX_ASKING, Turn};
 pub use list::{Filter, ListCursor, Page};

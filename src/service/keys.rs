@@ -36,6 +36,9 @@ pub const EVERY: Duration = Duration::from_secs(2);
 /// How far the store may be behind in when a key was last used, in milliseconds. Its first use is told at once.
 const NOTED_EVERY_MS: i64 = 30_000;
 
+/// How long a key that is not known is looked for in the store.
+const LOOKING: Duration = Duration::from_secs(1);
+
 /// Keys that are not known and are looked for in the store, at most, in a second.
 const LOOKED_FOR: NonZeroU32 = NonZeroU32::new(20).expect("not zero");
 
@@ -124,6 +127,8 @@ impl Refusal {
 struct Key {
     name: String,
     hash: KeyHash,
+    /// Its hash is of a certificate, which is public.
+    is_certificate: bool,
     scope: Scope,
     is_of_all: bool,
     expires_at: Option<UnixMs>,
@@ -141,6 +146,7 @@ impl Key {
         Self {
             name: row.name.clone(),
             hash: row.hash,
+            is_certificate: row.is_certificate,
             scope: row.scope,
             is_of_all: row.is_of_all,
             expires_at: row.expires_at,
@@ -181,15 +187,20 @@ pub struct Keys {
     looking: DefaultDirectRateLimiter,
 }
 
-/// The keys of the settings may do everything. Their ids are made of their hashes, so they are the same on all nodes.
+/// The keys of the settings may do everything. Their ids are made of their hashes, so they are the same on all nodes; of 24
+/// bits of them, because people may have chosen these keys, and an id is no secret: whoever tries keys offline learns from it
+/// that one of 16 million may be right.
 fn of_settings(server: &Server) -> Vec<(KeyId, Arc<Key>)> {
     let key = |text: &secrecy::SecretString| {
         let hash = hash_of(text.expose_secret());
         let digest = Sha256::digest([b"mainspring key of the settings".as_slice(), &hash].concat());
-        let number = digest.first_chunk().map_or(1, |first| u64::from_be_bytes(*first));
+        let number =
+            digest.first_chunk().map_or(1, |[a, b, c]| u64::from_be_bytes([0, 0, 0, 0, 1, *a, *b, *c]));
         let key = Key {
-            name: "server.api_keys".into(),
+            // No key of the store may be called so.
+            name: "(server.api_keys)".into(),
             hash,
+            is_certificate: false,
             scope: Scope::Admin,
             is_of_all: true,
             expires_at: None,
@@ -329,9 +340,14 @@ impl Keys {
         self.known().digest
     }
 
-    /// The hash of a key that is in force.
-    pub fn hash(&self, id: KeyId) -> Option<KeyHash> {
-        self.key(id).map(|key| key.hash)
+    /// The hash of a key that is known, unless it is a certificate: the hash of that anybody may know.
+    pub fn secret_hash(&self, id: KeyId) -> Option<KeyHash> {
+        self.key(id).filter(|key| !key.is_certificate).map(|key| key.hash)
+    }
+
+    /// Whether a call that this caller began some time ago may go on: his key is in force still, or the server is open.
+    pub fn holds(&self, caller: Caller) -> bool {
+        if caller == Caller::ANYBODY { self.is_open() } else { self.current(caller.id) == Some(caller) }
     }
 
     /// What a key is called.
@@ -414,9 +430,13 @@ impl Keys {
 
     /// Looks for keys that are not known yet, so often a second at most; `None` if it did not.
     async fn look(&self) -> Option<()> {
-        self.store.get()?;
+        let store = self.store.get()?;
+        // Somebody reads already, or nobody can: who is not known waits for neither.
+        if store.is_away() || self.reading.try_lock().is_err() {
+            return None;
+        }
         self.looking.check().ok()?;
-        self.read().await.ok()
+        tokio::time::timeout(LOOKING, self.read()).await.ok()?.ok()
     }
 
     /// Charges `timers` calls to the caller; refused when its quota of this second is spent.
@@ -455,7 +475,13 @@ fn digest_of(hashes: impl Iterator<Item = KeyHash>) -> KeyHash {
 /// `Origin` names the page's site; `Host` does, if the site's name was made to resolve to loopback (DNS rebinding).
 pub fn local_only(headers: &HeaderMap) -> Result<(), Refusal> {
     let text = |name| headers.get(name).map(|value| value.to_str().unwrap_or("?"));
-    let Some(host) = text(header::HOST) else { return Ok(()) };
+    let Some(host) = text(header::HOST) else {
+        // A program of the old kind. A browser says where it goes.
+        return match text(header::ORIGIN) {
+            None => Ok(()),
+            Some(_) => Err(Refusal::new("foreign_origin", "a call with `Origin` needs `Host`")),
+        };
+    };
     let name = host.rsplit_once(':').map_or(host, |(name, _)| name).trim_matches(['[', ']']);
     let local = name == "localhost" || name.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback());
     if !local {
@@ -498,6 +524,7 @@ mod tests {
             let own = format!("{scheme}://localhost:7600");
             assert!(asked(&[("host", "localhost:7600"), ("origin", &own)]), "{own}");
         }
+        assert!(asked(&[]) && !asked(&[("origin", "https://evil.example")]), "without a host");
         for origin in ["https://evil.example", "null", "http://localhost:8000"] {
             assert!(!asked(&[("host", "localhost:7600"), ("origin", origin)]), "{origin}");
         }

@@ -33,10 +33,11 @@ pub async fn run(State(state): State<Arc<ApiState>>, Path(id): Path<String>, req
     let caller = crate::api::state::caller(&request);
     let row = find(service, &id).await?;
     let timer = service.store.run_of(&row, uuid::Uuid::now_v7());
+    // Before it is made: of what is not written down nothing is done.
+    let became = Some(json!({"timer": timer.id.to_string()}));
+    service.store.note_deed(Deed { action: "schedule.run", object: &id, was: None, became }).await?;
     match register(&state, service, caller, timer).await? {
         Registered::New(row) | Registered::Same(row) => {
-            let became = Some(json!({"timer": row.id}));
-            service.store.note_deed(Deed { action: "schedule.run", object: &id, was: None, became }).await?;
             let view = TimerView::new(&row, state.tiers(service));
             let mut response = tagged(StatusCode::CREATED, row.life.version.0, &view);
             if let Ok(location) = HeaderValue::from_str(&format!("/v1/timers/{}", row.id)) {

@@ -144,7 +144,8 @@ async fn write(
             () = state.closing.cancelled() => return,
             taken = queued.recv_many(&mut group, service.store.bulk()) => taken,
         };
-        if taken == 0 {
+        // A key that was revoked or has expired meanwhile registers nothing more.
+        if taken == 0 || !state.node.keys.holds(caller) {
             return;
         }
         let (items, memory): (Vec<_>, Vec<_>) =

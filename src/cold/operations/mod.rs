@@ -95,7 +95,8 @@ impl OperationRow {
     /// As the audit has it.
     fn audited(&self) -> Value {
         let filter: Value = serde_json::from_str(&self.filter).unwrap_or_default();
-        json!({"action": self.action, "filter": filter, "dry_run": self.dry_run, "state": self.state.word(),
+        let selection: Value = serde_json::from_str(&self.selection).unwrap_or_default();
+        json!({"action": self.action, "filter": filter, "selection": selection, "dry_run": self.dry_run, "state": self.state.word(),
             "matched": self.matched, "done": self.done})
     }
 

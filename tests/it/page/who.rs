@@ -153,6 +153,50 @@ async fn a_visitor_may_do_what_his_key_may_and_is_shown_no_more() {
 }
 
 #[tokio::test]
+async fn what_is_of_the_service_as_a_whole_takes_a_key_of_all_namespaces() {
+    let (node, visitors) = of_each_scope().await;
+    let (_, of_one) = &visitors[2];
+    let start = of_one.get("/").await;
+    assert_eq!((start.status, start.header("location")), (303, Some("/timers")));
+    for path in ["/nodes", "/receivers", "/wheels/table", "/wheels/stream"] {
+        assert_eq!(of_one.get(path).await.status, 404, "{path}");
+    }
+    let shown = of_one.get("/timers").await.text;
+    assert!(!shown.contains("href=\"/nodes\"") && shown.contains("href=\"/queues\""));
+    let of_all = Visitor::logged_in(&node, KEY).await;
+    assert_eq!(of_all.get("/nodes").await.status, 200);
+    // A certificate is public, and so opens no page, though it may be a key.
+    let pem = rcgen::generate_simple_self_signed(["shop".to_owned()]).expect("a certificate").cert.pem();
+    let wanted = json!({"name": "c", "scopes": ["admin"], "namespace": "*", "certificate": pem});
+    let api = node.api().with_key(KEY);
+    let (status, made) = api.post("/v1/keys", &wanted).await;
+    assert_eq!(status, 201, "{made}");
+    assert_eq!(api.post("/v1/keys", &wanted).await.0, 409, "it is one key, and not two");
+    let forged = forged(&pem, made["id"].as_str().expect("an id"));
+    of_one.set_cookie("mainspring_session", &forged);
+    assert_eq!(of_one.get("/timers").await.status, 303);
+}
+
+/// The cookie of a session that is signed by what everybody knows of a certificate.
+fn forged(pem: &str, id: &str) -> String {
+    use hmac::Mac;
+    let mac = |key: &[u8], message: &[u8]| -> Vec<u8> {
+        let mut signer = hmac::Hmac::<sha2::Sha256>::new_from_slice(key).expect("a key");
+        signer.update(message);
+        signer.finalize().into_bytes().to_vec()
+    };
+    let hash = mainspring::service::keys::certificate_hash(pem.as_bytes()).expect("a certificate");
+    let number = mainspring::model::key::KeyId::parse(id).expect("an id").get();
+    let (from, until) = (wall_ms(), wall_ms() + 600_000);
+    let mut body: Vec<u8> = [from.to_be_bytes(), until.to_be_bytes()].concat();
+    body.extend([7; 16]);
+    body.extend(number.to_be_bytes());
+    let signature = mac(&mac(&mac(&hash, b"mainspring page session"), b""), &body);
+    body.extend(signature);
+    base64::Engine::encode(&base64::engine::general_purpose::URL_SAFE_NO_PAD, body)
+}
+
+#[tokio::test]
 async fn the_audit_shows_who_did_what_on_the_page_to_whoever_may_operate() {
     let (node, visitors) = of_each_scope().await;
     let api = node.api().with_key(KEY);
@@ -167,9 +211,12 @@ async fn the_audit_shows_who_did_what_on_the_page_to_whoever_may_operate() {
     }
     let page = operator.get("/audit").await;
     assert_eq!(page.status, 200);
-    for shown in ["timer.cancel", "key.make", "server.api_keys", "127.0.0.1"] {
+    for shown in ["timer.cancel", "register", "127.0.0.1"] {
         assert!(page.text.contains(shown), "{shown} in {}", page.text);
     }
+    assert!(!page.text.contains("key.make"), "of keys it takes `admin`");
+    let all = Visitor::logged_in(&node, KEY).await.get("/audit").await.text;
+    assert!(all.contains("key.make") && all.contains("(server.api_keys)"), "{all}");
     let of_one = operator.get("/audit?actor=register&action=timer").await;
     assert!(of_one.text.contains("timer.cancel") && !of_one.text.contains("key.make"));
     assert!(operator.get("/audit?actor=nobody").await.text.contains("Nothing matches."));
@@ -184,7 +231,8 @@ async fn a_session_ends_when_its_key_is_revoked() {
     let (node, visitors) = of_each_scope().await;
     let api = node.api().with_key(KEY);
     let (_, keys) = api.get("/v1/keys").await;
-    let id = keys["items"][0]["id"].as_str().expect("an id");
+    let of_viewer = keys["items"].as_array().expect("items").iter().find(|key| key["name"] == "view");
+    let id = of_viewer.expect("it is listed")["id"].as_str().expect("an id");
     let (viewer, operator) = (&visitors[0].1, &visitors[2].1);
     assert_eq!(viewer.get("/timers").await.status, 200);
     assert_eq!(api.send(Method::DELETE, &format!("/v1/keys/{id}"), &[], None).await.status, 200);

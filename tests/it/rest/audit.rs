@@ -184,6 +184,13 @@ async fn the_audit_is_listed_by_time_actor_and_action_page_by_page() {
         assert_eq!(put.status, 201);
     }
     assert_eq!(audit(&other, "?action=queue").await.len(), 5, "operate may read it");
+    assert_eq!(audit(&other, "?action=key").await.len(), 0, "but not of keys");
+    assert_eq!(audit(&api, "?action=key").await.len(), 2);
+    let (_, of_one) =
+        super::keys::made(&api, &json!({"name": "own", "scopes": ["admin"], "namespace": "default"})).await;
+    let made = audit(&Api::new(api.base.clone()).with_key(of_one), "?action=key").await;
+    let names: Vec<_> = made.iter().map(|row| row["after"]["name"].clone()).collect();
+    assert_eq!(names, ["own", "second"], "keys of all namespaces are not his to see");
     assert_eq!(audit(&api, "?action=queue.put&actor=second").await.len(), 2);
     let of_second = audit(&api, "?actor=second").await;
     let id = of_second[0]["actor"].as_str().expect("an id");

@@ -483,3 +483,24 @@ on_both!(
     a_stop_answers_what_was_kept_and_keeps_nothing_else,
     half_a_line_of_a_client_that_breaks_off_is_nothing,
 );
+
+#[tokio::test]
+async fn a_stream_registers_nothing_more_once_its_key_is_revoked() {
+    let (node, admin) = super::keys::keyed().await;
+    let wanted = json!({"name": "stream", "scopes": ["register"]});
+    let (id, key) = super::keys::made(&admin, &wanted).await;
+    let more = format!("authorization: Bearer {key}\r\n");
+    let (status, _, out, mut read) = begin(&node, "application/x-ndjson", &more).await;
+    assert_eq!(status, 200);
+    let mut body = Sender(out);
+    body.line(&named("s1")).await;
+    let answered = tokio::time::timeout(LONG, next_chunk(&mut read)).await.expect("a result comes");
+    assert!(String::from_utf8_lossy(&answered.expect("a result")).contains("\"s1\""));
+    let revoked = admin.send(reqwest::Method::DELETE, &format!("/v1/keys/{id}"), &[], None).await;
+    assert_eq!(revoked.status, 200);
+    let _ = body.try_send(format!("{}\n", named("s2")).as_bytes()).await;
+    // The end of the answer: no result for the second line.
+    let ended = tokio::time::timeout(LONG, next_chunk(&mut read)).await.expect("it ends");
+    assert!(ended.is_err() || ended.is_ok_and(|chunk| chunk.is_empty()));
+    assert_eq!(admin.timer("s2").await.0, 404);
+}

@@ -256,6 +256,24 @@ async fn many_calls_go_over_one_connection_of_http2() {
     );
 }
 
+/// HTTP/2 names the host beside the path; a page of another site is known by it all the same.
+#[tokio::test]
+async fn an_open_server_answers_no_foreign_page_over_http2_either() {
+    let authority = Authority::new();
+    authority.sign("server", &["127.0.0.1"], false);
+    let node = node_of(&authority, "server");
+    ready(&client_of(&authority, None), &node).await;
+    let (sender, _connection) = http2(&authority, &node).await;
+    let mut sender = sender.ready().await.expect("it takes calls");
+    for (origin, status) in [("https://evil.example".to_owned(), 403), (base(&node), 200)] {
+        let (mut head, ()) = asked(&node, "GET", "/v1/timers").into_parts();
+        head.headers.insert("origin", origin.parse().expect("a value"));
+        let (answer, _) = sender.send_request(http::Request::from_parts(head, ()), true).expect("sent");
+        assert_eq!(answer.await.expect("an answer").status(), status, "{origin}");
+        sender = sender.ready().await.expect("it takes calls");
+    }
+}
+
 /// Calls that are begun and taken back at once cost the server more than the client (CVE-2023-44487).
 #[tokio::test]
 async fn a_client_of_http2_that_takes_its_calls_back_again_and_again_is_disconnected() {

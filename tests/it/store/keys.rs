@@ -1,6 +1,6 @@
 //! Keys, as the store has them.
 
-use mainspring::cold::{KeyRevoked, KeyRow, NewKey};
+use mainspring::cold::{KeyMade, KeyRevoked, KeyRow, NewKey};
 use mainspring::model::key::{KeyId, Scope};
 use mainspring::model::time::UnixMs;
 
@@ -20,7 +20,10 @@ fn key(number: u64, scope: Scope) -> NewKey {
 }
 
 async fn made(f: &Fixture, new: NewKey) -> KeyRow {
-    f.store.make_key(&new).await.expect("writes").expect("there is room")
+    match f.store.make_key(&new).await.expect("writes") {
+        KeyMade::Done(row) => row,
+        other => panic!("{other:?}"),
+    }
 }
 
 async fn ids(f: &Fixture) -> Vec<u64> {
@@ -32,7 +35,7 @@ async fn a_key_is_kept_as_it_was_made(f: Fixture) {
     assert_eq!(none.count, 0);
     let until = UnixMs::new(f.now().get() + 5000);
     let wanted = NewKey { is_of_all: true, expires_at: Some(until), ..key(7, Scope::Operate) };
-    let row = made(&f, wanted.clone()).await;
+    let (row, wanted_again) = (made(&f, wanted.clone()).await, wanted.clone());
     let expected = KeyRow {
         id: wanted.id,
         name: wanted.name,
@@ -46,6 +49,8 @@ async fn a_key_is_kept_as_it_was_made(f: Fixture) {
     };
     assert_eq!(row, expected);
     assert!(row.is_current(f.now()) && !row.is_current(until));
+    let same_hash = NewKey { id: KeyId::new(8), ..wanted_again };
+    assert_eq!(f.store.make_key(&same_hash).await.expect("answers"), KeyMade::Taken);
     assert_eq!(f.store.key(row.id).await.expect("reads"), Some(expected.clone()));
     f.clock.advance(std::time::Duration::from_secs(1));
     made(&f, key(1, Scope::View)).await;
