@@ -324,6 +324,12 @@ async fn keys(checked: &mut Checked<'_>, node: &Node) {
         made.push((text(&answer, "id"), text(&answer, "key")));
         checked.api = node.api().with_key(&made[0].1);
     }
+    let pem = rcgen::generate_simple_self_signed(["shop".to_owned()]).expect("a certificate").cert.pem();
+    let certificate = json!({"name": "tls", "scopes": ["view"], "certificate": pem});
+    assert!(checked.document.faults("/components/schemas/Key", &certificate).is_empty());
+    for status in [201, 409] {
+        assert_eq!(checked.call(Method::POST, "/v1/keys", "", Some(&certificate)).await.status, status);
+    }
     assert_eq!(checked.call(Method::GET, "/v1/keys", "", None).await.status, 200);
     for (query, status) in [("?limit=1", 200), ("?since=soon", 422)] {
         assert_eq!(checked.call(Method::GET, &format!("/v1/audit{query}"), "", None).await.status, status);

@@ -11,6 +11,9 @@ pub struct Authority {
 impl Authority {
     pub fn new() -> Self {
         let mut params = rcgen::CertificateParams::new(Vec::new()).expect("parameters");
+        // Two authorities of one name would be told apart by their signatures only.
+        let name = format!("authority {}", uuid::Uuid::now_v7());
+        params.distinguished_name.push(rcgen::DnType::CommonName, name);
         params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
         let key = rcgen::KeyPair::generate().expect("a key");
         let issuer = rcgen::CertifiedIssuer::self_signed(params, key).expect("an authority");
