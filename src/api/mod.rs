@@ -49,6 +49,7 @@ use crate::clock::Monotonic;
 use crate::cold::acting;
 use crate::limits::FileLimits;
 use crate::metrics::Metrics;
+use crate::model::key::Scope;
 use crate::model::queue::MAX_WAIT;
 use crate::service::Node;
 use crate::sink::guard::Guard;
@@ -211,13 +212,14 @@ async fn admit(
     }
     let caller = state.auth.check(request.headers(), request.extensions().get()).await?;
     let route = route.as_ref().map_or("", MatchedPath::as_str);
-    scopes::of(request.method().as_str(), route).check(caller, request.method().as_str(), route)?;
+    let takes = scopes::of(request.method().as_str(), route);
+    takes.check(caller, request.method().as_str(), route)?;
     if request.uri().path().starts_with("/v1/") && !request.method().is_safe() {
         state.auth.charge(&caller, 1)?;
     }
     request.extensions_mut().insert(caller);
-    // What reads changes nothing.
-    let actor = (!request.method().is_safe())
+    // What reads changes nothing, and what programs do to timers is in the timers' own lives.
+    let actor = (!request.method().is_safe() && takes.scope >= Scope::Operate)
         .then(|| state.node.actor(caller, request.extensions(), request.headers()));
     let arrival = request.extensions().get::<Arrival>().cloned().unwrap_or_default();
     // A lease waits as long as it was asked to, and then for the store like any other call.

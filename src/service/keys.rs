@@ -431,8 +431,8 @@ impl Keys {
     /// Looks for keys that are not known yet, so often a second at most; `None` if it did not.
     async fn look(&self) -> Option<()> {
         let store = self.store.get()?;
-        // Somebody reads already, or nobody can: who is not known waits for neither.
-        if store.is_away() || self.reading.try_lock().is_err() {
+        // Nobody can read now, and who is not known does not wait until somebody can.
+        if store.is_away() {
             return None;
         }
         self.looking.check().ok()?;

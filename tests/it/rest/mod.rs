@@ -3,6 +3,7 @@
 mod answers;
 mod audit;
 mod bodies;
+mod canaries;
 mod cancel;
 mod change;
 mod connections;
