@@ -1,7 +1,7 @@
 //! Who may see pages and send forms: keys, sessions, tokens, and where a request comes from.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mainspring::admin::session::{IDLE, LONGEST, Session, Sessions};
 use mainspring::config::{Config, Server};
@@ -247,6 +247,9 @@ async fn logins_are_slowed_after_failures_and_only_so_many_are_tried_at_once() {
     for _ in 0..5 {
         assert_eq!(stranger.log_in("wrong-key-0123456789").await.status, 401);
     }
+    let began = Instant::now();
+    assert_eq!(stranger.log_in("wrong-key-0123456789").await.status, 401);
+    assert!(began.elapsed() >= Duration::from_secs(1), "it is answered late");
     let tries = futures::future::join_all((0..12).map(|_| stranger.log_in("wrong-key-0123456789"))).await;
     let statuses: Vec<u16> = tries.iter().map(|page| page.status).collect();
     assert!(statuses.contains(&401) && statuses.contains(&429), "{statuses:?}");
