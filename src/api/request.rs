@@ -114,7 +114,7 @@ pub fn read<'de, T: Deserialize<'de>>(text: &'de [u8], pointer_prefix: &str) -> 
                     text.rsplit_once(" at line ").map_or(text.as_str(), |(detail, _)| detail).to_owned();
                 let detail = NOT_SUPPORTED
                     .iter()
-                    .fold(detail, |text, field| text.replace(&format!(", `{field}`"), ""));
+                    .fold(without_text(detail), |text, field| text.replace(&format!(", `{field}`"), ""));
                 let code = if detail.starts_with("unknown field") { "unknown_field" } else { "wrong_type" };
                 Refused::Fields(vec![FieldError::new(pointer, code, detail)])
             }
@@ -123,6 +123,20 @@ pub fn read<'de, T: Deserialize<'de>>(text: &'de [u8], pointer_prefix: &str) -> 
     })?;
     json.end().map_err(|why| Refused::NotJson(format!("not one JSON value: {why}")))?;
     Ok(value)
+}
+
+/// What does not fit without the caller's own text, which may be a secret in the wrong place.
+fn without_text(detail: String) -> String {
+    for kind in ["invalid type: ", "invalid value: "] {
+        let Some(rest) = detail.strip_prefix(kind).and_then(|rest| rest.strip_prefix("string \"")) else {
+            continue;
+        };
+        // The text may hold anything; what is expected is our own.
+        if let Some((_, expected)) = rest.rsplit_once("\", expected ") {
+            return format!("{kind}a string, expected {expected}");
+        }
+    }
+    detail
 }
 
 fn pointer_of(path: &serde_path_to_error::Path) -> String {
@@ -461,5 +475,21 @@ fn merge(asked: Option<MergeIn>, errors: &mut Vec<FieldError>) -> Option<Merge> 
             errors.push(FieldError::new("/merge/window", "bad_duration", why.to_string()));
             None
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_in_the_wrong_place_is_not_told() {
+        for text in [r#"{"scopes":"hidden"}"#, r#"{"scopes":"hidden\", expected hidden"}"#] {
+            let Err(Refused::Fields(errors)) = read::<KeyIn>(text.as_bytes(), "") else { panic!("{text}") };
+            assert_eq!((errors[0].pointer.as_str(), errors[0].code), ("/scopes", "wrong_type"));
+            assert_eq!(errors[0].detail, "invalid type: a string, expected a sequence");
+        }
+        let Err(Refused::Fields(errors)) = read::<KeyIn>(br#"{"scopes":7}"#, "") else { panic!("a number") };
+        assert_eq!(errors[0].detail, "invalid type: integer `7`, expected a sequence");
     }
 }
