@@ -8,7 +8,7 @@ pub enum HotUrl {
     /// In this process.
     Memory,
     /// In one Redis server.
-    Redis(ConnectionInfo),
+    Redis(Box<ConnectionInfo>),
     /// In a Redis Cluster with these known nodes, at least one.
     Cluster(Vec<ConnectionInfo>),
 }
@@ -25,7 +25,7 @@ impl HotUrl {
                     }
                     false => format!("{why}; give redis://HOST:PORT or …/DATABASE-NUMBER"),
                 };
-                one(text).map(Self::Redis).map_err(described)
+                one(text).map(|one| Self::Redis(Box::new(one))).map_err(described)
             }
             Some((scheme @ ("redis+cluster" | "rediss+cluster"), rest)) => cluster(scheme, rest)
                 .map(Self::Cluster)
