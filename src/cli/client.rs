@@ -283,7 +283,10 @@ impl Client {
 
     fn failed(&self, why: &reqwest::Error, hint: &'static str) -> Error {
         let server = self.base.clone();
-        let text = if why.is_timeout() { "it took too long".to_owned() } else { root_cause(why) };
+        let mut text = if why.is_timeout() { "it took too long".to_owned() } else { root_cause(why) };
+        if text.starts_with("invalid peer certificate") {
+            text.push_str(" (for an authority that the system does not know, set SSL_CERT_FILE)");
+        }
         if why.is_connect() || why.is_builder() {
             Error::Unreachable { server, why: text }
         } else {
