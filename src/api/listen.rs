@@ -252,25 +252,19 @@ async fn connection<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
         }
     });
     let stream = TokioIo::new(stream);
+    let ending = async {
+        tokio::select! {
+            () = seat.closed() => {}
+            () = closing.cancelled() => {}
+            () = idle(&seat, HEADER_WAIT), if is_http2 => {}
+        }
+    };
     if is_http2 {
-        let ending = async {
-            tokio::select! {
-                () = seat.closed() => {}
-                () = closing.cancelled() => {}
-                () = idle(&seat, HEADER_WAIT) => {}
-            }
-        };
         tokio::select! {
             () = served(http.two.serve_connection(stream, service), ending, Some(LAST_PIECES), &seat) => {}
             () = stalls.found(WRITE_WAIT) => {}
         }
     } else {
-        let ending = async {
-            tokio::select! {
-                () = seat.closed() => {}
-                () = closing.cancelled() => {}
-            }
-        };
         served(http.one.serve_connection(stream, service), ending, None, &seat).await;
     }
 }

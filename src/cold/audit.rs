@@ -1,6 +1,7 @@
 //! The audit: who did what to the service, from where, and what it was before and is after.
 //!
-//! A row is written in the transaction that makes the change, so neither is there without the other. Who acts is told by the
+//! A row is written in the transaction that makes the change, so neither is there without the other; of what is done to timers
+//! one by one (on the page, `run` of a schedule, `test` of a destination) just before it ([`ColdStore::note_deed`]). Who acts is told by the
 //! door that lets a call in ([`acting`]), for all that the call does; what a node does by itself has no actor and no row. The
 //! timers that programs register and change are not in it: they have a life of their own (`explain`).
 //!
@@ -37,7 +38,8 @@ pub struct Actor {
     pub from: Option<String>,
 }
 
-/// Runs what somebody does: the changes of the service in it are written down as his. What it spawns is not, unless it is [`carried`].
+/// Runs what somebody does: the changes of the service in it are written down as his. What it spawns is not, unless it is
+/// [`carried`].
 pub async fn acting<F: Future>(actor: Actor, work: F) -> F::Output {
     ACTOR.scope(actor, work).await
 }

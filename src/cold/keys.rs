@@ -64,11 +64,6 @@ impl KeyRow {
         json!({"name": self.name, "namespace": namespace, "scopes": self.scope.included(),
             "certificate": self.is_certificate, "expires_at": self.expires_at})
     }
-
-    /// Whether it is accepted at this moment.
-    pub fn is_current(&self, now: UnixMs) -> bool {
-        self.expires_at.is_none_or(|until| now < until)
-    }
 }
 
 /// A key to make.
