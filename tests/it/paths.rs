@@ -180,11 +180,17 @@ async fn the_sweep_alone_brings_everything(builder: NodeBuilder) {
     let wheels = ready["checks"]["wheels"].as_str().expect("text");
     assert!(wheels.starts_with("off"), "{wheels}");
     assert!(node.log().contains("`wheel.enabled` is false"));
+    let watch = Watch::start(std::slice::from_ref(&api));
     register(&api, &due_between("t", 800, 500, 4500, &receiver.url("/ok"))).await;
-    let verdict = Verdict::on(&receiver.wait_for(800, LONG).await);
+    let received = receiver.wait_for(800, LONG).await;
     settled(&api, 800, 0).await;
-    verdict.is_clean(800);
-    assert!(verdict.latest_ms(0..i64::MAX) <= 3000, "a second, and as much as a busy machine adds");
+    let stalls = watch.end().await;
+    Verdict::on(&received).is_clean(800);
+    // A second, and as much as a busy machine adds beside the time that it stands still.
+    let is_late =
+        |one: &&Received| one.lateness_ms() > 3000 + stalls.within(one.at_ms - one.lateness_ms()..one.at_ms);
+    let late: Vec<_> = received.iter().filter(is_late).collect();
+    assert!(late.is_empty(), "{late:?}; {stalls:?}");
     assert_eq!(fired(std::slice::from_ref(&api)).await, [0, 0, 800, 0], "loader, express, sweep, replay");
     assert_eq!(api.metric("mainspring_swept_total").await, 800.0);
 }

@@ -14,7 +14,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
-use crate::support::{Api, Node, NodeBuilder, Received, Verdict, rfc3339, to, wall_ms};
+use crate::support::{Api, Node, NodeBuilder, Verdict, rfc3339, to, wall_ms};
 
 /// The limit of every wait: long enough for a busy machine.
 const LONG: Duration = Duration::from_secs(40);
@@ -91,11 +91,4 @@ async fn verdict(receiver: &crate::support::Receiver, wanted: usize) -> Verdict 
         )
         .await;
     Verdict::on(&all)
-}
-
-/// The lateness, in milliseconds, that so many percent of these did not exceed.
-fn percentile(received: &[Received], percent: usize) -> i64 {
-    let mut late: Vec<i64> = received.iter().map(Received::lateness_ms).collect();
-    late.sort_unstable();
-    late[(late.len() * percent / 100).min(late.len() - 1)]
 }
