@@ -4,6 +4,7 @@
 //! is idempotent, and two nodes may run it at the same time. A duty that is still running at its next time is
 //! not started again.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -14,11 +15,12 @@ use tokio_cron_scheduler::{Job, JobScheduler};
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Monotonic;
-use crate::cold::{ColdStore, DAYS_AHEAD, Error, QueueDepth, RetentionStep, SCALES, Summary};
+use crate::cold::{ColdStore, DAYS_AHEAD, Error, QueueDepth, RetentionStep, SCALES, Summary, Whose};
 use crate::metrics::Metrics;
 use crate::model::schedule::ScheduleState;
 use crate::model::time::UnixMs;
 use crate::model::timer::State;
+use crate::model::{destination, queue};
 use crate::ownership::Ownership;
 use crate::telemetry::Streak;
 
@@ -208,7 +210,7 @@ impl Housekeeping {
         let now = self.store.clock().now();
         match duty {
             Duty::Statistics => {
-                self.show_live(self.store.ledger().await?.pending, &self.store.held_back().await?);
+                self.show_live(self.store.ledger(Whose::All).await?.pending, &self.store.held_back().await?);
                 self.show_waiting().await?;
                 self.count_queues().await?;
                 self.count_schedules().await?;
@@ -241,16 +243,25 @@ impl Housekeeping {
 
     /// Shows the destinations for which most timers wait.
     async fn show_waiting(&self) -> Result<(), Error> {
-        let names = self.store.destination_versions().await?;
-        let names: Vec<&str> = names.keys().map(String::as_str).collect();
+        let names: HashMap<i64, String> = self
+            .store
+            .destination_versions()
+            .await?
+            .into_keys()
+            .map(|(namespace, name)| {
+                (destination::lane(namespace, &name), namespace.qualified(&name).into_owned())
+            })
+            .collect();
+        let lanes: Vec<i64> = names.keys().copied().collect();
         let [few, many] = MOST_WAITING;
         let most = (WAITING_AT_ONCE / names.len().max(1) as i64).clamp(many, few);
-        let mut waiting: Vec<(String, i64)> =
-            self.store.destinations_waiting(&names, most).await?.into_iter().collect();
+        let mut waiting: Vec<(i64, i64)> =
+            self.store.destinations_waiting(&lanes, most).await?.into_iter().collect();
         waiting.retain(|(_, count)| *count > 0);
         waiting.sort_unstable_by_key(|(_, count)| std::cmp::Reverse(*count));
         self.metrics.destination_waiting.reset();
-        for (name, count) in waiting.iter().take(MOST_DESTINATIONS) {
+        for (lane, count) in waiting.iter().take(MOST_DESTINATIONS) {
+            let name = names.get(lane).map(String::as_str).unwrap_or_default();
             self.metrics.destination_waiting.with_label_values(&[name]).set(*count);
         }
         Ok(())
@@ -258,10 +269,11 @@ impl Housekeeping {
 
     /// Shows the queues with the most that is ready or with workers.
     async fn count_queues(&self) -> Result<(), Error> {
-        let rows = self.store.queues("", MOST_QUEUES).await?;
-        let names: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
-        let depths = self.store.queue_depths(&names).await?;
-        let mut counted: Vec<(&str, QueueDepth)> = names.into_iter().zip(depths).collect();
+        let rows = self.store.queues_of_all(MOST_QUEUES).await?;
+        let lanes: Vec<i64> = rows.iter().map(|row| queue::lane(row.namespace, &row.name)).collect();
+        let depths = self.store.queue_depths(&lanes).await?;
+        let names = rows.iter().map(|row| row.namespace.qualified(&row.name));
+        let mut counted: Vec<(Cow<'_, str>, QueueDepth)> = names.zip(depths).collect();
         counted.retain(|(_, depth)| depth.ready + depth.leased > 0);
         counted.sort_unstable_by_key(|(_, depth)| std::cmp::Reverse((depth.ready, depth.leased)));
         counted.truncate(MOST_DESTINATIONS);
@@ -269,7 +281,7 @@ impl Housekeeping {
         Ok(())
     }
 
-    fn show_queues(&self, counted: &[(&str, QueueDepth)]) {
+    fn show_queues(&self, counted: &[(Cow<'_, str>, QueueDepth)]) {
         let Metrics { queue_ready, queue_out, queue_oldest, .. } = &self.metrics;
         queue_ready.reset();
         queue_out.reset();
@@ -289,7 +301,7 @@ impl Housekeeping {
         if forecast.retry_at.is_some_and(|at| Monotonic::now() < at) {
             return Ok(());
         }
-        let live = self.store.ledger().await?.pending;
+        let live = self.store.ledger(Whose::All).await?.pending;
         let Forecast { summary, next_at, retry_at } = &mut *forecast;
         let summary = match summary {
             Some(summary) => summary,

@@ -96,6 +96,14 @@
 //!     `bad_days::strain::receivers_that_cannot_be_reached_do_not_delay_others`,
 //!     `places::limits::one_that_fails_is_tried_singly_and_comes_back`
 //!
+//! 11. **Apart.** No call tells or changes anything of another namespace than its own, and the ledger balances for each.
+//!     `rest::namespaces::what_another_namespace_has_is_answered_as_if_it_were_not_there`,
+//!     `rest::namespaces::each_fires_from_its_own_and_is_told_of_its_own`,
+//!     `store::namespaces::one_id_is_a_timer_in_each_namespace`,
+//!     `store::namespaces::ids_of_the_services_own_form_are_each_namespaces_own`,
+//!     `store::namespaces::the_ledger_balances_for_each_namespace_and_for_all`,
+//!     `page::who::a_visitor_sees_the_namespace_of_his_key`
+//!
 //! All of these together, in seeded runs of whole nodes while everything goes wrong: `tests/it/sim`, which also
 //! shows that it would find the defects of a list ([`planted`]).
 //!
@@ -177,7 +185,7 @@ mod tests {
         let after = front.split_once("//! # What is promised").expect("the heading").1;
         let promised = after.split_once("//! Not promised").expect("the end").0;
         let promises: Vec<&str> = promised.split(". **").skip(1).collect();
-        assert_eq!(promises.len(), 10, "all of the contract's");
+        assert_eq!(promises.len(), 11, "the ten of the contract, and that of namespaces");
         for promise in promises {
             // What is linked is a room, and stands in square brackets.
             let named: Vec<&str> = promise

@@ -5,7 +5,9 @@
 pub mod answer;
 pub mod explain;
 pub mod keys;
+pub mod namespaces;
 pub mod origin;
+pub mod quotas;
 pub mod tier;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,6 +19,7 @@ use crate::cold::ColdStore;
 use crate::config::Config;
 use crate::destinations::Destinations;
 use crate::metrics::Metrics;
+use crate::model::namespace::Namespace;
 use crate::observe::Observer;
 use crate::operations::Operations;
 use crate::outbox::Subscriptions;
@@ -28,8 +31,10 @@ use crate::templates::Templates;
 use crate::wheel::HotWheel;
 use crate::writer::Intake;
 use keys::Keys;
+use namespaces::Namespaces;
 
 /// The rooms that the API works with, once the store has answered.
+#[derive(Clone)]
 pub struct Service {
     /// The cold store.
     pub store: ColdStore,
@@ -57,6 +62,19 @@ pub struct Service {
     pub sink: Arc<dyn Sink>,
 }
 
+impl Service {
+    /// The same for calls about this namespace.
+    #[must_use]
+    pub fn within(&self, namespace: Namespace) -> Self {
+        Self { store: self.store.within(namespace), intake: self.intake.within(namespace), ..self.clone() }
+    }
+
+    /// The namespace that this is about.
+    pub const fn namespace(&self) -> Namespace {
+        self.store.namespace()
+    }
+}
+
 /// This node: settings, metrics and health. It exists from the start of the process.
 pub struct Node {
     /// The settings.
@@ -65,6 +83,8 @@ pub struct Node {
     pub metrics: Metrics,
     /// The keys of callers.
     pub keys: Arc<Keys>,
+    /// The namespaces.
+    pub namespaces: Arc<Namespaces>,
     service: OnceLock<Service>,
     recovered: AtomicBool,
     writable: AtomicBool,
@@ -76,6 +96,7 @@ impl Node {
     pub fn new(config: Arc<Config>, metrics: Metrics, stop: CancellationToken) -> Self {
         Self {
             keys: Arc::new(Keys::new(&config.server)),
+            namespaces: Arc::default(),
             config,
             metrics,
             service: OnceLock::new(),

@@ -25,13 +25,17 @@ mod m20261126_000019_schedules_zones;
 mod m20261126_000020_queue_counts;
 mod m20261127_000021_keys;
 mod m20261127_000022_audit;
+mod m20261127_000023_namespaces;
 mod online;
 
 /// The release of the schema that these steps make. It rises when a release of Mainspring adds steps.
-pub const RELEASE: i32 = 2;
+pub const RELEASE: i32 = 3;
 
 /// The oldest release whose nodes can work with this schema. A step that they cannot bear raises it.
-pub const BEARS: i32 = 1;
+pub const BEARS: i32 = 2;
+
+/// The first release whose nodes know namespaces. A store that has one beside its own bears no others.
+pub const WITH_NAMESPACES: i32 = 3;
 
 /// With this step the store tells the release of its schema.
 pub const TELLS_RELEASE: &str = "m20261123_000008_release";
@@ -74,6 +78,7 @@ impl MigratorTrait for Migrator {
             Box::new(m20261126_000020_queue_counts::Migration),
             Box::new(m20261127_000021_keys::Migration),
             Box::new(m20261127_000022_audit::Migration),
+            Box::new(m20261127_000023_namespaces::Migration),
         ]
     }
 }

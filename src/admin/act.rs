@@ -174,8 +174,8 @@ async fn confirm_page(
     action: Action,
     wrong: Option<String>,
 ) -> Result<ConfirmPage, Trouble> {
-    let service = admin.service()?;
-    let ids = marked(visit, service)?;
+    let service = admin.service(visit)?;
+    let ids = marked(visit, &service)?;
     let uids: Vec<Uid> = ids.iter().map(|(_, uid)| *uid).collect();
     let rows: HashMap<Uid, TimerRow> =
         if uids.is_empty() { HashMap::new() } else { service.store.find_many(&uids).await? };
@@ -221,7 +221,7 @@ fn marked(visit: &Visit, service: &Service) -> Result<Vec<(String, Uid)>, Troubl
     let mut seen = std::collections::HashSet::new();
     for id in visit.form.all("id") {
         let Ok(parsed) = TimerId::parse(id) else { continue };
-        let uid = parsed.uid(service.store.namespace());
+        let uid = parsed.uid(service.store.salt());
         if seen.insert(uid) {
             ids.push((id.to_owned(), uid));
         }
@@ -249,8 +249,16 @@ struct ActedPage {
 /// `POST /act/now`: does it, and tells what happened to each class of timers.
 pub async fn act(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Response, Trouble> {
     let action = Action::read(visit.form.get("action")).ok_or_else(Trouble::stale)?;
-    let service = admin.service()?;
-    let due_at = match new_time(action, &visit, service.store.clock().now()) {
+    let service = admin.service(&visit)?;
+    let (now, horizon) =
+        (service.store.clock().now(), admin.node.namespaces.quotas(service.namespace()).horizon);
+    let within = |at: Option<UnixMs>| match (at, horizon) {
+        (Some(at), Some(horizon)) if at > now.plus(horizon.get()) => {
+            Err(format!("That is further ahead than this namespace's quota `horizon`, {horizon}."))
+        }
+        _ => Ok(at),
+    };
+    let due_at = match new_time(action, &visit, now).and_then(within) {
         Ok(due_at) => due_at,
         Err(wrong) => {
             let page = confirm_page(&admin, &visit, action, Some(wrong)).await?;
@@ -263,9 +271,11 @@ pub async fn act(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Respon
         .zip(visit.form.all("version"))
         .filter_map(|(id, version)| Some((id, Version(version.parse().ok()?))))
         .collect();
-    let ids = marked(&visit, service)?;
+    let ids = marked(&visit, &service)?;
     let caller = admin.caller(&visit.session).unwrap_or(Caller::ANYBODY);
-    admin.node.keys.charge(caller, ids.len()).map_err(|why| Trouble::quota(why.detail))?;
+    admin.node.keys.charge(caller, ids.len()).map_err(|why| Trouble::quota(&why.detail))?;
+    let charged = admin.node.namespaces.charge(caller.namespace, ids.len()).await;
+    charged.map_err(|why| Trouble::quota(&why.detail))?;
     let asked = ids.len();
     // Before anything is done: of what is not written down nothing is done.
     for some in ids.chunks(AUDITED_AT_ONCE) {
@@ -275,6 +285,7 @@ pub async fn act(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Respon
         let deed = Deed { action: action.audited(), object: &object, was: None, became };
         service.store.note_deed(deed).await?;
     }
+    let service = &service;
     let changes = ids.into_iter().map(|(id, uid)| {
         // A form without a version was not made here; no timer has this one.
         let version = versions.get(id.as_str()).copied().unwrap_or(Version(-1));

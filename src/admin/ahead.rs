@@ -11,6 +11,7 @@ use super::frame::{Frame, Trouble};
 use super::guard::Visit;
 use super::words::{self, Zone};
 use super::{Admin, html};
+use crate::cold::Whose;
 use crate::model::time::UnixMs;
 use crate::observe::forecast::{Forecast, forecast};
 
@@ -81,7 +82,8 @@ impl Names {
 
 /// `GET /ahead`.
 pub async fn page(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Response, Trouble> {
-    let store = &admin.service()?.store;
+    let service = admin.service(&visit)?;
+    let store = &service.store;
     let (now, zone) = (store.clock().now(), visit.zone);
     let later = |from: UnixMs, by: i64| UnixMs::new(from.get() + by);
     let minute = now.floor_minute();
@@ -89,10 +91,10 @@ pub async fn page(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Respo
     let beside = zone.offset_s(now) * 1000 % HOUR_MS;
     let hour = UnixMs::new((now.get() + beside).div_euclid(HOUR_MS) * HOUR_MS - beside);
     let midnight = zone.midnight(now);
-    let hours = forecast(store, minute, later(minute, HOUR_MS), MINUTE_MS).await?;
-    let days = forecast(store, hour, later(hour, 2 * DAY_MS), HOUR_MS).await?;
+    let hours = forecast(store, false, (minute, later(minute, HOUR_MS)), MINUTE_MS).await?;
+    let days = forecast(store, false, (hour, later(hour, 2 * DAY_MS)), HOUR_MS).await?;
     // By the hour: a day of a zone may have 23 or 25 of them.
-    let month = forecast(store, midnight, later(midnight, 30 * DAY_MS), HOUR_MS).await?;
+    let month = forecast(store, false, (midnight, later(midnight, 30 * DAY_MS)), HOUR_MS).await?;
     let charts = vec![
         Chart::new(
             "The next hour, by the minute",
@@ -113,7 +115,7 @@ pub async fn page(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Respo
         frame: Frame::new(&admin, &visit, "/ahead", title),
         from: zone.input(later(midnight, DAY_MS + 9 * HOUR_MS)),
         until: zone.input(later(midnight, DAY_MS + 10 * HOUR_MS)),
-        is_empty: store.ledger().await?.pending == 0,
+        is_empty: store.ledger(Whose::One(store.namespace())).await?.pending == 0,
         counted: old
             .map(|at| format!("So many timers are counted from time to time, last at {}.", zone.clock(at))),
         is_cut: [&hours, &days, &month].into_iter().any(|one| one.is_cut),

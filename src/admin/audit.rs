@@ -48,7 +48,7 @@ pub async fn page(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Respo
     if caller.scope < Scope::Operate {
         return Err(Trouble::beyond(caller.scope, Scope::Operate));
     }
-    let service = admin.service()?;
+    let service = admin.service(&visit)?;
     let query = visit.path.split_once('?').map_or("", |(_, query)| query);
     let field = |wanted: &str| {
         let found = url::form_urlencoded::parse(query.as_bytes()).find(|(name, _)| name == wanted);
@@ -64,7 +64,7 @@ pub async fn page(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Respo
         action: action.clone(),
         before,
         without_keys: caller.scope < Scope::Admin,
-        of_one: !caller.is_of_all,
+        of_one: !caller.is_of_all(),
         ..AuditFilter::default()
     };
     let mut found = service.store.audited(&filter, MOST + 1).await?;

@@ -36,7 +36,7 @@ struct Row {
 
 /// `GET /templates`.
 pub async fn page(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Response, Trouble> {
-    let service = admin.service()?;
+    let service = admin.service(&visit)?;
     let now = service.store.clock().now();
     let mut found = service.store.templates(None).await?;
     let is_cut = found.len() > MOST;
@@ -71,7 +71,7 @@ pub async fn one(
     Path(name): Path<String>,
     visit: Visit,
 ) -> Result<Response, Trouble> {
-    let service = admin.service()?;
+    let service = admin.service(&visit)?;
     let now = service.store.clock().now();
     let found = if is_name(&name) { service.store.templates(Some(&[name])).await? } else { Vec::new() };
     let row = found.into_iter().next().ok_or_else(Trouble::no_template)?;

@@ -112,7 +112,7 @@ impl Frame {
             keyed: !admin.node.keys.is_open(),
             may_see: admin.may_see(&visit.session),
             scope: admin.caller(&visit.session).map_or(Scope::View, |caller| caller.scope),
-            is_of_all: admin.caller(&visit.session).is_some_and(|caller| caller.is_of_all),
+            is_of_all: admin.caller(&visit.session).is_some_and(|caller| caller.is_of_all()),
             is_live: false,
             degraded: admin.degraded(),
         }

@@ -145,7 +145,7 @@ async fn enter(admin: &Arc<Admin>, mut visit: Visit, request: Request, next: Nex
         Some(caller) if caller.scope < takes => {
             return Trouble::beyond(caller.scope, takes).render(admin, visit);
         }
-        Some(caller) if is_of_all && !caller.is_of_all => {
+        Some(caller) if is_of_all && !caller.is_of_all() => {
             return match request.uri().path() {
                 "/" => Redirect::to("/timers").into_response(),
                 _ => Trouble::of_all().render(admin, visit),

@@ -64,14 +64,13 @@ impl Part {
 
 /// `GET /late`.
 pub async fn page(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Response, Trouble> {
-    let service = admin.service()?;
+    let service = admin.service(&visit)?;
     let (store, zone) = (&service.store, visit.zone);
     let now = store.clock().now();
     let overdue_before = UnixMs::new(now.get() - OVERDUE_MS);
     // What a paused destination keeps is not overdue.
     let known = service.destinations.known();
-    let mut paused: Vec<&str> =
-        known.values().filter(|one| one.paused).map(|one| one.name.as_str()).collect();
+    let mut paused: Vec<i64> = known.values().filter(|one| one.paused).map(|one| one.lane()).collect();
     paused.sort_unstable();
     let overdue =
         store.late(TimerState::Scheduled, overdue_before, LateOf::AllBut(&paused), LOOKED_AT).await?;
@@ -82,8 +81,19 @@ pub async fn page(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Respo
     };
     let dead = store.dead_since(UnixMs::new(now.get() - DEAD_WITHIN_MS), LOOKED_AT).await?;
     let receivers = service.observer.receivers().await?;
-    let errors: HashMap<String, String> =
-        receivers.into_iter().filter_map(|one| Some((one.receiver, one.last_error?.detail))).collect();
+    let errors: HashMap<(bool, String), String> = receivers
+        .into_iter()
+        .filter_map(|one| Some(((one.is_destination, one.receiver), one.last_error?.detail)))
+        .collect();
+    // A host is a receiver of all namespaces together: what another one's calls to it came to is not for everybody to see.
+    let sees_all = admin.caller(&visit.session).is_none_or(|caller| caller.is_of_all());
+    let last_error = |target: &Target| match target {
+        Target::Destination(name) => {
+            errors.get(&(true, store.namespace().qualified(name).into_owned())).cloned()
+        }
+        target if sees_all => errors.get(&(false, receiver(target))).cloned(),
+        _ => None,
+    };
     let is_cut = |groups: &[LateTimers]| groups.iter().map(|one| one.count).sum::<i64>() >= LOOKED_AT;
     let row = |one: LateTimers, state: TimerState, at: UnixMs| {
         let receiver = receiver(&one.target);
@@ -93,7 +103,7 @@ pub async fn page(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Respo
                 ("receiver", &receiver),
                 ("due_before", &if state == TimerState::Scheduled { now.rfc3339() } else { String::new() }),
             ]),
-            reason: errors.get(&receiver).cloned().unwrap_or_default(),
+            reason: last_error(&one.target).unwrap_or_default(),
             receiver: shown(receiver),
             count: one.count,
             at: zone.moment(at, now),

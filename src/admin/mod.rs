@@ -30,6 +30,7 @@ pub mod session;
 mod timers;
 mod words;
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -42,8 +43,10 @@ use rustls::crypto::SecureRandom;
 use secrecy::ExposeSecret;
 use tokio_util::sync::CancellationToken;
 
+use crate::model::namespace::Namespace;
 use crate::service::{Node, Service};
 use frame::Trouble;
+use guard::Visit;
 use login::Attempts;
 use session::Sessions;
 
@@ -78,9 +81,14 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// The service; an error page until the cold store has answered for the first time.
-    fn service(&self) -> Result<&Service, Trouble> {
-        self.node.service().ok_or_else(Trouble::starting)
+    /// The service for the namespace of a visitor; an error page until the cold store has answered for the first time.
+    fn service(&self, visit: &Visit) -> Result<Cow<'_, Service>, Trouble> {
+        let service = self.node.service().ok_or_else(Trouble::starting)?;
+        let namespace = self.caller(&visit.session).map_or(Namespace::OWN, |caller| caller.namespace);
+        Ok(match namespace {
+            Namespace::OWN => Cow::Borrowed(service),
+            other => Cow::Owned(service.within(other)),
+        })
     }
 
     fn random<const N: usize>(&self) -> Result<[u8; N], rustls::crypto::GetRandomFailed> {

@@ -68,7 +68,7 @@ struct ReplayView {
 
 /// `GET /nodes`.
 pub async fn page(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Response, Trouble> {
-    let service = admin.service()?;
+    let service = admin.service(&visit)?;
     let (store, zone) = (&service.store, visit.zone);
     let nodes = store.nodes().await?;
     let shards = store.shard_rows(&[]).await?;

@@ -77,9 +77,9 @@ struct OperationsPage {
 
 /// `GET /operations`.
 pub async fn page(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Response, Trouble> {
-    let service = admin.service()?;
+    let service = admin.service(&visit)?;
     let now = service.store.clock().now();
-    let rows = service.operations.list().await?;
+    let rows = service.operations.list(service.namespace()).await?;
     let rows = rows.iter().map(|row| View::new(row, visit.zone, now)).collect();
     Ok(html(&OperationsPage { frame: Frame::new(&admin, &visit, "/operations", "Operations"), rows }))
 }
@@ -98,7 +98,7 @@ struct OperationPage {
 
 async fn find(service: &Service, id: &str) -> Result<OperationRow, Trouble> {
     let id = OperationId::parse(id).ok_or_else(Trouble::no_operation)?;
-    service.operations.find(id).await?.ok_or_else(Trouble::no_operation)
+    service.operations.find(service.namespace(), id).await?.ok_or_else(Trouble::no_operation)
 }
 
 /// `GET /operations/{id}`.
@@ -107,8 +107,8 @@ pub async fn one(
     Path(id): Path<String>,
     visit: Visit,
 ) -> Result<Response, Trouble> {
-    let service = admin.service()?;
-    let row = find(service, &id).await?;
+    let service = admin.service(&visit)?;
+    let row = find(&service, &id).await?;
     let view = View::new(&row, visit.zone, service.store.clock().now());
     let left = row.matched - row.refused.values().sum::<i64>();
     let is_counted = row.dry_run && row.state == OperationState::Done && left > 0;
@@ -127,10 +127,10 @@ pub async fn one(
 
 /// `POST /operations`: counts the timers of a search.
 pub async fn count(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Response, Trouble> {
-    let service = admin.service()?;
+    let service = admin.service(&visit)?;
     let action = Action::from_word(visit.form.get("action")).ok_or_else(Trouble::stale)?;
     // The address of a search holds times with their offset.
-    let search = Search::read(visit.form.get("query"), visit.zone, service.store.namespace());
+    let search = Search::read(visit.form.get("query"), visit.zone, service.store.salt());
     if !search.wrongs.is_empty() || !search.asked.any {
         return Err(Trouble::refused(
             "Search for something first: an operation on every timer is not begun here.",
@@ -149,17 +149,17 @@ pub async fn count(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Resp
     };
     let text = search.json();
     let selection = Selection { filter: search.filter, ended_before: LAST, by_ms, ..Selection::default() };
-    shown(service.operations.begin(action, text, selection, true).await?)
+    shown(service.operations.begin(service.namespace(), action, text, selection, true).await?)
 }
 
 /// `POST /operations/{id}/run`: does what was counted. Sent again, it leads to the same operation.
 pub async fn run(
     State(admin): State<Arc<Admin>>,
     Path(id): Path<String>,
-    _: Visit,
+    visit: Visit,
 ) -> Result<Response, Trouble> {
-    let service = admin.service()?;
-    let counted = find(service, &id).await?;
+    let service = admin.service(&visit)?;
+    let counted = find(&service, &id).await?;
     let action = Action::from_word(&counted.action).filter(|_| counted.dry_run).ok_or_else(Trouble::stale)?;
     shown(service.operations.begin_counted(&counted, action).await?)
 }
@@ -168,11 +168,11 @@ pub async fn run(
 pub async fn stop(
     State(admin): State<Arc<Admin>>,
     Path(id): Path<String>,
-    _: Visit,
+    visit: Visit,
 ) -> Result<Response, Trouble> {
-    let service = admin.service()?;
-    let row = find(service, &id).await?;
-    service.operations.end(row.id).await?;
+    let service = admin.service(&visit)?;
+    let row = find(&service, &id).await?;
+    service.operations.end(service.namespace(), row.id).await?;
     Ok(Redirect::to(&format!("/operations/{}", row.id)).into_response())
 }
 

@@ -56,7 +56,7 @@ struct Bin {
 
 /// `GET /`.
 pub async fn page(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Response, Trouble> {
-    let full = live::look(admin.service()?).await?;
+    let full = live::look(&*admin.service(&visit)?).await?;
     let frame = Frame::new(&admin, &visit, "/", full.overview.sentence.clone()).live();
     let picture = Picture::new(&full, visit.zone);
     let bins = bins(&full);
@@ -87,7 +87,7 @@ fn bins(full: &Full) -> Vec<Bin> {
 /// session's idle time: the browser calls again, and the session goes on as long as somebody looks.
 pub async fn stream(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Response, Trouble> {
     let event = |frame: StreamFrame| Event::default().event(frame.event).data(&*frame.data);
-    let frames = admin.service()?.observer.frames().await;
+    let frames = admin.service(&visit)?.observer.frames().await;
     let closing = admin.closing.clone();
     let over = async move {
         tokio::select! {
@@ -112,7 +112,7 @@ struct SlotsPart {
 
 /// `GET /wheels/table`: the picture's slots as tables.
 pub async fn table(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Response, Trouble> {
-    let full = live::look(admin.service()?).await?;
+    let full = live::look(&*admin.service(&visit)?).await?;
     Ok(html(&SlotsPart { picture: Picture::new(&full, visit.zone) }))
 }
 
@@ -135,7 +135,7 @@ struct SlotReceiver {
 
 /// `GET /wheels/slot`: the largest receivers of one slot.
 pub async fn slot(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Response, Trouble> {
-    let service = admin.service()?;
+    let service = admin.service(&visit)?;
     let query = visit.path.split_once('?').map_or("", |(_, query)| query);
     let asked = |name: &str| {
         let found = url::form_urlencoded::parse(query.as_bytes()).find(|(field, _)| field == name);

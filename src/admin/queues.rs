@@ -12,6 +12,7 @@ use super::timers::list_of;
 use super::words::{self, Moment};
 use super::{Admin, html};
 use crate::model::destination::is_name;
+use crate::model::queue::lane;
 
 /// The most queues of the page.
 const MOST: usize = 500;
@@ -40,13 +41,13 @@ struct Row {
 
 /// `GET /queues`.
 pub async fn page(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Response, Trouble> {
-    let service = admin.service()?;
+    let service = admin.service(&visit)?;
     let (now, zone) = (service.store.clock().now(), visit.zone);
     let mut queues = service.store.queues("", MOST + 1).await?;
     let is_cut = queues.len() > MOST;
     queues.truncate(MOST);
-    let names: Vec<&str> = queues.iter().map(|queue| queue.name.as_str()).collect();
-    let depths = service.store.queue_depths(&names).await?;
+    let lanes: Vec<i64> = queues.iter().map(|queue| lane(queue.namespace, &queue.name)).collect();
+    let depths = service.store.queue_depths(&lanes).await?;
     let rows: Vec<Row> = queues
         .iter()
         .zip(depths)
@@ -74,12 +75,12 @@ pub async fn resume(admin: State<Arc<Admin>>, name: Path<String>, visit: Visit) 
     set_paused(&admin, &name, &visit, false).await
 }
 
-async fn set_paused(admin: &Admin, name: &str, _: &Visit, paused: bool) -> Result<Response, Trouble> {
-    let service = admin.service()?;
+async fn set_paused(admin: &Admin, name: &str, visit: &Visit, paused: bool) -> Result<Response, Trouble> {
+    let service = admin.service(visit)?;
     let row = if is_name(name) { service.store.pause_queue(name, paused).await? } else { None };
     row.ok_or_else(|| Trouble::refused("There is no queue of this name any more."))?;
     if !paused {
-        service.queues.changed(name).await;
+        service.queues.changed(service.namespace(), name).await;
     }
     Ok(Redirect::to("/queues").into_response())
 }

@@ -11,6 +11,7 @@ use super::guard::Visit;
 use super::timers::list_of;
 use super::words::{self, Moment};
 use super::{Admin, html};
+use crate::cold::Whose;
 use crate::model::timer::State as TimerState;
 
 /// The most receivers of the page.
@@ -43,7 +44,7 @@ struct Row {
 
 /// `GET /receivers`.
 pub async fn page(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Response, Trouble> {
-    let service = admin.service()?;
+    let service = admin.service(&visit)?;
     let (now, zone) = (service.store.clock().now(), visit.zone);
     let all = service.observer.receivers().await?;
     let (known, failing) = (all.len(), all.iter().filter(|one| one.failing).count());
@@ -92,7 +93,7 @@ pub async fn page(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Respo
             true => service.store.held_back().await?.get(&TimerState::Retrying).copied().unwrap_or(0),
             false => 0,
         },
-        is_empty: all.is_empty() && service.store.ledger().await?.pending == 0,
+        is_empty: all.is_empty() && service.store.ledger(Whose::All).await?.pending == 0,
         rows: all.into_iter().take(MOST).map(row).collect(),
     };
     Ok(html(&page))

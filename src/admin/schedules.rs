@@ -101,7 +101,7 @@ struct SchedulesPage {
 
 /// `GET /schedules`.
 pub async fn page(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Response, Trouble> {
-    let service = admin.service()?;
+    let service = admin.service(&visit)?;
     let now = service.store.clock().now();
     let query = visit.path.split_once('?').map(|(_, query)| query.to_owned()).unwrap_or_default();
     let (mut filter, mut after, mut wrong) = (ScheduleFilter::default(), None, None);
@@ -177,8 +177,8 @@ pub async fn one(
     Path(id): Path<String>,
     visit: Visit,
 ) -> Result<Response, Trouble> {
-    let service = admin.service()?;
-    let row = find(service, &id).await?;
+    let service = admin.service(&visit)?;
+    let row = find(&service, &id).await?;
     let now = service.store.clock().now();
     let next = row.next_times(now, NEXT).unwrap_or_default();
     let skipped = service.store.skipped_times(&row.id).await?.into_iter();
@@ -208,8 +208,8 @@ pub async fn act(
     Path(id): Path<String>,
     visit: Visit,
 ) -> Result<Response, Trouble> {
-    let service = admin.service()?;
-    let row = find(service, &id).await?;
+    let service = admin.service(&visit)?;
+    let row = find(&service, &id).await?;
     let here = || Redirect::to(&format!("/schedules/{}", row.id)).into_response();
     let reach = reach(admin.node.config.wheel.window.get());
     match visit.form.get("action") {

@@ -1,16 +1,14 @@
 //! `/v1/audit`: who did what to the service.
 
-use std::sync::Arc;
-
 use axum::Json;
-use axum::extract::{Extension, RawQuery, State};
+use axum::extract::{Extension, RawQuery};
 use axum::response::IntoResponse;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use super::ApiState;
+use super::Within;
 use super::auth::Caller;
 use super::problem::{ApiResult, FieldError, Problem};
 use super::schema;
@@ -89,14 +87,14 @@ pub struct AuditQuery {
 #[utoipa::path(get, path = "/v1/audit", tag = "service", operation_id = "audit", params(AuditQuery),
     responses((status = 200, body = AuditAnswer)))]
 pub async fn audit(
-    State(state): State<Arc<ApiState>>,
+    Within(state): Within,
     Extension(caller): Extension<Caller>,
     RawQuery(query): RawQuery,
 ) -> ApiResult {
     let store = &state.service()?.store;
     let (filter, limit) = read(query.as_deref().unwrap_or_default()).map_err(Problem::invalid)?;
     let filter =
-        AuditFilter { without_keys: caller.scope < Scope::Admin, of_one: !caller.is_of_all, ..filter };
+        AuditFilter { without_keys: caller.scope < Scope::Admin, of_one: !caller.is_of_all(), ..filter };
     let mut rows = store.audited(&filter, limit + 1).await?;
     let found = rows.len();
     let mut bytes = 0;

@@ -22,6 +22,7 @@ fn is_of_no_other_site(headers: &HeaderMap) -> bool {
 }
 
 /// The keys, and the problems that a call without the right one is answered with.
+#[derive(Clone)]
 pub struct Auth(Arc<Keys>);
 
 impl Auth {
@@ -70,15 +71,9 @@ impl Auth {
         })
     }
 
-    /// Charges `timers` calls to the caller; 429 when its quota of this second is spent.
+    /// Charges `timers` calls to the caller's key; 429 when its quota of this second is spent.
     pub fn charge(&self, caller: &Caller, timers: usize) -> Result<(), Problem> {
-        self.0.charge(*caller, timers).map_err(|why| {
-            let problem = Problem::new(StatusCode::TOO_MANY_REQUESTS, why.code, why.detail);
-            match why.retry_after {
-                Some(seconds) => problem.retry_after(seconds),
-                None => problem,
-            }
-        })
+        self.0.charge(*caller, timers).map_err(Problem::over)
     }
 }
 

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{Path, Request, State};
+use axum::extract::{Path, Request};
 use axum::http::StatusCode;
 use axum::response::IntoResponse;
 use serde::Serialize;
@@ -15,7 +15,6 @@ use serde_json::{Value, json};
 use self::place::{
     AmqpView, HookView, KafkaView, MqttView, NatsView, RedisStreamView, check_credentials, keep_secrets,
 };
-use super::ApiState;
 use super::etag::{if_match, tagged, wants_any};
 use super::named::{MAX_BODY, RemovedAnswer, checked_name, removed};
 use super::problem::{ApiResult, FieldError, Problem};
@@ -23,10 +22,11 @@ use super::request::{self, DestinationIn};
 use super::schema;
 use super::state::caller;
 use super::view::RetryView;
+use super::{ApiState, Within};
 use crate::cold::{Deed, DestinationRow, MAX_DESTINATIONS, MOST_COUNTED, Removed, Uses, Written};
 use crate::destinations::{Refused, Wanted};
 use crate::dispatch::ReceiverLoad;
-use crate::model::destination::{Destination, Settings};
+use crate::model::destination::{Destination, Settings, lane};
 use crate::model::json;
 use crate::model::place::Place;
 use crate::model::policy::Retry;
@@ -134,13 +134,14 @@ async fn views(
     let loads = service.observer.receivers().await.unwrap_or_default();
     let loads: HashMap<String, ReceiverLoad> =
         loads.into_iter().filter(|one| one.is_destination).map(|one| (one.receiver.clone(), one)).collect();
-    let names: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
+    let lanes: Vec<i64> = rows.iter().map(|row| lane(row.namespace, &row.name)).collect();
     let most = if rows.len() == 1 { MOST_COUNTED } else { MOST_COUNTED_EACH };
-    let waiting = service.store.destinations_waiting(&names, most).await.ok();
+    let waiting = service.store.destinations_waiting(&lanes, most).await.ok();
     let settings = &state.node.config.webhook;
     let view = |row: &DestinationRow| {
-        let Destination { name, kind, place, limits, paused, version, .. } = service.destinations.opened(row);
-        let load = loads.get(&name);
+        let Destination { namespace, name, kind, place, limits, paused, version, .. } =
+            service.destinations.opened(row);
+        let load = loads.get(&*namespace.qualified(&name));
         let (last_error, last_error_at) =
             load.and_then(|load| load.last_error.clone()).map(|error| (error.detail, error.at)).unzip();
         let mut view = DestinationView {
@@ -162,7 +163,9 @@ async fn views(
             },
             rate: load.map_or(0.0, |load| load.rate),
             in_flight: load.map_or(0, |load| load.in_flight),
-            waiting: waiting.as_ref().map(|waiting| waiting.get(&name).copied().unwrap_or(0)),
+            waiting: waiting
+                .as_ref()
+                .map(|waiting| waiting.get(&lane(namespace, &name)).copied().unwrap_or(0)),
             last_error,
             last_error_at,
             version,
@@ -215,7 +218,7 @@ impl From<Refused> for Problem {
 /// All destinations, by name.
 #[utoipa::path(get, path = "/v1/destinations", tag = "destinations", operation_id = "destinations",
     responses((status = 200, body = DestinationsAnswer)))]
-pub async fn list(State(state): State<Arc<ApiState>>) -> ApiResult {
+pub async fn list(Within(state): Within) -> ApiResult {
     let service = state.service()?;
     let rows = service.store.destinations(None).await?;
     Ok(Json(DestinationsAnswer { items: views(&state, service, &rows).await? }).into_response())
@@ -225,7 +228,7 @@ pub async fn list(State(state): State<Arc<ApiState>>) -> ApiResult {
 #[utoipa::path(get, path = "/v1/destinations/{name}", tag = "destinations", operation_id = "destination",
     params(DestinationPath),
     responses((status = 200, body = DestinationView), (status = 404, body = Problem)))]
-pub async fn get(State(state): State<Arc<ApiState>>, Path(name): Path<String>) -> ApiResult {
+pub async fn get(Within(state): Within, Path(name): Path<String>) -> ApiResult {
     let service = state.service()?;
     answer(&state, service, StatusCode::OK, &find(service, &name).await?).await
 }
@@ -236,15 +239,12 @@ pub async fn get(State(state): State<Arc<ApiState>>, Path(name): Path<String>) -
     responses((status = 201, body = DestinationView, description = "New"),
         (status = 200, body = DestinationView, description = "In place of the former one; it holds for what is registered already"),
         (status = 412, body = Problem, description = "version_changed")))]
-pub async fn put(
-    State(state): State<Arc<ApiState>>,
-    Path(name): Path<String>,
-    request: Request,
-) -> ApiResult {
+pub async fn put(Within(state): Within, Path(name): Path<String>, request: Request) -> ApiResult {
     let service = state.service()?;
     checked_name(&name)?;
     let if_version = if_match(request.headers()).map(|version| version.0);
-    if wants_any(request.headers()) && service.destinations.find(&name).await?.is_none() {
+    if wants_any(request.headers()) && service.destinations.find(service.namespace(), &name).await?.is_none()
+    {
         return Err(Problem::other_version("destination", 0));
     }
     let caller = caller(&request);
@@ -252,7 +252,7 @@ pub async fn put(
     let (all, size) = (Arc::clone(&state), body.bytes.len());
     let wanted = state.check(caller, size, move || request::destination(&body.bytes, &all.guard)).await??;
     check_credentials(&wanted.place)?;
-    let written = service.destinations.put(&name, wanted, if_version).await?;
+    let written = service.destinations.put(service.namespace(), &name, wanted, if_version).await?;
     written_answer(&state, service, written).await
 }
 
@@ -261,7 +261,7 @@ async fn written_answer(state: &ApiState, service: &Service, written: Written) -
         Written::Done(row, true) => answer(state, service, StatusCode::CREATED, &row).await,
         Written::Done(row, false) => answer(state, service, StatusCode::OK, &row).await,
         Written::OtherVersion(version) => Err(Problem::other_version("destination", version)),
-        Written::Full => Err(Problem::too_many(MAX_DESTINATIONS, "destinations")),
+        Written::Full => Err(Problem::too_many(service.store.most_here(MAX_DESTINATIONS), "destinations")),
     }
 }
 
@@ -271,11 +271,7 @@ async fn written_answer(state: &ApiState, service: &Service, written: Written) -
     params(DestinationPath), request_body = schema::DestinationPatch,
     responses((status = 200, body = DestinationView, description = "It holds for what is registered already"),
         (status = 404, body = Problem), (status = 412, body = Problem, description = "version_changed")))]
-pub async fn patch(
-    State(state): State<Arc<ApiState>>,
-    Path(name): Path<String>,
-    request: Request,
-) -> ApiResult {
+pub async fn patch(Within(state): Within, Path(name): Path<String>, request: Request) -> ApiResult {
     let service = state.service()?;
     checked_name(&name)?;
     let if_version = if_match(request.headers()).map(|version| version.0);
@@ -287,7 +283,7 @@ pub async fn patch(
             return Err(Problem::other_version("destination", row.version));
         }
         let wanted = merged(service, &row, &patch, &state)?;
-        match service.destinations.put(&name, wanted, Some(row.version)).await? {
+        match service.destinations.put(service.namespace(), &name, wanted, Some(row.version)).await? {
             Written::OtherVersion(_) if if_version.is_none() => {}
             Written::OtherVersion(0) => return Err(no_such(&name)),
             written => return written_answer(&state, service, written).await,
@@ -335,10 +331,10 @@ fn with_lower_case_headers(patch: &Value) -> Value {
     params(DestinationPath),
     responses((status = 200, body = RemovedAnswer), (status = 404, body = Problem),
         (status = 409, body = Problem, description = "in_use: live timers or subscriptions go there; the detail has their number")))]
-pub async fn remove(State(state): State<Arc<ApiState>>, Path(name): Path<String>) -> ApiResult {
+pub async fn remove(Within(state): Within, Path(name): Path<String>) -> ApiResult {
     let service = state.service()?;
     checked_name(&name)?;
-    match service.destinations.remove(&name).await? {
+    match service.destinations.remove(service.namespace(), &name).await? {
         Removed::Done => Ok(removed()),
         Removed::NoSuch => Err(no_such(&name)),
         Removed::InUse(uses) => {
@@ -382,7 +378,7 @@ fn cure(uses: &Uses) -> String {
     params(DestinationPath),
     responses((status = 200, body = DestinationView, description = "Other nodes follow within a few seconds at the latest"),
         (status = 404, body = Problem)))]
-pub async fn pause(State(state): State<Arc<ApiState>>, Path(name): Path<String>) -> ApiResult {
+pub async fn pause(Within(state): Within, Path(name): Path<String>) -> ApiResult {
     set_paused(&state, &name, true).await
 }
 
@@ -390,14 +386,14 @@ pub async fn pause(State(state): State<Arc<ApiState>>, Path(name): Path<String>)
 #[utoipa::path(post, path = "/v1/destinations/{name}/resume", tag = "destinations", operation_id = "resume_destination",
     params(DestinationPath),
     responses((status = 200, body = DestinationView), (status = 404, body = Problem)))]
-pub async fn resume(State(state): State<Arc<ApiState>>, Path(name): Path<String>) -> ApiResult {
+pub async fn resume(Within(state): Within, Path(name): Path<String>) -> ApiResult {
     set_paused(&state, &name, false).await
 }
 
 async fn set_paused(state: &ApiState, name: &str, paused: bool) -> ApiResult {
     let service = state.service()?;
     checked_name(name)?;
-    match service.destinations.pause(name, paused).await? {
+    match service.destinations.pause(service.namespace(), name, paused).await? {
         Some(row) => answer(state, service, StatusCode::OK, &row).await,
         None => Err(no_such(name)),
     }
@@ -429,11 +425,15 @@ pub struct TestAnswer {
     params(DestinationPath),
     responses((status = 200, body = TestAnswer, description = "`result` says whether it arrived"),
         (status = 404, body = Problem)))]
-pub async fn test(State(state): State<Arc<ApiState>>, Path(name): Path<String>) -> ApiResult {
+pub async fn test(Within(state): Within, Path(name): Path<String>) -> ApiResult {
     let service = state.service()?;
     let row = find(service, &name).await?;
     let destination = Arc::new(service.destinations.opened(&row));
-    let delivery = Delivery::test(destination, service.store.clock().now());
+    let delivery = Delivery::test(
+        destination,
+        service.store.name_of(service.namespace()).await?,
+        service.store.clock().now(),
+    );
     let delivery_id = delivery.id.clone();
     let became = Some(json!({"delivery_id": delivery_id}));
     service.store.note_deed(Deed { action: "destination.test", object: &name, was: None, became }).await?;

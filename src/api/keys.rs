@@ -1,21 +1,21 @@
 //! `/v1/keys`: who may call, and what each may do.
 
-use std::sync::Arc;
-
 use axum::Json;
-use axum::extract::{Extension, Path, Request, State};
+use axum::extract::{Extension, Path, Request};
 use axum::http::StatusCode;
 use axum::response::IntoResponse;
 use serde::Serialize;
 
-use super::ApiState;
 use super::auth::Caller;
 use super::named::{MAX_BODY, RemovedAnswer, removed};
+use super::namespaces::shown;
 use super::problem::{ApiResult, FieldError, Problem};
 use super::request::{self, ALL_NAMESPACES, KeyIn};
 use super::schema;
+use super::{ApiState, Within};
 use crate::cold::{KeyMade, KeyRevoked, KeyRow, MAX_KEYS};
 use crate::model::key::KeyId;
+use crate::model::namespace::Namespace;
 use crate::model::time::UnixMs;
 use crate::service::Service;
 use crate::service::keys::{fingerprint, make};
@@ -67,12 +67,12 @@ pub struct KeysAnswer {
 }
 
 impl KeyView {
-    /// A key of a store whose own namespace is `own`; `key` is its text, if it was made just now.
-    pub fn new(row: KeyRow, own: &str, key: Option<String>) -> Self {
+    /// A key of the namespace of this name; `key` is its text, if it was made just now.
+    pub fn new(row: KeyRow, namespace: String, key: Option<String>) -> Self {
         Self {
             id: row.id,
             name: row.name,
-            namespace: if row.is_of_all { ALL_NAMESPACES.into() } else { own.into() },
+            namespace,
             scopes: row.scope.included(),
             created_at: row.created_at,
             expires_at: row.expires_at,
@@ -84,17 +84,21 @@ impl KeyView {
 }
 
 /// Whether this caller sees the key: whoever is of one namespace sees those of that one.
-const fn sees(caller: Caller, row: &KeyRow) -> bool {
-    caller.is_of_all || !row.is_of_all
+fn sees(caller: Caller, row: &KeyRow) -> bool {
+    caller.is_of_all() || row.namespace == caller.key_of
 }
 
 /// The keys that the caller may see, oldest first, expired ones too. Those of the settings are not among them.
 #[utoipa::path(get, path = "/v1/keys", tag = "keys", operation_id = "keys",
     responses((status = 200, body = KeysAnswer)))]
-pub async fn list(State(state): State<Arc<ApiState>>, Extension(caller): Extension<Caller>) -> ApiResult {
+pub async fn list(Within(state): Within, Extension(caller): Extension<Caller>) -> ApiResult {
     let store = &state.service()?.store;
     let rows = store.keys().await?.into_iter().filter(|row| sees(caller, row));
-    let items = rows.map(|row| KeyView::new(row, store.namespace(), None)).collect();
+    let view = |row: KeyRow| {
+        let namespace = shown(&state, row.namespace);
+        KeyView::new(row, namespace, None)
+    };
+    let items = rows.map(view).collect();
     Ok(Json(KeysAnswer { items }).into_response())
 }
 
@@ -104,29 +108,28 @@ pub async fn list(State(state): State<Arc<ApiState>>, Extension(caller): Extensi
     responses((status = 201, body = KeyView),
         (status = 409, body = Problem, description = "certificate_taken: the certificate is a key already")))]
 pub async fn post(
-    State(state): State<Arc<ApiState>>,
+    Within(state): Within,
     Extension(caller): Extension<Caller>,
     request: Request,
 ) -> ApiResult {
     let store = &state.service()?.store;
     let body = state.body(request, MAX_BODY).await?;
-    let wanted = request::key(&body.bytes, store.namespace(), store.clock().now())?;
-    if wanted.is_of_all && !caller.is_of_all {
-        let detail = "a key of one namespace makes keys of that one only";
-        return Err(Problem::invalid(vec![FieldError::new("/namespace", "not_yours", detail)]));
-    }
-    let (mut new, text) =
-        make(wanted.name, wanted.is_of_all, wanted.scope, wanted.expires_at).map_err(|why| {
-            let detail = "this machine gives no random numbers";
-            Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", detail).because(why)
-        })?;
-    let mut shown = Some(text);
+    let wanted = request::key(&body.bytes, store.clock().now())?;
+    let namespace = namespace_of(&state, caller, wanted.namespace.as_deref()).await?;
+    let (mut new, text) = make(wanted.name, namespace, wanted.scope, wanted.expires_at).map_err(|why| {
+        let detail = "this machine gives no random numbers";
+        Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", detail).because(why)
+    })?;
+    let mut key = Some(text);
     if let Some(certificate) = wanted.certificate {
-        (new.hash, new.is_certificate, shown) = (certificate, true, None);
+        (new.hash, new.is_certificate, key) = (certificate, true, None);
     }
     let row = match store.make_key(&new).await? {
         KeyMade::Done(row) => row,
-        KeyMade::Full => return Err(Problem::too_many(MAX_KEYS, "keys")),
+        KeyMade::Full => {
+            let most = store.within(new.namespace.unwrap_or_default()).most_here(MAX_KEYS);
+            return Err(Problem::too_many(most, "keys"));
+        }
         KeyMade::Taken => {
             let detail = "this certificate is a key already; revoke that one first";
             return Err(Problem::new(StatusCode::CONFLICT, "certificate_taken", detail));
@@ -135,16 +138,39 @@ pub async fn post(
     tracing::info!(key = %row.id, by = %caller.id, scope = row.scope.word(), "a key was made");
     // It is made, whatever becomes of this reading.
     let _ = state.node.keys.read().await;
-    Ok((StatusCode::CREATED, Json(KeyView::new(row, store.namespace(), shown))).into_response())
+    let namespace = shown(&state, row.namespace);
+    Ok((StatusCode::CREATED, Json(KeyView::new(row, namespace, key))).into_response())
+}
+
+/// The namespace that a new key is to be of; `None`: all. Without a name it is that of the call.
+async fn namespace_of(
+    state: &ApiState,
+    caller: Caller,
+    name: Option<&str>,
+) -> Result<Option<Namespace>, Problem> {
+    let wrong = |code, detail: &str| Problem::invalid(vec![FieldError::new("/namespace", code, detail)]);
+    match name {
+        None => Ok(Some(caller.namespace)),
+        Some(ALL_NAMESPACES) if caller.is_of_all() => Ok(None),
+        Some(ALL_NAMESPACES) => Err(wrong("not_yours", "a key of one namespace makes keys of that one only")),
+        Some(name) => {
+            let found = match caller.key_of {
+                Some(own) => state.node.namespaces.get(own).filter(|row| row.name == name),
+                None => state.node.namespaces.find(name).await?,
+            };
+            let found = found.map(|row| Some(row.number));
+            found.ok_or_else(|| wrong("unknown_namespace", "there is no namespace of this name; `*` is all"))
+        }
+    }
 }
 
 /// Revoke a key. Other nodes refuse it within two seconds.
 #[utoipa::path(delete, path = "/v1/keys/{id}", tag = "keys", operation_id = "revoke_key",
     params(KeyPath),
     responses((status = 200, body = RemovedAnswer), (status = 404, body = Problem),
-        (status = 409, body = Problem, description = "last_admin: without it nobody could make keys")))]
+        (status = 409, body = Problem, description = "last_admin: without it nobody could make keys like it")))]
 pub async fn remove(
-    State(state): State<Arc<ApiState>>,
+    Within(state): Within,
     Extension(caller): Extension<Caller>,
     Path(text): Path<String>,
 ) -> ApiResult {
@@ -159,8 +185,8 @@ pub async fn remove(
         }
         KeyRevoked::NoSuch => Err(no_such(&text)),
         KeyRevoked::LastAdmin => {
-            let detail = "it is the last key with the scope `admin`: make another one first, or revoke it on the \
-                          machine itself with `mainspring key revoke`";
+            let detail = "it is the last key with the scope `admin` that can make keys like it: make another one first, or \
+                          revoke it on the machine itself with `mainspring key revoke`";
             Err(Problem::new(StatusCode::CONFLICT, "last_admin", detail))
         }
     }

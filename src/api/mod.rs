@@ -12,6 +12,7 @@ mod forecast;
 mod keys;
 mod listen;
 mod named;
+mod namespaces;
 mod operations;
 mod page;
 mod problem;
@@ -50,6 +51,7 @@ use crate::cold::acting;
 use crate::limits::FileLimits;
 use crate::metrics::Metrics;
 use crate::model::key::Scope;
+use crate::model::namespace::Namespace;
 use crate::model::queue::MAX_WAIT;
 use crate::service::Node;
 use crate::sink::guard::Guard;
@@ -60,7 +62,7 @@ use bodies::Bodies;
 use listen::NoSeat;
 use problem::Problem;
 use slices::Slices;
-pub use state::ApiState;
+pub use state::{ApiState, Within};
 use tls::Tls;
 
 /// How long a call may take until its answer begins, from the last of its body.
@@ -79,7 +81,8 @@ const CALL_WAIT: Duration = Duration::from_secs(60);
         (name = "queues", description = "Workers fetch what is due, and settle it"),
         (name = "operations", description = "One action on every timer that a filter matches"),
         (name = "templates", description = "Named JSON Schemas with defaults that data is checked against"),
-        (name = "subscriptions", description = "Who gets lifecycle events"), (name = "keys", description = "Who may call, and what each may do"), (name = "service", description = "Health, ledger, nodes"))
+        (name = "subscriptions", description = "Who gets lifecycle events"), (name = "keys", description = "Who may call, and what each may do"),
+        (name = "namespaces", description = "Which teams share the store, and what each may use"), (name = "service", description = "Health, ledger, nodes"))
 )]
 struct Doc;
 
@@ -132,6 +135,8 @@ fn documented() -> OpenApiRouter<Arc<ApiState>> {
         .routes(routes!(subscriptions::put, subscriptions::get, subscriptions::remove))
         .routes(routes!(templates::list))
         .routes(routes!(templates::put, templates::get, templates::remove))
+        .routes(routes!(namespaces::list))
+        .routes(routes!(namespaces::put, namespaces::get, namespaces::remove))
         .routes(routes!(keys::list, keys::post))
         .routes(routes!(keys::remove))
         .routes(routes!(audit::audit))
@@ -153,10 +158,11 @@ fn router(node: Arc<Node>, pages: Router, closing: CancellationToken) -> std::io
     let state = Arc::new(ApiState {
         auth: Auth::new(Arc::clone(&node.keys)),
         guard: Guard::new(Arc::clone(&node.config)),
-        bodies: Bodies::new(),
-        slices: Slices::start()?,
+        bodies: Arc::new(Bodies::new()),
+        slices: Arc::new(Slices::start()?),
         node,
         closing,
+        within: None,
     });
     let (routes, document) = documented().split_for_parts();
     start_failures(&document, &state.node.metrics);
@@ -211,13 +217,28 @@ async fn admit(
         return Ok(next.run(request).await);
     }
     let caller = state.auth.check(request.headers(), request.extensions().get()).await?;
+    let caller = namespaces::chosen(&state, caller, request.headers()).await?;
     let route = route.as_ref().map_or("", MatchedPath::as_str);
     let takes = scopes::of(request.method().as_str(), route);
     takes.check(caller, request.method().as_str(), route)?;
-    if request.uri().path().starts_with("/v1/") && !request.method().is_safe() {
-        state.auth.charge(&caller, 1)?;
+    if request.uri().path().starts_with("/v1/") {
+        if !request.method().is_safe() {
+            state.auth.charge(&caller, 1)?;
+        }
+        // What is about all namespaces uses the quota of none.
+        if !takes.is_of_all {
+            state.charge_namespace(caller.namespace, 1).await?;
+        }
     }
     request.extensions_mut().insert(caller);
+    if caller.namespace != Namespace::OWN {
+        if state.node.namespaces.get(caller.namespace).is_none() {
+            // Made a moment ago, by another node: what it may use is to hold from the first call on.
+            state.node.namespaces.read().await?;
+        }
+        let state = state.of(caller.namespace)?;
+        request.extensions_mut().insert(state);
+    }
     // What reads changes nothing, and what programs do to timers is in the timers' own lives.
     let actor = (!request.method().is_safe() && takes.scope >= Scope::Operate)
         .then(|| state.node.actor(caller, request.extensions(), request.headers()));

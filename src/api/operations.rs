@@ -2,10 +2,9 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
-use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{Path, Request, State};
+use axum::extract::{Path, Request};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::IntoResponse;
 use serde::de::{MapAccess, Visitor};
@@ -13,13 +12,14 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::ApiState;
+use super::Within;
 use super::named::checked_name;
 use super::problem::{ApiResult, FieldError, Problem};
 use super::request;
 use super::schema;
 use super::timers::read::{Field, filter_of};
 use crate::cold::{Filter, MAX_RUNNING, OperationRow, Selection};
+use crate::model::namespace::Salt;
 use crate::model::operation::{Action, OperationId, OperationState, parse_shift, shift_text};
 use crate::model::time::{LAST, UnixMs};
 use crate::service::Service;
@@ -196,7 +196,8 @@ async fn begin(
     dry_run: bool,
 ) -> ApiResult {
     let text = serde_json::to_string(filter).unwrap_or_default();
-    let Some(row) = service.operations.begin(action, text, selection, dry_run).await? else {
+    let Some(row) = service.operations.begin(service.namespace(), action, text, selection, dry_run).await?
+    else {
         let detail = format!("{MAX_RUNNING} operations run already; wait for one to end, or stop one");
         return Err(Problem::new(StatusCode::CONFLICT, "too_many", detail));
     };
@@ -214,17 +215,17 @@ async fn begin(
     responses((status = 202, body = OperationView, description = "It has begun",
             headers(("location" = String, description = "The path of the operation"))),
         (status = 409, body = Problem, description = "too_many: as many run as may")))]
-pub async fn post(State(state): State<Arc<ApiState>>, request: Request) -> ApiResult {
+pub async fn post(Within(state): Within, request: Request) -> ApiResult {
     let service = state.service()?;
     let body = state.body(request, MAX_BODY).await?;
     let asked: OperationIn = request::read(&body.bytes, "")?;
-    let (action, filter, by_ms) = checked(&asked, service.store.namespace()).map_err(Problem::invalid)?;
+    let (action, filter, by_ms) = checked(&asked, service.store.salt()).map_err(Problem::invalid)?;
     let selection = Selection { filter, ended_before: LAST, by_ms, ..Selection::default() };
     begin(service, action, &asked.filter.0.into_iter().collect(), selection, asked.dry_run).await
 }
 
 /// The action, the filter and the milliseconds of a shift in a request.
-fn checked(asked: &OperationIn, namespace: &str) -> Result<(Action, Filter, Option<i64>), Vec<FieldError>> {
+fn checked(asked: &OperationIn, salt: &Salt) -> Result<(Action, Filter, Option<i64>), Vec<FieldError>> {
     let mut errors = Vec::new();
     let action = Action::from_word(&asked.action);
     if action.is_none() {
@@ -270,7 +271,7 @@ fn checked(asked: &OperationIn, namespace: &str) -> Result<(Action, Filter, Opti
             }
         }
     }
-    let filter = filter_of(fields, namespace, Field::OfFilter).unwrap_or_else(|more| {
+    let filter = filter_of(fields, salt, Field::OfFilter).unwrap_or_else(|more| {
         errors.extend(more);
         Filter::default()
     });
@@ -302,11 +303,7 @@ fn pointer(name: &str) -> String {
             headers(("location" = String, description = "The path of the operation"))),
         (status = 404, body = Problem),
         (status = 409, body = Problem, description = "too_many: as many operations run as may")))]
-pub async fn redrive(
-    State(state): State<Arc<ApiState>>,
-    Path(name): Path<String>,
-    request: Request,
-) -> ApiResult {
+pub async fn redrive(Within(state): Within, Path(name): Path<String>, request: Request) -> ApiResult {
     let service = state.service()?;
     checked_name(&name)?;
     let body = state.body(request, MAX_BODY).await?;
@@ -338,17 +335,19 @@ pub async fn redrive(
 /// Operations, the last one first: those that run, and the last 200 that have ended.
 #[utoipa::path(get, path = "/v1/operations", tag = "operations", operation_id = "operations",
     responses((status = 200, body = OperationsAnswer)))]
-pub async fn list(State(state): State<Arc<ApiState>>) -> ApiResult {
-    let items = state.service()?.operations.list().await?.into_iter().map(OperationView::new).collect();
+pub async fn list(Within(state): Within) -> ApiResult {
+    let service = state.service()?;
+    let rows = service.operations.list(service.namespace()).await?;
+    let items = rows.into_iter().map(OperationView::new).collect();
     Ok(Json(OperationsAnswer { items }).into_response())
 }
 
 /// One operation.
 #[utoipa::path(get, path = "/v1/operations/{id}", tag = "operations", operation_id = "operation", params(OperationPath),
     responses((status = 200, body = OperationView), (status = 404, body = Problem)))]
-pub async fn get(State(state): State<Arc<ApiState>>, Path(id): Path<String>) -> ApiResult {
+pub async fn get(Within(state): Within, Path(id): Path<String>) -> ApiResult {
     let (service, id) = (state.service()?, parse_id(&id)?);
-    let row = service.operations.find(id).await?.ok_or_else(|| no_such(id))?;
+    let row = service.operations.find(service.namespace(), id).await?.ok_or_else(|| no_such(id))?;
     Ok(Json(OperationView::new(row)).into_response())
 }
 
@@ -357,9 +356,9 @@ pub async fn get(State(state): State<Arc<ApiState>>, Path(id): Path<String>) -> 
     params(OperationPath),
     responses((status = 200, body = OperationView, description = "It changes nothing more"),
         (status = 404, body = Problem), (status = 409, body = Problem, description = "already_ended: done or failed")))]
-pub async fn stop(State(state): State<Arc<ApiState>>, Path(id): Path<String>) -> ApiResult {
+pub async fn stop(Within(state): Within, Path(id): Path<String>) -> ApiResult {
     let (service, id) = (state.service()?, parse_id(&id)?);
-    let row = service.operations.end(id).await?.ok_or_else(|| no_such(id))?;
+    let row = service.operations.end(service.namespace(), id).await?.ok_or_else(|| no_such(id))?;
     if row.state != OperationState::Stopped {
         let detail = format!("it is {} already", row.state.word());
         return Err(Problem::new(StatusCode::CONFLICT, "already_ended", detail));

@@ -7,6 +7,7 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 
 use crate::cold::Error as ColdError;
+use crate::service::keys::Refusal;
 use crate::writer::{ChangeError, NotTaken};
 
 /// What a handler answers.
@@ -99,6 +100,15 @@ impl Problem {
         self
     }
 
+    /// 429: a quota admits no more, or no such call.
+    pub fn over(why: Refusal) -> Self {
+        let problem = Self::new(StatusCode::TOO_MANY_REQUESTS, why.code, why.detail);
+        match why.retry_after {
+            Some(seconds) => problem.retry_after(seconds),
+            None => problem,
+        }
+    }
+
     /// 422, or 413 if one of the errors is a size.
     pub fn invalid(errors: Vec<FieldError>) -> Self {
         let too_large = errors.iter().any(|error| error.code == "too_large");
@@ -158,6 +168,10 @@ impl Problem {
 
 impl From<ColdError> for Problem {
     fn from(why: ColdError) -> Self {
+        if matches!(why, ColdError::NoNamespace) {
+            let detail = "this namespace was removed just now";
+            return Self::invalid(vec![FieldError::new("", "unknown_namespace", detail)]);
+        }
         if why.is_data() {
             let detail = "the database cannot hold a value of this request";
             return Self::invalid(vec![FieldError::new("", "refused", detail)]).because(why);

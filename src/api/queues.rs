@@ -1,12 +1,11 @@
 //! `/v1/queues`: workers fetch what is due, and settle it.
 
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use axum::Json;
 use axum::body::{Body, Bytes};
-use axum::extract::{Path, Query, Request, State};
+use axum::extract::{Path, Query, Request};
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use http_body_util::BodyExt;
@@ -14,7 +13,6 @@ use hyper::body::{Frame, SizeHint};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use super::ApiState;
 use super::etag::tagged;
 use super::named::{MAX_BODY, RemovedAnswer, checked_name, removed};
 use super::problem::{ApiResult, FieldError, Problem};
@@ -22,6 +20,7 @@ use super::request::{self, LeaseIn, QueueIn, SettleIn};
 use super::schema;
 use super::state::caller;
 use super::view::RetryView;
+use super::{ApiState, Within};
 use crate::cold::{Leased, QueueDepth, QueueRemoved, QueueRow, Settlement};
 use crate::model::policy::Retry;
 use crate::model::queue::{DEFAULT_LEASE, lane};
@@ -102,7 +101,8 @@ fn view(row: &QueueRow, depth: QueueDepth) -> QueueView {
 }
 
 async fn answer(service: &Service, status: StatusCode, row: &QueueRow) -> ApiResult {
-    let depth = service.store.queue_depths(&[&row.name]).await?.pop().unwrap_or_default();
+    let depth =
+        service.store.queue_depths(&[lane(row.namespace, &row.name)]).await?.pop().unwrap_or_default();
     Ok(tagged(status, row.version, &view(row, depth)))
 }
 
@@ -127,7 +127,7 @@ pub struct QueuesQuery {
 #[utoipa::path(get, path = "/v1/queues", tag = "queues", operation_id = "queues", params(QueuesQuery),
     responses((status = 200, body = QueuesAnswer)))]
 pub async fn list(
-    State(state): State<Arc<ApiState>>,
+    Within(state): Within,
     query: Result<Query<QueuesQuery>, axum::extract::rejection::QueryRejection>,
 ) -> ApiResult {
     let service = state.service()?;
@@ -141,8 +141,8 @@ pub async fn list(
     let mut rows = service.store.queues(after.as_deref().unwrap_or_default(), limit + 1).await?;
     let is_more = rows.len() > limit;
     rows.truncate(limit);
-    let names: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
-    let depths = service.store.queue_depths(&names).await?;
+    let lanes: Vec<i64> = rows.iter().map(|row| lane(row.namespace, &row.name)).collect();
+    let depths = service.store.queue_depths(&lanes).await?;
     let next = rows.last().filter(|_| is_more).map(|row| row.name.clone());
     let items = rows.iter().zip(depths).map(|(row, depth)| view(row, depth)).collect();
     Ok(Json(QueuesAnswer { items, next }).into_response())
@@ -151,7 +151,7 @@ pub async fn list(
 /// One queue: what it says, and what waits in it.
 #[utoipa::path(get, path = "/v1/queues/{name}", tag = "queues", operation_id = "queue", params(QueuePath),
     responses((status = 200, body = QueueView), (status = 404, body = Problem)))]
-pub async fn get(State(state): State<Arc<ApiState>>, Path(name): Path<String>) -> ApiResult {
+pub async fn get(Within(state): Within, Path(name): Path<String>) -> ApiResult {
     let service = state.service()?;
     checked_name(&name)?;
     let row = service.store.queue(&name).await?.ok_or_else(|| no_such(&name))?;
@@ -163,18 +163,14 @@ pub async fn get(State(state): State<Arc<ApiState>>, Path(name): Path<String>) -
     request_body = QueueIn,
     responses((status = 201, body = QueueView, description = "New"),
         (status = 200, body = QueueView, description = "It holds for what is given out or comes back from now on")))]
-pub async fn put(
-    State(state): State<Arc<ApiState>>,
-    Path(name): Path<String>,
-    request: Request,
-) -> ApiResult {
+pub async fn put(Within(state): Within, Path(name): Path<String>, request: Request) -> ApiResult {
     let service = state.service()?;
     checked_name(&name)?;
     let body = state.body(request, MAX_BODY).await?;
     let (settings, paused) = request::queue(&body.bytes)?;
     let (row, is_new) = service.store.put_queue(&name, &settings, paused).await?;
-    service.queues.note_settings(&name, &settings);
-    service.queues.changed(&name).await;
+    service.queues.note_settings(service.namespace(), &name, &settings);
+    service.queues.changed(service.namespace(), &name).await;
     answer(service, if is_new { StatusCode::CREATED } else { StatusCode::OK }, &row).await
 }
 
@@ -182,7 +178,7 @@ pub async fn put(
 #[utoipa::path(delete, path = "/v1/queues/{name}", tag = "queues", operation_id = "remove_queue", params(QueuePath),
     responses((status = 200, body = RemovedAnswer), (status = 404, body = Problem),
         (status = 409, body = Problem, description = "in_use: live timers or schedules are for it; the detail has their number")))]
-pub async fn remove(State(state): State<Arc<ApiState>>, Path(name): Path<String>) -> ApiResult {
+pub async fn remove(Within(state): Within, Path(name): Path<String>) -> ApiResult {
     let service = state.service()?;
     checked_name(&name)?;
     match service.store.remove_queue(&name).await? {
@@ -208,14 +204,14 @@ pub async fn remove(State(state): State<Arc<ApiState>>, Path(name): Path<String>
 /// Give nothing out. What is leased stays so and can be settled; a repeat gives the same answer.
 #[utoipa::path(post, path = "/v1/queues/{name}/pause", tag = "queues", operation_id = "pause_queue", params(QueuePath),
     responses((status = 200, body = QueueView), (status = 404, body = Problem)))]
-pub async fn pause(State(state): State<Arc<ApiState>>, Path(name): Path<String>) -> ApiResult {
+pub async fn pause(Within(state): Within, Path(name): Path<String>) -> ApiResult {
     set_paused(&state, &name, true).await
 }
 
 /// Give out what is ready. What is later than its grace by now follows its `late`.
 #[utoipa::path(post, path = "/v1/queues/{name}/resume", tag = "queues", operation_id = "resume_queue", params(QueuePath),
     responses((status = 200, body = QueueView), (status = 404, body = Problem)))]
-pub async fn resume(State(state): State<Arc<ApiState>>, Path(name): Path<String>) -> ApiResult {
+pub async fn resume(Within(state): Within, Path(name): Path<String>) -> ApiResult {
     set_paused(&state, &name, false).await
 }
 
@@ -224,7 +220,7 @@ async fn set_paused(state: &ApiState, name: &str, paused: bool) -> ApiResult {
     checked_name(name)?;
     let row = service.store.pause_queue(name, paused).await?.ok_or_else(|| no_such(name))?;
     if !paused {
-        service.queues.changed(name).await;
+        service.queues.changed(service.namespace(), name).await;
     }
     answer(service, StatusCode::OK, &row).await
 }
@@ -277,22 +273,19 @@ impl ItemView {
 /// Fetch what is due, or wait for it. What is not settled in time is due again.
 #[utoipa::path(post, path = "/v1/queues/{name}/lease", tag = "queues", operation_id = "lease", params(QueuePath),
     request_body = LeaseIn, responses((status = 200, body = LeaseAnswer)))]
-pub async fn lease(
-    State(state): State<Arc<ApiState>>,
-    Path(name): Path<String>,
-    request: Request,
-) -> ApiResult {
+pub async fn lease(Within(state): Within, Path(name): Path<String>, request: Request) -> ApiResult {
     let service = state.service()?;
     checked_name(&name)?;
     let body = state.body(request, MAX_SETTLE).await?;
-    let (asking, wait) = request::lease(&body.bytes, service.store.namespace())?;
+    let (asking, wait) = request::lease(&body.bytes, service.store.salt())?;
     drop(body);
-    let given = service.queues.lease(&name, asking, wait).await.map_err(|why| match why {
-        Refused::Full => {
-            Problem::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", why.to_string()).retry_after(1)
-        }
-        Refused::Cold(why) => why.into(),
-    })?;
+    let given =
+        service.queues.lease((service.namespace(), &name), asking, wait).await.map_err(|why| match why {
+            Refused::Full => {
+                Problem::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", why.to_string()).retry_after(1)
+            }
+            Refused::Cold(why) => why.into(),
+        })?;
     let items = given.items.iter().map(ItemView::new).collect();
     let bytes = serde_json::to_vec(&LeaseAnswer { items }).unwrap_or_default();
     let body = Body::new(Kept { bytes: Some(bytes.into()), given: Some(given) }.boxed());
@@ -354,23 +347,24 @@ pub struct SettledView {
 #[utoipa::path(post, path = "/v1/queues/{name}/settle", tag = "queues", operation_id = "settle", params(QueuePath),
     request_body = SettleIn,
     responses((status = 200, body = SettleAnswer, description = "Each stands alone")))]
-pub async fn settle(
-    State(state): State<Arc<ApiState>>,
-    Path(name): Path<String>,
-    request: Request,
-) -> ApiResult {
+pub async fn settle(Within(state): Within, Path(name): Path<String>, request: Request) -> ApiResult {
     let service = state.service()?;
     checked_name(&name)?;
     let caller = caller(&request);
     let body = state.body(request, MAX_SETTLE).await?;
-    let lease = service.queues.settings(&name).lease.unwrap_or(DEFAULT_LEASE);
+    let lease = service.queues.settings(service.namespace(), &name).lease.unwrap_or(DEFAULT_LEASE);
     let size = body.bytes.len();
     let settled = state.check(caller, size, move || request::settle(&body.bytes, lease)).await??;
     let (mut results, mut settlements) = (Vec::with_capacity(settled.len()), Vec::new());
     for (n, one) in settled.into_iter().enumerate() {
         results.push(SettledView { lease_token: one.text, status: 409, code: Some("lease_lost") });
         if let Some(token) = one.token {
-            let settlement = Settlement { token, lane: lane(&name), action: one.action, result: one.result };
+            let settlement = Settlement {
+                token,
+                lane: lane(service.namespace(), &name),
+                action: one.action,
+                result: one.result,
+            };
             settlements.push((n, settlement));
         }
     }

@@ -6,6 +6,7 @@
 mod canonical;
 mod destination;
 mod key;
+mod namespace;
 mod queue;
 mod raw;
 mod schedule;
@@ -22,6 +23,7 @@ use uuid::Uuid;
 
 pub use destination::{DestinationIn, destination};
 pub use key::{ALL as ALL_NAMESPACES, KeyIn, key};
+pub use namespace::{NamespaceIn, namespace};
 pub use queue::{LeaseIn, QueueIn, SettleIn, lease, queue, settle};
 use raw::Object;
 pub use raw::{DispatchIn, LateIn, LateThen, MergeIn, Precision, RawTimer, RetryIn};
@@ -35,6 +37,7 @@ use crate::cold::NewTimer;
 use crate::model::id::{TimerId, Uid};
 pub use crate::model::json::escaped;
 use crate::model::merge::{MAX_WINDOW, Merge};
+use crate::model::namespace::{Quotas, Salt};
 use crate::model::policy::{Late, Policies, Retry};
 use crate::model::queue::{Dispatch, MAX_TIMES, To};
 use crate::model::schedule::is_reserved;
@@ -78,8 +81,10 @@ pub enum Naming {
 pub struct Context<'a> {
     /// The store's time.
     pub now: UnixMs,
-    /// The namespace of ids.
-    pub namespace: &'a str,
+    /// The namespace of the timers.
+    pub salt: &'a Salt,
+    /// What the namespace may use.
+    pub quotas: Quotas,
     /// Decides which addresses are delivered to.
     pub guard: &'a Guard,
     /// A uid for the timer, if the service makes its id.
@@ -168,6 +173,7 @@ fn checked(
     let (id, uid, caller_id) = identity(&raw, naming, context, &mut errors);
     let minute = raw.precision == Some(Precision::Minute);
     let due_at = due(&raw.fire_at, &raw.delay, &raw.local, &raw.zone, context.now, &mut errors);
+    check_horizon(due_at, context.now, &context.quotas, &mut errors);
     let within = spread(raw.spread.as_deref(), &mut errors);
     let spread = within.zip(due_at).map(|(within, from)| Spread { within, from });
     // One that is spread is rounded after its moment is chosen.
@@ -176,7 +182,7 @@ fn checked(
         check_text(owner, 1, MAX_OWNER, "/owner", &mut errors);
     }
     let target = target(raw.target.as_deref(), context.guard, &mut errors);
-    check_data(raw.data.as_deref(), &mut errors);
+    check_data(raw.data.as_deref(), &context.quotas, &mut errors);
     let template = named_template(raw.template, &mut errors);
     let labels = labels(raw.labels.as_ref(), &mut errors);
     let policies = Policies {
@@ -197,6 +203,7 @@ fn checked(
     };
     Ok(NewTimer {
         uid,
+        namespace: context.salt.namespace,
         id,
         caller_id,
         again,
@@ -236,13 +243,13 @@ fn identity(
                 ));
             }
             errors.extend(reserved_id(&id, "?id"));
-            let uid = id.uid(context.namespace);
+            let uid = id.uid(context.salt);
             (id, uid, true)
         }
         Naming::Body => match raw.id.as_deref().map(TimerId::parse) {
-            None => (TimerId::of_server(fresh), fresh, false),
+            None => (TimerId::of_server(fresh, context.salt.namespace), fresh, false),
             Some(Ok(id)) => {
-                if id.server_uid().is_some() {
+                if id.is_of_server() {
                     errors.push(FieldError::new(
                         "/id",
                         "reserved",
@@ -250,21 +257,21 @@ fn identity(
                     ));
                 }
                 errors.extend(reserved_id(&id, "/id"));
-                let uid = id.uid(context.namespace);
+                let uid = id.uid(context.salt);
                 (id, uid, true)
             }
             Some(Err(why)) => {
                 errors.push(FieldError::new("/id", "bad_id", why.to_string()));
-                (TimerId::of_server(fresh), fresh, false)
+                (TimerId::of_server(fresh, context.salt.namespace), fresh, false)
             }
         },
         Naming::Key(uid) => {
             refuse_id(raw, errors);
-            (TimerId::of_server(uid), uid, true)
+            (TimerId::of_server(uid, context.salt.namespace), uid, true)
         }
         Naming::Server => {
             refuse_id(raw, errors);
-            (TimerId::of_server(fresh), fresh, false)
+            (TimerId::of_server(fresh, context.salt.namespace), fresh, false)
         }
     }
 }
@@ -335,10 +342,23 @@ pub fn due(
 }
 
 /// Checks the size of a payload.
-pub fn check_data(data: Option<&RawValue>, errors: &mut Vec<FieldError>) {
+pub fn check_data(data: Option<&RawValue>, quotas: &Quotas, errors: &mut Vec<FieldError>) {
     let size = data.map_or(0, |data| data.get().len());
     if size > MAX_DATA {
         errors.push(FieldError::new("/data", "too_large", format!("{size} bytes; at most {MAX_DATA}")));
+    } else if let Some(most) = quotas.payload_bytes.filter(|most| size > *most) {
+        let detail = format!("{size} bytes; this namespace's quota `payload_bytes` is {most}");
+        errors.push(FieldError::new("/data", "quota", detail));
+    }
+}
+
+/// Checks that a timer is due within the namespace's horizon.
+pub fn check_horizon(due_at: Option<UnixMs>, now: UnixMs, quotas: &Quotas, errors: &mut Vec<FieldError>) {
+    if let (Some(due_at), Some(horizon)) = (due_at, quotas.horizon)
+        && due_at > now.plus(horizon.get())
+    {
+        let detail = format!("further ahead than this namespace's quota `horizon`, {horizon}");
+        errors.push(FieldError::new("", "quota", detail));
     }
 }
 

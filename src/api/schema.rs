@@ -109,6 +109,8 @@ schemas! {
         text().pattern(Some(format!("^[A-Za-z0-9_-][A-Za-z0-9._-]{{0,{}}}$", MAX_NAME - 1))).examples(["shop-backend"]);
     KeyText: "The key: what follows `Bearer ` in `Authorization`." =
         text().pattern(Some("^mainspring_[0-9a-f]{16}_[A-Za-z0-9_-]{43}$"));
+    NamespaceName: "The name of a namespace." =
+        text().pattern(Some(r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$")).examples(["billing"]);
     NamespaceOrAll: "A namespace, or `*` for all." =
         text().pattern(Some(r"^(\*|[A-Za-z0-9._-]{1,64})$")).examples(["*"]);
     Scopes: "`view` reads. `register` makes, changes and cancels timers too, leases and settles. `operate` changes destinations, \

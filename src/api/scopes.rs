@@ -26,6 +26,7 @@ pub fn of(method: &str, route: &str) -> Takes {
     let parts: Vec<&str> = route.trim_start_matches('/').split('/').collect();
     let reads = matches!(method, "GET" | "HEAD" | "OPTIONS");
     match parts.as_slice() {
+        ["v1", "namespaces", ..] => Takes { scope: Scope::Admin, sight: Scope::Admin, is_of_all: true },
         ["v1", "keys", ..] => Takes { scope: Scope::Admin, sight: Scope::Admin, is_of_all: false },
         ["v1", "audit"] => Takes { sight: Scope::Operate, ..see(Scope::Operate) },
         ["v1", "wheels" | "nodes" | "receivers", ..] => Takes { is_of_all: true, ..see(Scope::View) },
@@ -38,7 +39,7 @@ pub fn of(method: &str, route: &str) -> Takes {
 impl Takes {
     /// Lets this caller through, or answers him.
     pub fn check(self, caller: Caller, method: &str, route: &str) -> Result<(), Problem> {
-        if caller.scope < self.sight || (self.is_of_all && !caller.is_of_all) {
+        if caller.scope < self.sight || (self.is_of_all && !caller.is_of_all()) {
             let of = if self.is_of_all { " of all namespaces (`*`)" } else { "" };
             let detail =
                 format!("there is nothing here for this key; it takes one with `{}`{of}", self.sight.word());

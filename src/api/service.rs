@@ -4,15 +4,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Json;
-use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::extract::{Extension, State};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 
-use super::ApiState;
+use super::auth::Caller;
+use super::namespaces::HEADER;
 use super::problem::Problem;
 use super::schema;
-use crate::cold::{Held, Ledger, NodeRow};
+use super::{ApiState, Within};
+use crate::cold::{Held, Ledger, NodeRow, Whose};
 use crate::dispatch::ReceiverLoad;
 use crate::model::time::{Span, UnixMs};
 
@@ -124,10 +126,17 @@ pub async fn metrics(State(state): State<Arc<ApiState>>) -> Response {
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], state.node.metrics.text()).into_response()
 }
 
-/// The ledger: registered = delivered + cancelled + expired + dead + pending.
+/// The ledger of the namespace: registered = delivered + cancelled + expired + dead + pending. With a key of all namespaces
+/// that names none it is the whole store's.
 #[utoipa::path(get, path = "/v1/ledger", tag = "service", responses((status = 200, body = Ledger)))]
-pub async fn ledger(State(state): State<Arc<ApiState>>) -> Result<Response, Problem> {
-    Ok(Json(state.service()?.store.ledger().await?).into_response())
+pub async fn ledger(
+    Within(state): Within,
+    Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
+) -> Result<Response, Problem> {
+    let is_of_all = caller.is_of_all() && !headers.contains_key(HEADER);
+    let of = if is_of_all { Whose::All } else { Whose::One(caller.namespace) };
+    Ok(Json(state.service()?.store.ledger(of).await?).into_response())
 }
 
 /// The nodes of the store.

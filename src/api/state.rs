@@ -1,9 +1,11 @@
 //! The state that all handlers share.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 
-use axum::extract::Request;
+use axum::extract::{FromRequestParts, Request};
 use axum::http::StatusCode;
+use axum::http::request::Parts;
 use tokio_util::sync::CancellationToken;
 
 use super::auth::{Auth, Caller};
@@ -11,24 +13,61 @@ use super::bodies::{Bodies, Read, SMALL};
 use super::problem::Problem;
 use super::slices::{Failed, Slices};
 use super::view;
+use crate::model::namespace::Namespace;
 use crate::service::{Node, Service};
 use crate::sink::guard::Guard;
 
 /// The state that all handlers share.
+#[derive(Clone)]
 pub struct ApiState {
     pub(super) node: Arc<Node>,
     pub(super) auth: Auth,
     pub(super) guard: Guard,
-    pub(super) bodies: Bodies,
-    pub(super) slices: Slices,
+    pub(super) bodies: Arc<Bodies>,
+    pub(super) slices: Arc<Slices>,
     /// Cancelled when the node stops; streams end then.
     pub(super) closing: CancellationToken,
+    /// The service for calls about another namespace than the store's own.
+    pub(super) within: Option<Box<Service>>,
+}
+
+/// The state, for calls about the namespace of this one.
+pub struct Within(pub Arc<ApiState>);
+
+/// The state that a handler gets in place of the common one.
+#[derive(Clone)]
+pub(super) struct OfNamespace(pub Arc<ApiState>);
+
+impl FromRequestParts<Arc<ApiState>> for Within {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, state: &Arc<ApiState>) -> Result<Self, Infallible> {
+        let of_call = parts.extensions.get::<OfNamespace>().map(|one| Arc::clone(&one.0));
+        Ok(Self(of_call.unwrap_or_else(|| Arc::clone(state))))
+    }
 }
 
 impl ApiState {
     /// The service; 503 until the cold store has answered for the first time.
     pub(super) fn service(&self) -> Result<&Service, Problem> {
-        self.node.service().ok_or_else(Problem::starting)
+        self.within.as_deref().or_else(|| self.node.service()).ok_or_else(Problem::starting)
+    }
+
+    /// The same for calls about this namespace.
+    pub(super) fn of(&self, namespace: Namespace) -> Result<OfNamespace, Problem> {
+        let service = self.node.service().ok_or_else(Problem::starting)?;
+        Ok(OfNamespace(Arc::new(Self { within: Some(Box::new(service.within(namespace))), ..self.clone() })))
+    }
+
+    /// Charges so many calls to the caller's key and to the namespace that the call is about; 429 when a quota admits no more.
+    pub(super) async fn charge(&self, caller: Caller, calls: usize) -> Result<(), Problem> {
+        self.auth.charge(&caller, calls)?;
+        self.charge_namespace(caller.namespace, calls).await
+    }
+
+    /// The same for the namespace alone.
+    pub(super) async fn charge_namespace(&self, namespace: Namespace, calls: usize) -> Result<(), Problem> {
+        self.node.namespaces.charge(namespace, calls).await.map_err(Problem::over)
     }
 
     /// Reads the body of a call, of at most `most` bytes.

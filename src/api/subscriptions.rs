@@ -1,21 +1,19 @@
 //! `/v1/subscriptions`: who gets lifecycle events.
 
-use std::sync::Arc;
-
 use axum::Json;
-use axum::extract::{Path, Request, State};
+use axum::extract::{Path, Request};
 use axum::http::StatusCode;
 use axum::response::IntoResponse;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::ApiState;
 use super::etag::tagged;
 use super::named::{MAX_BODY, RemovedAnswer, checked_name, removed};
 use super::problem::{ApiResult, FieldError, Problem};
 use super::request::{self, SubscriptionIn};
 use super::schema;
 use super::state::caller;
+use super::{ApiState, Within};
 use crate::cold::{Backlog, MAX_SUBSCRIPTIONS, MOST_EXCESS, SubscriptionRow};
 use crate::model::subscription::Asked;
 use crate::model::time::UnixMs;
@@ -101,7 +99,7 @@ fn no_such(name: &str) -> Problem {
 /// All subscriptions, by name.
 #[utoipa::path(get, path = "/v1/subscriptions", tag = "subscriptions", operation_id = "subscriptions",
     responses((status = 200, body = SubscriptionsAnswer)))]
-pub async fn list(State(state): State<Arc<ApiState>>) -> ApiResult {
+pub async fn list(Within(state): Within) -> ApiResult {
     let service = state.service()?;
     let rows = service.store.subscriptions().await?;
     let mut items = Vec::with_capacity(rows.len());
@@ -116,7 +114,7 @@ pub async fn list(State(state): State<Arc<ApiState>>) -> ApiResult {
 #[utoipa::path(get, path = "/v1/subscriptions/{name}", tag = "subscriptions", operation_id = "subscription",
     params(SubscriptionPath),
     responses((status = 200, body = SubscriptionView), (status = 404, body = Problem)))]
-pub async fn get(State(state): State<Arc<ApiState>>, Path(name): Path<String>) -> ApiResult {
+pub async fn get(Within(state): Within, Path(name): Path<String>) -> ApiResult {
     let service = state.service()?;
     checked_name(&name)?;
     let row = service.store.subscriptions().await?.into_iter().find(|row| row.name == name);
@@ -131,11 +129,7 @@ pub async fn get(State(state): State<Arc<ApiState>>, Path(name): Path<String>) -
         (status = 200, body = SubscriptionView, description = "In place of the former one, whose events that wait stay"),
         (status = 503, body = Problem, description = "not_taken: it is made, and the nodes in the detail write no events for it \
             yet; repeat the call")))]
-pub async fn put(
-    State(state): State<Arc<ApiState>>,
-    Path(name): Path<String>,
-    request: Request,
-) -> ApiResult {
+pub async fn put(Within(state): Within, Path(name): Path<String>, request: Request) -> ApiResult {
     let service = state.service()?;
     checked_name(&name)?;
     let caller = caller(&request);
@@ -145,7 +139,7 @@ pub async fn put(
         state.check(caller, size, move || request::subscription(&body.bytes)).await??;
     let settings =
         serde_json::to_string(&asked).map_err(|_| crate::cold::Error::Corrupt("a filter".into()))?;
-    match service.subscriptions.put(&name, &destination, &settings).await? {
+    match service.subscriptions.put(service.namespace(), &name, &destination, &settings).await? {
         PutOutcome::Done(Put { row, is_new, behind }) if behind.is_empty() => {
             answer(&state, if is_new { StatusCode::CREATED } else { StatusCode::OK }, row).await
         }
@@ -172,10 +166,10 @@ pub async fn put(
 #[utoipa::path(delete, path = "/v1/subscriptions/{name}", tag = "subscriptions", operation_id = "remove_subscription",
     params(SubscriptionPath),
     responses((status = 200, body = RemovedAnswer), (status = 404, body = Problem)))]
-pub async fn remove(State(state): State<Arc<ApiState>>, Path(name): Path<String>) -> ApiResult {
+pub async fn remove(Within(state): Within, Path(name): Path<String>) -> ApiResult {
     let service = state.service()?;
     checked_name(&name)?;
-    match service.subscriptions.remove(&name).await? {
+    match service.subscriptions.remove(service.namespace(), &name).await? {
         true => Ok(removed()),
         false => Err(no_such(&name)),
     }

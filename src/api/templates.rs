@@ -1,15 +1,13 @@
 //! `/v1/templates`: named JSON Schemas with defaults, which the data of timers is fitted to.
 
-use std::sync::Arc;
-
 use axum::Json;
-use axum::extract::{Path, Request, State};
+use axum::extract::{Path, Request};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::value::RawValue;
 
-use super::ApiState;
+use super::Within;
 use super::etag::tagged;
 use super::named::{RemovedAnswer, checked_name, removed};
 use super::problem::{ApiResult, FieldError, Problem};
@@ -85,7 +83,7 @@ fn no_such(name: &str) -> Problem {
 /// All templates, by name.
 #[utoipa::path(get, path = "/v1/templates", tag = "templates", operation_id = "templates",
     responses((status = 200, body = TemplatesAnswer)))]
-pub async fn list(State(state): State<Arc<ApiState>>) -> ApiResult {
+pub async fn list(Within(state): Within) -> ApiResult {
     let rows = state.service()?.store.templates(None).await?;
     Ok(Json(TemplatesAnswer { items: rows.into_iter().map(view).collect() }).into_response())
 }
@@ -94,7 +92,7 @@ pub async fn list(State(state): State<Arc<ApiState>>) -> ApiResult {
 #[utoipa::path(get, path = "/v1/templates/{name}", tag = "templates", operation_id = "template",
     params(TemplatePath),
     responses((status = 200, body = TemplateView), (status = 404, body = Problem)))]
-pub async fn get(State(state): State<Arc<ApiState>>, Path(name): Path<String>) -> ApiResult {
+pub async fn get(Within(state): Within, Path(name): Path<String>) -> ApiResult {
     let service = state.service()?;
     checked_name(&name)?;
     let rows = service.store.templates(Some(std::slice::from_ref(&name))).await?;
@@ -107,11 +105,7 @@ pub async fn get(State(state): State<Arc<ApiState>>, Path(name): Path<String>) -
     params(TemplatePath), request_body = TemplateIn,
     responses((status = 201, body = TemplateView, description = "New"),
         (status = 200, body = TemplateView, description = "The same again, or in place of the former one")))]
-pub async fn put(
-    State(state): State<Arc<ApiState>>,
-    Path(name): Path<String>,
-    request: Request,
-) -> ApiResult {
+pub async fn put(Within(state): Within, Path(name): Path<String>, request: Request) -> ApiResult {
     let service = state.service()?;
     checked_name(&name)?;
     let caller = caller(&request);
@@ -138,7 +132,7 @@ pub async fn put(
     params(TemplatePath),
     responses((status = 200, body = RemovedAnswer), (status = 404, body = Problem),
         (status = 409, body = Problem, description = "in_use: live timers or schedules use it; the detail has their number")))]
-pub async fn remove(State(state): State<Arc<ApiState>>, Path(name): Path<String>) -> ApiResult {
+pub async fn remove(Within(state): Within, Path(name): Path<String>) -> ApiResult {
     let service = state.service()?;
     checked_name(&name)?;
     match service.store.remove_template(&name).await? {

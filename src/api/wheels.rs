@@ -6,14 +6,14 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{Extension, State};
+use axum::extract::Extension;
 use axum::http::StatusCode;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures::StreamExt;
 use serde::Serialize;
 
-use super::ApiState;
+use super::Within;
 use super::auth::Caller;
 use super::problem::Problem;
 use super::schema;
@@ -84,7 +84,7 @@ pub struct ShardView {
 #[utoipa::path(get, path = "/v1/wheels", tag = "service",
     responses((status = 200, body = WheelsView), (status = 503, body = Problem,
         description = "wheels_unavailable: the wheels do not answer; or as for other calls")))]
-pub async fn wheels(State(state): State<Arc<ApiState>>) -> Result<Response, Problem> {
+pub async fn wheels(Within(state): Within) -> Result<Response, Problem> {
     let service = state.service()?;
     let rows = service.store.shard_rows(&[]).await?;
     let shards: Vec<i32> = rows.iter().map(|row| row.shard).collect();
@@ -157,10 +157,7 @@ pub async fn wheels(State(state): State<Arc<ApiState>>) -> Result<Response, Prob
     responses((status = 200, body = String, content_type = "text/event-stream",
         description = "`full` at the start and now and then: all counts. `delta`: the counts that changed, 0 for a slot that \
                        is empty now; once a second with the overview `x`")))]
-pub async fn watch(
-    State(state): State<Arc<ApiState>>,
-    Extension(caller): Extension<Caller>,
-) -> Result<Response, Problem> {
+pub async fn watch(Within(state): Within, Extension(caller): Extension<Caller>) -> Result<Response, Problem> {
     let event = |frame: Frame| Event::default().event(frame.event).data(&*frame.data);
     let frames = state.service()?.observer.frames().await;
     let node = Arc::clone(&state.node);

@@ -223,9 +223,10 @@ async fn stop(phases: &Phases, dispatcher: Arc<Dispatcher>, shared: bool, grace:
     phases.owning.end().await;
 }
 
-/// Reads the keys of the store. A server without any key listens on loopback only.
+/// Reads the namespaces and the keys of the store. A server without any key listens on loopback only.
 async fn open_keys(node: &Node, store: &ColdStore) -> anyhow::Result<()> {
     let server = &node.config.server;
+    node.namespaces.open(store).await?;
     node.keys.open(store).await?;
     if node.keys.has_settings() {
         tracing::info!(
@@ -324,6 +325,7 @@ async fn start(
     dispatcher.take_terms();
     let stop = &phases.loops.stop;
     phases.loops.spawn("keys", until(stop, Arc::clone(&node.keys).run()));
+    phases.loops.spawn("namespaces", until(stop, Arc::clone(&node.namespaces).run()));
     phases.loops.spawn("destinations", until(stop, Arc::clone(&destinations).run()));
     phases.loops.spawn("terms", until(stop, Arc::clone(&dispatcher).follow_destinations()));
     phases.loops.spawn("spread", until(stop, store.clone().follow_spread()));

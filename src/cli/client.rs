@@ -31,6 +31,9 @@ pub struct Connection {
     /// A file with the API key [default: the key in $MAINSPRING_API_KEY]
     #[arg(long, global = true, value_name = "FILE", help_heading = "Server")]
     key_file: Option<PathBuf>,
+    /// The namespace to work in, with a key of all namespaces [default: $MAINSPRING_NAMESPACE, else the store's own]
+    #[arg(long, global = true, value_name = "NAME", help_heading = "Server", value_parser = input::name)]
+    in_namespace: Option<String>,
 }
 
 impl Connection {
@@ -43,6 +46,9 @@ impl Connection {
         self.server.clone().or_else(|| variable("MAINSPRING_SERVER"))
     }
 }
+
+/// By this header a caller with a key of all namespaces chooses one.
+const NAMESPACE: &str = "x-mainspring-namespace";
 
 /// The value of a variable of the environment, unless it is blank.
 fn variable(name: &str) -> Option<String> {
@@ -180,6 +186,7 @@ pub struct Client {
     http: reqwest::Client,
     base: String,
     key: Option<HeaderValue>,
+    namespace: Option<HeaderValue>,
 }
 
 impl Client {
@@ -190,7 +197,10 @@ impl Client {
             Some(path) => Some(input::secret_file("--key-file", path)?),
             None => variable("MAINSPRING_API_KEY"),
         };
-        Self::of(&server.unwrap_or_else(|| DEFAULT_SERVER.into()), key.as_deref())
+        let namespace = connection.in_namespace.clone().or_else(|| variable("MAINSPRING_NAMESPACE"));
+        let namespace = namespace.map(|name| HeaderValue::from_str(&name)).transpose();
+        let namespace = namespace.map_err(|_| usage("MAINSPRING_NAMESPACE is no name of a namespace"))?;
+        Ok(Self { namespace, ..Self::of(&server.unwrap_or_else(|| DEFAULT_SERVER.into()), key.as_deref())? })
     }
 
     /// A client of the server at `base`.
@@ -213,7 +223,12 @@ impl Client {
             }
             None => None,
         };
-        Ok(Self { http: http(TIMEOUT)?, base: url.as_str().trim_end_matches('/').to_owned(), key })
+        Ok(Self {
+            http: http(TIMEOUT)?,
+            base: url.as_str().trim_end_matches('/').to_owned(),
+            key,
+            namespace: None,
+        })
     }
 
     /// The same client with another time limit for each call.
@@ -234,6 +249,9 @@ impl Client {
         let mut request = self.http.request(method, format!("{}{path}", self.base)).query(query);
         if let Some(key) = &self.key {
             request = request.header(AUTHORIZATION, key);
+        }
+        if let Some(namespace) = &self.namespace {
+            request = request.header(NAMESPACE, namespace);
         }
         if let Some(body) = body {
             request = request.json(body);
@@ -260,6 +278,9 @@ impl Client {
         let mut request = streaming()?.get(format!("{}{path}", self.base));
         if let Some(key) = &self.key {
             request = request.header(AUTHORIZATION, key);
+        }
+        if let Some(namespace) = &self.namespace {
+            request = request.header(NAMESPACE, namespace);
         }
         let answer = request.send().await.map_err(|why| self.failed(&why, ""))?;
         let status = answer.status();

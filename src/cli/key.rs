@@ -14,8 +14,9 @@ use super::exit::{Exit, usage};
 use super::show::{self, Fields};
 use super::{input, out, store};
 use crate::clock::{Clock, SystemClock};
-use crate::cold::{ColdStore, KeyMade, KeyRevoked, KeyRow, MAX_KEYS, acting};
+use crate::cold::{ColdStore, KeyMade, KeyRevoked, KeyRow, MAX_KEYS, NamespaceRow, acting};
 use crate::model::key::{KeyId, Scope};
+use crate::model::namespace::Namespace;
 use crate::model::time::UnixMs;
 use crate::service::keys::{certificate_hash, fingerprint, make};
 
@@ -153,12 +154,20 @@ async fn on_the_machine(cold: &ColdStore, verb: &Verb, json: bool) -> anyhow::Re
     cold.prepare().await?;
     match verb {
         Verb::Create(create) => {
-            let own = cold.namespace();
-            let is_of_all = create.namespace.as_deref() == Some("*");
-            if let Some(name) = create.namespace.as_deref().filter(|name| *name != "*" && *name != own) {
-                return Err(usage(format!("--namespace {name}: there is `{own}`, and `*` is all")));
-            }
-            let (mut new, text) = make(create.name.clone(), is_of_all, create.scope, create.expires_at()?)?;
+            let namespaces = cold.namespaces().await?;
+            let namespace = match create.namespace.as_deref() {
+                None => Some(Namespace::OWN),
+                Some("*") => None,
+                Some(name) => {
+                    let names: Vec<&str> = namespaces.iter().map(|row| row.name.as_str()).collect();
+                    let found = namespaces.iter().find(|row| row.name == name);
+                    let found = found.ok_or_else(|| {
+                        usage(format!("--namespace {name}: there is {}; `*` is all", names.join(", ")))
+                    })?;
+                    Some(found.number)
+                }
+            };
+            let (mut new, text) = make(create.name.clone(), namespace, create.scope, create.expires_at()?)?;
             let mut text = Some(text);
             if let Some(pem) = create.certificate()? {
                 let hash = certificate_hash(pem.as_bytes());
@@ -174,15 +183,15 @@ async fn on_the_machine(cold: &ColdStore, verb: &Verb, json: bool) -> anyhow::Re
                     return Ok(Exit::Conflict);
                 }
             };
-            let mut shown = shown(&row, own);
+            let mut shown = shown(&row, &namespaces);
             if let Some(text) = text {
                 shown["key"] = text.into();
             }
             created(&reply(StatusCode::CREATED, &shown), json)
         }
         Verb::Ls(_) => {
-            let items: Vec<Value> =
-                cold.keys().await?.iter().map(|row| shown(row, cold.namespace())).collect();
+            let namespaces = cold.namespaces().await?;
+            let items: Vec<Value> = cold.keys().await?.iter().map(|row| shown(row, &namespaces)).collect();
             listed(&reply(StatusCode::OK, &json!({ "items": items })), json)
         }
         Verb::Revoke(Revoke { id, .. }) => {
@@ -203,9 +212,11 @@ async fn on_the_machine(cold: &ColdStore, verb: &Verb, json: bool) -> anyhow::Re
 }
 
 /// A key as the API shows it.
-fn shown(row: &KeyRow, own: &str) -> Value {
+fn shown(row: &KeyRow, namespaces: &[NamespaceRow]) -> Value {
+    let named = |number| namespaces.iter().find(|one| one.number == number).map(|one| one.name.as_str());
+    let namespace = row.namespace.map_or(Some("*"), named);
     json!({
-        "id": row.id, "name": row.name, "namespace": if row.is_of_all { "*" } else { own },
+        "id": row.id, "name": row.name, "namespace": namespace,
         "scopes": row.scope.included(), "created_at": row.created_at, "expires_at": row.expires_at,
         "last_used_at": row.last_used_at, "certificate": row.is_certificate.then(|| fingerprint(&row.hash)),
     })

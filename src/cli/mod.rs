@@ -17,6 +17,7 @@ mod input;
 mod key;
 mod look;
 mod man;
+mod namespace;
 mod operation;
 mod out;
 mod put;
@@ -84,6 +85,8 @@ enum Verb {
     Subscription(Remote<subscription::Verb>),
     /// Name JSON Schemas with defaults that the data of timers is checked against
     Template(Remote<template::Verb>),
+    /// Let several teams share the store, and say what each may use
+    Namespace(Remote<namespace::Verb>),
     /// Make, list and revoke API keys, in the database of the settings or on a running server
     Key(key::Key),
     /// Watch the wheels of a running server
@@ -180,6 +183,7 @@ async fn dispatch(cli: &Cli) -> anyhow::Result<Exit> {
         Verb::Operation(at) => operation::run(at.client()?, &at.verb, cli.json).await,
         Verb::Subscription(at) => subscription::run(at.client()?, &at.verb, cli.json).await,
         Verb::Template(at) => template::run(at.client()?, &at.verb, cli.json).await,
+        Verb::Namespace(at) => namespace::run(at.client()?, &at.verb, cli.json).await,
         Verb::Key(key) => key::run(key, &cli.settings, cli.json).await,
         Verb::Wheel(at) => watch::run(at.client()?, &at.verb, cli.json).await,
         Verb::Receivers(args) => look::receivers(args, cli.json).await,
@@ -285,6 +289,10 @@ mod tests {
             "subscription get a --json",
             "subscription --server http://a ls",
             "subscription rm a",
+            "namespace put a --live-timers 5 --payload-bytes 9 --horizon 30d",
+            "namespace get a",
+            "namespace ls --in-namespace b",
+            "namespace rm a",
             "template put a --schema {} --defaults {}",
             "template put a --schema-file s.json --defaults-file -",
             "template get a --json",

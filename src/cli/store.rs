@@ -175,6 +175,10 @@ fn verify_text(found: &Verification) -> String {
     lines.extend(ends.map(|(name, counted)| row(name, counted, found.ended_rows.get(name).copied())));
     lines.push(row("pending", ledger.pending, None));
     lines.extend(found.mismatches.iter().map(|mismatch| format!("mismatch: {mismatch}")));
+    let unbalanced = found.namespaces.iter().filter(|one| !one.balanced);
+    lines.extend(
+        unbalanced.map(|one| format!("mismatch: the ledger of namespace {} does not balance", one.namespace)),
+    );
     let accounted = ends.iter().map(|(_, counted)| counted).sum::<i64>() + ledger.pending;
     lines.push(match ledger.registered - accounted {
         0 if lossless(found) => "ok: every registered timer is pending or ended exactly once".into(),
@@ -200,6 +204,7 @@ mod tests {
             ended_rows: BTreeMap::from([("delivered".into(), 4), ("cancelled".into(), 3)]),
             mismatches: mismatches.iter().map(|&mismatch| mismatch.to_owned()).collect(),
             overdue: 0,
+            namespaces: Vec::new(),
         }
     }
 

@@ -11,13 +11,17 @@ use super::columns::{
     self, AFTER, ALL, EDITED, JUDGED, LIFE, MERGED, PRIORITY, SEATS, SPREAD_FROM, TARGET, TimerColumn,
 };
 use super::decide::{Context, Writes, decide};
+use super::destinations::Named;
 use super::end::Rows;
 use super::outbox::{Batch, Happened};
+use super::places::terms_of;
 use super::row::{AttemptRecord, TimerRow};
 use super::sql::{Column, Dialect, Statement, Tx};
+use super::totals::Counts;
 use super::{ColdStore, Error};
 use crate::model::id::{Epoch, Generation, Uid, Version};
 use crate::model::merge::MergeKey;
+use crate::model::namespace::Namespace;
 use crate::model::priority::Priority;
 use crate::model::queue::{Action, Dispatch, Held, LeaseToken};
 use crate::model::schedule::Skipped;
@@ -34,6 +38,8 @@ pub const MAX_BATCH: usize = 500;
 pub struct Change {
     /// The timer.
     pub uid: Uid,
+    /// The namespace of the caller who wants it: a timer of another one is none to him. `None`: the service itself.
+    pub caller: Option<Namespace>,
     /// The event.
     pub event: ChangeEvent,
 }
@@ -121,12 +127,12 @@ impl ChangeEvent {
 
     /// Whether it gives this timer a payload that does not come from the timer's template; then that template's name, if it
     /// has one. `templates` are what those are now that payloads were fitted to.
-    fn unfitted(&self, row: &TimerRow, templates: &BTreeMap<String, TemplateHash>) -> Option<Option<String>> {
+    fn unfitted(&self, row: &TimerRow, templates: &BTreeMap<Named, TemplateHash>) -> Option<Option<String>> {
         let Self::Edit(Edit { data: Some(_), template: fitted, .. }) = self else { return None };
         let is_fit = match (&row.template, fitted) {
             (None, None) => true,
             (Some(name), Some(TemplateUse { name: to, fitted: Some(hash) })) => {
-                name == to && templates.get(name) == Some(hash)
+                name == to && templates.get(&(row.namespace, name.clone())) == Some(hash)
             }
             _ => false,
         };
@@ -313,7 +319,7 @@ impl ColdStore {
     ) -> Result<(Vec<Applied>, BTreeSet<Uid>), Error> {
         let mut tx = self.pool.begin().await?;
         let Within { answers, skipped, late } =
-            Box::pin(self.apply_within(&mut tx, changes, uids, skip_locked, &[])).await?;
+            Box::pin(self.apply_within(&mut tx, changes, uids, skip_locked, Counts::default())).await?;
         tx.commit().await.map_err(Error::at_commit)?;
         Box::pin(self.tell_late(late)).await?;
         Ok((answers, skipped))
@@ -326,7 +332,7 @@ impl ColdStore {
         changes: &[Change],
         uids: &[Uid],
         skip_locked: bool,
-        also: &[(&'static str, i64)],
+        also: Counts,
     ) -> Result<Within, Error> {
         let mut s = Statement::new(self.dialect(), "apply_lock");
         let batch = s.batch("b", vec![("b_uid", Column::Uuid(uids.iter().map(|uid| uid.0).collect()))]);
@@ -356,17 +362,24 @@ impl ColdStore {
         }
         let missing: Vec<Uid> =
             uids.iter().filter(|uid| !rows.contains_key(uid) && !unreadable.contains(uid)).copied().collect();
-        let wanted = changes.iter().filter_map(|change| change.event.target());
-        let no_destinations = self.missing_destinations(tx, wanted).await?;
-        let nowhere = |event: &ChangeEvent| {
-            let name = event.target().and_then(Target::destination)?;
-            no_destinations.get(name).cloned()
+        // What a caller names is of the namespace of his timer.
+        let of = |change: &Change| {
+            let namespace = rows.get(&change.uid).map(|(row, _)| row.namespace)?;
+            change.caller.is_none_or(|caller| caller == namespace).then_some(namespace)
         };
-        let fitted = changes.iter().filter_map(|change| change.event.template());
-        let templates = self.templates_in_use(tx, fitted).await?;
+        let wanted: Vec<(Namespace, &Target)> =
+            changes.iter().filter_map(|change| of(change).zip(change.event.target())).collect();
+        let no_destinations = self.missing_destinations(tx, wanted.iter().copied()).await?;
+        let nowhere = |row: &TimerRow, event: &ChangeEvent| {
+            let name =
+                event.target().and_then(Target::destination).filter(|_| !no_destinations.is_empty())?;
+            no_destinations.get(&(row.namespace, name.to_owned())).map(|(_, name)| name.clone())
+        };
+        let fitted: Vec<(Namespace, &TemplateUse)> =
+            changes.iter().filter_map(|change| of(change).zip(change.event.template())).collect();
+        let templates = self.templates_in_use(tx, fitted.into_iter()).await?;
+        self.keep_queues(tx, wanted.into_iter()).await?;
         self.lend_retry(tx, changes, &mut rows).await?;
-        let wanted = changes.iter().filter_map(|change| change.event.target());
-        self.keep_queues(tx, wanted).await?;
         let seated = rows.values_mut().map(|(row, _)| row).filter(|row| row.seats.is_some());
         let seated: Vec<&mut TimerRow> = seated.collect();
         let queues = Box::pin(self.read_places(tx, seated)).await?;
@@ -377,7 +390,8 @@ impl ColdStore {
         for change in changes {
             answers.push(match rows.get_mut(&change.uid) {
                 _ if skipped.contains(&change.uid) => Applied::NotLive,
-                Some((row, watermark)) => match nowhere(&change.event) {
+                Some((row, _)) if change.caller.is_some_and(|of| of != row.namespace) => Applied::NotLive,
+                Some((row, watermark)) => match nowhere(row, &change.event) {
                     Some(name) => Applied::NoDestination(name),
                     None if let Some(why) = unfit(row, &change.event) => Applied::Unfit(why),
                     None if let Some(template) = change.event.unfitted(row, &templates) => {
@@ -388,8 +402,8 @@ impl ColdStore {
                             now: store_now,
                             watermark: *watermark,
                             planted: self.planted,
-                            namespace: &self.namespace,
-                            queue: row.target.queue().and_then(|name| queues.get(name)),
+                            salt: &self.own,
+                            queue: terms_of(&queues, row),
                         };
                         let event = self.spread_anew(row, &change.event, store_now);
                         decide(row, &event, context, &mut writes)
@@ -401,7 +415,7 @@ impl ColdStore {
         }
         let told = std::mem::take(&mut writes.told);
         let mut counts = self.write(tx, writes).await?;
-        counts.extend_from_slice(also);
+        counts.extend(also);
         // In boxes: a transaction with all of these in line outgrows the stack of a thread in builds that are not optimised.
         let set = Box::pin(self.listeners(tx)).await?;
         let late = Box::pin(self.tell(
@@ -423,21 +437,20 @@ impl ColdStore {
         rows: &mut BTreeMap<Uid, (TimerRow, UnixMs)>,
     ) -> Result<(), Error> {
         let expired = changes.iter().filter(|change| matches!(change.event, ChangeEvent::ClaimExpired(_)));
-        let mut of: BTreeMap<Uid, String> = BTreeMap::new();
+        let mut of: BTreeMap<Uid, Named> = BTreeMap::new();
         for change in expired {
             let Some((row, _)) = rows.get_mut(&change.uid) else { continue };
             if let Some(merged) = &row.merged {
                 row.policies.retry = merged.retry;
             }
             if let (None, Some(name)) = (row.policies.retry, row.target.destination()) {
-                of.insert(row.uid, name.to_owned());
+                of.insert(row.uid, (row.namespace, name.to_owned()));
             }
         }
         if of.is_empty() {
             return Ok(());
         }
-        let names: BTreeSet<String> = of.values().cloned().collect();
-        let retries = self.destination_retries(tx, names.into_iter().collect()).await?;
+        let retries = self.destination_retries(tx, of.values().cloned().collect()).await?;
         for (uid, name) in of {
             if let (Some((row, _)), Some(retry)) = (rows.get_mut(&uid), retries.get(&name)) {
                 row.policies.retry = Some(*retry);
@@ -519,7 +532,7 @@ impl ColdStore {
     }
 
     /// Writes all but the counts, which it returns.
-    async fn write(&self, tx: &mut Tx, writes: Writes) -> Result<Vec<(&'static str, i64)>, Error> {
+    async fn write(&self, tx: &mut Tx, writes: Writes) -> Result<Counts, Error> {
         let Writes {
             moved,
             edited,
@@ -535,9 +548,9 @@ impl ColdStore {
             late,
             told: _,
         } = writes;
-        let mut counts: BTreeMap<&'static str, i64> = BTreeMap::new();
+        let mut counts = Counts::default();
         for end in &ends {
-            *counts.entry(end.state.word()).or_default() += 1;
+            counts.add(end.namespace, end.state.word(), 1);
         }
         if !moved.is_empty() {
             let rows: Vec<&TimerRow> = moved.values().collect();
@@ -571,7 +584,7 @@ impl ColdStore {
                 return Err(Error::Corrupt("a locked row did not end".into()));
             }
         }
-        Ok(counts.into_iter().collect())
+        Ok(counts)
     }
 
     /// The statement that writes these columns of these live rows.

@@ -9,7 +9,6 @@
 
 use serde_json::{Value, json};
 
-use super::destinations::NAMESPACE;
 use super::sql::{Row, Statement, Tx};
 use super::{ColdStore, Error};
 use crate::model::time::UnixMs;
@@ -72,7 +71,9 @@ impl Deed<'_> {
     /// Whether it is about something that only keys of all namespaces may see: another such key.
     fn is_of_all(&self) -> bool {
         let key = self.was.as_ref().or(self.became.as_ref());
-        self.action.starts_with("key.") && key.is_some_and(|key| key["namespace"].is_null())
+        let is_key_of_all =
+            self.action.starts_with("key.") && key.is_some_and(|key| key["namespace"].is_null());
+        is_key_of_all || self.action.starts_with("namespace.")
     }
 }
 
@@ -171,7 +172,7 @@ impl ColdStore {
         s.push(&format!(
             "INSERT INTO audit (namespace, at, actor, name, origin, action, object, was, became) \
              VALUES ({namespace}, {now}, {by}, {name}, {from}, {action}, {object}, {was}, {became})",
-            namespace = if deed.is_of_all() { OF_ALL } else { NAMESPACE },
+            namespace = if deed.is_of_all() { OF_ALL } else { self.namespace().0.into() },
         ));
         s
     }
@@ -179,9 +180,10 @@ impl ColdStore {
     /// The audit, the latest first, at most `limit` rows.
     pub async fn audited(&self, filter: &AuditFilter, limit: usize) -> Result<Vec<AuditRow>, Error> {
         let mut s = Statement::new(self.dialect(), "audited");
+        let here = self.here(&mut s);
         let mut conditions = vec![match filter.of_one {
-            true => format!("namespace = {NAMESPACE}"),
-            false => format!("namespace IN ({NAMESPACE}, {OF_ALL})"),
+            true => format!("namespace = {here}"),
+            false => format!("namespace IN ({here}, {OF_ALL})"),
         }];
         if filter.without_keys {
             conditions.push("substr(action, 1, 4) <> 'key.'".into());

@@ -5,8 +5,7 @@
 
 use uuid::Uuid;
 
-use super::destinations::NAMESPACE;
-use super::outbox::{EventRow, told_dropped};
+use super::outbox::{EVERY, EventRow, told_dropped};
 use super::sql::{Column, Dialect, Row, Statement, Tx};
 use super::{ColdStore, Error};
 use crate::model::subscription::{Lifecycle, Subscription};
@@ -95,7 +94,7 @@ impl ColdStore {
         let limit = s.int(which.most as i64);
         let (of, most) = (s.int(which.subscription), s.int(which.per_shard as i64));
         let probe = format!(
-            "FROM outbox o WHERE o.namespace = {NAMESPACE} AND o.subscription = {of} AND o.shard = b_shard \
+            "FROM outbox o WHERE o.namespace = {EVERY} AND o.subscription = {of} AND o.shard = b_shard \
              {but} ORDER BY o.seq LIMIT {most}"
         );
         match self.dialect() {
@@ -136,7 +135,7 @@ impl ColdStore {
             // By the key, row by row: a join would be planned for the table as it was when it was empty.
             Dialect::Postgres => s.push(&format!(
                 "WITH {batch} DELETE FROM outbox WHERE ctid = ANY (ARRAY(SELECT d.ctid FROM b CROSS JOIN LATERAL \
-                 (SELECT o.ctid FROM outbox o WHERE o.namespace = {NAMESPACE} AND o.subscription = {of} \
+                 (SELECT o.ctid FROM outbox o WHERE o.namespace = {EVERY} AND o.subscription = {of} \
                   AND o.shard = b_shard AND o.seq = b_seq AND o.id = b_id LIMIT 1) d))"
             )),
             // There `seq` alone is the key.
@@ -185,7 +184,7 @@ impl ColdStore {
         let mut s = Statement::new(self.dialect(), "outbox_count");
         let (of, most) = (s.int(subscription), s.int(most));
         s.push(&format!(
-            "SELECT CAST(count(*) AS BIGINT) FROM (SELECT 1 FROM outbox WHERE namespace = {NAMESPACE} \
+            "SELECT CAST(count(*) AS BIGINT) FROM (SELECT 1 FROM outbox WHERE namespace = {EVERY} \
              AND subscription = {of} LIMIT {most}) counted"
         ));
         let events = self.by_key(s, false).await?.first().map_or(Ok(0), |row| row.get(0))?;
@@ -252,7 +251,7 @@ impl ColdStore {
     async fn drop_some(&self, subscription: i64, shard: i32) -> Result<u64, Error> {
         let mut s = Statement::new(self.dialect(), "outbox_clear");
         let (of, shard) = (s.int(subscription), s.int(shard.into()));
-        let which = format!("namespace = {NAMESPACE} AND subscription = {of} AND shard = {shard}");
+        let which = format!("namespace = {EVERY} AND subscription = {of} AND shard = {shard}");
         let lock = self.dialect().lock("FOR UPDATE SKIP LOCKED");
         s.push(&format!(
             "DELETE FROM outbox WHERE {which} AND seq IN (SELECT seq FROM outbox WHERE {which} \

@@ -95,6 +95,7 @@ columns! {
     Overlap = "overlap",
     JudgeAfter = "judge_after",
     Template = "template",
+    Namespace = "namespace",
 }
 
 /// The position of the first expression that is selected after [`ALL`].
@@ -251,14 +252,17 @@ impl TimerColumn {
             Self::Spread => {
                 maybe(|row| row.spread.and_then(|spread| i64::try_from(spread.within.get().as_millis()).ok()))
             }
-            Self::Template => text_or_null(|row| row.template.clone()),
+            Self::Template => {
+                text_or_null(|row| Some(row.namespace.qualified(row.template.as_ref()?).into_owned()))
+            }
+            Self::Namespace => maybe(|row| row.namespace.stored().map(i64::from)),
             Self::SpreadFrom => maybe(|row| row.spread.map(|spread| spread.from.get())),
             Self::Dispatch => text_or_null(|row| stored_dispatch(&row.seats.as_ref()?.dispatch)),
             Self::Audience => maybe(TimerRow::audience),
             Self::ReadyAt => maybe(|row| row.seats.as_ref()?.ready_at.map(UnixMs::get)),
             Self::Fresh => maybe(|row| row.seats.as_ref().map(|seats| seats.fresh.into())),
             Self::Acked => maybe(|row| row.seats.as_ref().map(|seats| seats.acked.into())),
-            Self::Schedule => text_or_null(|row| row.occurrence.as_ref().map(|one| one.schedule.clone())),
+            Self::Schedule => text_or_null(|row| Some(row.namespace.qualified(row.schedule()?).into_owned())),
             Self::Nominal => maybe(|row| row.occurrence.as_ref()?.nominal.map(UnixMs::get)),
             Self::Skipped => maybe(|row| row.occurrence.as_ref()?.skipped.map(|why| why.code().into())),
             Self::Overlap => maybe(|row| row.occurrence.as_ref()?.turn.map(|turn| turn.code().into())),

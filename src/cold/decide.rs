@@ -11,6 +11,7 @@ use super::end::End;
 use super::places::{PlaceWrites, QueueTerms, Told};
 use super::row::{AttemptRecord, TimerRow};
 use crate::model::id::{Generation, Uid, Version};
+use crate::model::namespace::Salt;
 use crate::model::schedule::Skipped;
 use crate::model::time::{LAST, UnixMs};
 use crate::model::timer::{Answer, AttemptResult, Event, Life, MISSED, State, Step, Token};
@@ -81,7 +82,8 @@ pub(super) struct Context<'a> {
     /// The watermark of the row's shard.
     pub watermark: UnixMs,
     pub planted: Planted,
-    pub namespace: &'a str,
+    /// Of the store's own namespace.
+    pub salt: &'a Salt,
     /// The queue that the row is for, if it is for one.
     pub queue: Option<&'a QueueTerms>,
 }
@@ -122,7 +124,7 @@ pub(super) fn decide(
         let target = prepared.edit.as_ref().and_then(|edit| edit.target.as_ref());
         // So it would with the former priority.
         let is_reranked = prepared.edit.as_ref().is_some_and(|edit| edit.priority.is_some());
-        let keeps_place = !is_reranked && target.is_none_or(|target| target.lane() == row.lane);
+        let keeps_place = !is_reranked && target.is_none_or(|target| target.lane(row.namespace) == row.lane);
         // Workers are woken by a pointer of the moment itself.
         let waits = step.life.state != State::Paused && row.seats.is_none();
         let known =
@@ -348,8 +350,8 @@ fn note_writes(
         }
         if let Some(target) = edit.target {
             writes.retargeted.insert(row.uid);
-            (row.lane, row.target) = (target.lane(), target);
-            row.merge_key = row.find_merge_key(context.namespace);
+            (row.lane, row.target) = (target.lane(row.namespace), target);
+            row.merge_key = row.find_merge_key(&context.salt.of(row.namespace));
         }
         super::places::edit(row, edit.dispatch, writes);
     }
@@ -366,6 +368,7 @@ fn note_writes(
         let skipped = row.skipped();
         writes.ends.push(End {
             uid: row.uid,
+            namespace: row.namespace,
             token,
             life: Some(life),
             state: life.state,

@@ -14,12 +14,22 @@ use super::notify::Copied;
 use super::sql::{Column, Dialect, Row, Statement, Tx};
 use super::{ColdStore, Error};
 use crate::model::destination::{Limits, lane};
+use crate::model::namespace::Namespace;
 use crate::model::policy::Retry;
 use crate::model::target::{Kind, Target};
 use crate::model::time::UnixMs;
 
-/// The namespace of all destinations, as a number: there is one for now.
-pub(super) const NAMESPACE: i64 = 0;
+/// A name and the namespace that has it.
+pub type Named = (Namespace, String);
+
+/// Names as the columns of a batch.
+pub(super) fn named<'a>(names: impl Iterator<Item = (Namespace, &'a String)>) -> Vec<(&'static str, Column)> {
+    let (namespaces, names) = names.map(|(namespace, name)| (i64::from(namespace.0), name.clone())).unzip();
+    vec![("b_namespace", Column::Int(namespaces)), ("b_name", Column::Text(names))]
+}
+
+/// The condition that a row is one of such a batch.
+pub(super) const AMONG: &str = "(namespace, name) IN (SELECT b_namespace, b_name FROM b)";
 
 /// The most destinations of a store.
 pub const MAX_DESTINATIONS: i64 = 10_000;
@@ -45,6 +55,8 @@ pub(super) fn is_for(kind: Kind, dialect: Dialect) -> String {
 /// A destination as the store has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DestinationRow {
+    /// Its namespace.
+    pub namespace: Namespace,
     /// Its name.
     pub name: String,
     /// The word of its kind.
@@ -64,7 +76,7 @@ pub struct DestinationRow {
 }
 
 /// The columns of [`DestinationRow`], in order.
-const COLUMNS: &str = "name, kind, settings, secrets, paused, version, created_at, changed_at";
+const COLUMNS: &str = "namespace, name, kind, settings, secrets, paused, version, created_at, changed_at";
 
 impl DestinationRow {
     /// As the audit has it. What the settings hold is no secret.
@@ -76,14 +88,15 @@ impl DestinationRow {
 
     fn read(row: &Row) -> Result<Self, Error> {
         Ok(Self {
-            name: row.get(0)?,
-            kind: row.get(1)?,
-            settings: row.get(2)?,
-            secrets: row.get(3)?,
-            paused: row.get(4)?,
-            version: row.get(5)?,
-            created_at: UnixMs::new(row.get(6)?),
-            changed_at: UnixMs::new(row.get(7)?),
+            namespace: Namespace(row.get(0)?),
+            name: row.get(1)?,
+            kind: row.get(2)?,
+            settings: row.get(3)?,
+            secrets: row.get(4)?,
+            paused: row.get(5)?,
+            version: row.get(6)?,
+            created_at: UnixMs::new(row.get(7)?),
+            changed_at: UnixMs::new(row.get(8)?),
         })
     }
 }
@@ -156,13 +169,15 @@ impl ColdStore {
     pub async fn destinations(&self, names: Option<&[String]>) -> Result<Vec<DestinationRow>, Error> {
         let mut s = Statement::new(self.dialect(), "destinations");
         match names {
-            None => s.push(&format!(
-                "SELECT {COLUMNS} FROM destinations WHERE namespace = {NAMESPACE} ORDER BY name"
-            )),
+            None => {
+                let here = self.here(&mut s);
+                s.push(&format!("SELECT {COLUMNS} FROM destinations WHERE namespace = {here} ORDER BY name"))
+            }
             Some(names) => {
                 let batch = s.batch("b", vec![("b_name", Column::Text(names.to_vec()))]);
+                let here = self.here(&mut s);
                 s.push(&format!(
-                    "WITH {batch} SELECT {COLUMNS} FROM destinations WHERE namespace = {NAMESPACE} \
+                    "WITH {batch} SELECT {COLUMNS} FROM destinations WHERE namespace = {here} \
                      AND name IN (SELECT b_name FROM b) ORDER BY name"
                 ))
             }
@@ -170,12 +185,28 @@ impl ColdStore {
         self.pool.read(s).await?.iter().map(DestinationRow::read).collect()
     }
 
-    /// The versions of all destinations by name, each with when it was made: one that was removed and made again begins
-    /// with version 1.
-    pub async fn destination_versions(&self) -> Result<BTreeMap<String, (i32, UnixMs)>, Error> {
+    /// The destinations of all namespaces; with `which`, only these.
+    pub async fn destinations_of_all(&self, which: Option<&[Named]>) -> Result<Vec<DestinationRow>, Error> {
+        let mut s = Statement::new(self.dialect(), "destinations_of_all");
+        match which {
+            None => s.push(&format!("SELECT {COLUMNS} FROM destinations ORDER BY namespace, name")),
+            Some(which) => {
+                let batch = s.batch("b", named(which.iter().map(|(namespace, name)| (*namespace, name))));
+                s.push(&format!(
+                    "WITH {batch} SELECT {COLUMNS} FROM destinations WHERE {AMONG} ORDER BY namespace, name"
+                ))
+            }
+        };
+        self.pool.read(s).await?.iter().map(DestinationRow::read).collect()
+    }
+
+    /// The versions of the destinations of all namespaces, each with when it was made: one that was removed and made again
+    /// begins with version 1.
+    pub async fn destination_versions(&self) -> Result<BTreeMap<Named, (i32, UnixMs)>, Error> {
         let mut s = Statement::new(self.dialect(), "destination_versions");
-        s.push(&format!("SELECT name, version, created_at FROM destinations WHERE namespace = {NAMESPACE}"));
-        let version = |row: &Row| Ok((row.get(0)?, (row.get(1)?, UnixMs::new(row.get(2)?))));
+        s.push("SELECT namespace, name, version, created_at FROM destinations");
+        let version =
+            |row: &Row| Ok(((Namespace(row.get(0)?), row.get(1)?), (row.get(2)?, UnixMs::new(row.get(3)?))));
         self.urgent.read(s).await?.iter().map(version).collect()
     }
 
@@ -183,23 +214,27 @@ impl ColdStore {
     /// notified.
     pub async fn put_destination(&self, edit: &DestinationEdit) -> Result<Written, Error> {
         let mut tx = self.pool.begin().await?;
+        self.hold_here(&mut tx).await?;
         let before = self.lock_destination(&mut tx, &edit.name, CHANGING).await?;
         let version = before.as_ref().map_or(0, |row| row.version);
         if edit.if_version.is_some_and(|wanted| wanted != version) {
             return Ok(Written::OtherVersion(version));
         }
         let mut s = Statement::new(self.dialect(), "put_destination");
+        let here = self.here(&mut s);
         let now = s.now(self.bound_now());
         let (name, kind, settings) = (s.text(&edit.name), s.text(&edit.kind), s.text(&edit.settings));
         let secrets = s.bytes(edit.secrets.as_deref());
         s.push(&format!(
             "INSERT INTO destinations (namespace, name, kind, settings, secrets, paused, version, created_at, changed_at) \
-             SELECT {NAMESPACE}, {name}, {kind}, {settings}, {secrets}, false, 1, {now}, {now} \
-             WHERE {has} OR (SELECT count(*) FROM destinations) < {MAX_DESTINATIONS} \
+             SELECT {here}, {name}, {kind}, {settings}, {secrets}, false, 1, {now}, {now} \
+             WHERE {has} OR ((SELECT count(*) FROM destinations) < {MAX_DESTINATIONS} \
+               AND (SELECT count(*) FROM destinations WHERE namespace = {here}) < {most}) \
              ON CONFLICT (namespace, name) DO UPDATE SET kind = excluded.kind, settings = excluded.settings, \
              secrets = excluded.secrets, version = destinations.version + 1, changed_at = excluded.changed_at \
              RETURNING {COLUMNS}",
             has = before.is_some(),
+            most = self.most_here(MAX_DESTINATIONS),
         ));
         let Some(row) = tx.fetch(s).await?.first().map(DestinationRow::read).transpose()? else {
             return Ok(Written::Full);
@@ -221,10 +256,11 @@ impl ColdStore {
         }
         let object = name;
         let mut s = Statement::new(self.dialect(), "pause_destination");
+        let here = self.here(&mut s);
         let (now, name) = (s.now(self.bound_now()), s.text(name));
         s.push(&format!(
             "UPDATE destinations SET paused = {paused}, version = version + 1, changed_at = {now} \
-             WHERE namespace = {NAMESPACE} AND name = {name} RETURNING {COLUMNS}"
+             WHERE namespace = {here} AND name = {name} RETURNING {COLUMNS}"
         ));
         let row = tx.fetch(s).await?.first().map(DestinationRow::read).transpose()?;
         let action = if paused { "destination.pause" } else { "destination.resume" };
@@ -260,11 +296,12 @@ impl ColdStore {
             return Ok(Removed::InUse(uses));
         }
         let mut s = Statement::new(self.dialect(), "remove_destination");
+        let here = self.here(&mut s);
         let bound = s.text(name);
-        s.push(&format!("DELETE FROM destinations WHERE namespace = {NAMESPACE} AND name = {bound}"));
+        s.push(&format!("DELETE FROM destinations WHERE namespace = {here} AND name = {bound}"));
         tx.execute(s).await?;
         let mut s = Statement::new(self.dialect(), "remove_destination_slots");
-        let bound = s.int(lane(name));
+        let bound = s.int(lane(self.namespace(), name));
         s.push(&format!("DELETE FROM destination_slots WHERE lane = {bound}"));
         tx.execute(s).await?;
         let was = Some(before.audited());
@@ -277,7 +314,7 @@ impl ColdStore {
     /// The number of live timers that use a destination, counted up to `most`.
     fn uses_statement(&self, name: &str, most: i64) -> Statement {
         let mut s = Statement::new(self.dialect(), "destination_uses");
-        let (of, is_used) = (s.int(lane(name)), is_for_destination(self.dialect()));
+        let (of, is_used) = (s.int(lane(self.namespace(), name)), is_for_destination(self.dialect()));
         s.push(&format!(
             "SELECT CAST(count(*) AS BIGINT) FROM (SELECT 1 FROM timers WHERE {is_used} AND lane = {of} LIMIT {most}) x"
         ));
@@ -287,9 +324,10 @@ impl ColdStore {
     /// The number of subscriptions whose events go to a destination.
     fn subscribed_statement(&self, name: &str) -> Statement {
         let mut s = Statement::new(self.dialect(), "destination_subscriptions");
+        let here = self.here(&mut s);
         let name = s.text(name);
         s.push(&format!(
-            "SELECT CAST(count(*) AS BIGINT) FROM subscriptions WHERE namespace = {NAMESPACE} \
+            "SELECT CAST(count(*) AS BIGINT) FROM subscriptions WHERE namespace = {here} \
              AND destination = {name} AND removed_at IS NULL"
         ));
         s
@@ -303,60 +341,52 @@ impl ColdStore {
         lock: &'static str,
     ) -> Result<Option<DestinationRow>, Error> {
         let mut s = Statement::new(self.dialect(), "lock_destination");
+        let here = self.here(&mut s);
         let (name, lock) = (s.text(name), self.dialect().lock(lock));
         s.push(&format!(
-            "SELECT {COLUMNS} FROM destinations WHERE namespace = {NAMESPACE} AND name = {name} {lock}"
+            "SELECT {COLUMNS} FROM destinations WHERE namespace = {here} AND name = {name} {lock}"
         ));
         tx.fetch(s).await?.first().map(DestinationRow::read).transpose()
     }
 
-    /// How many timers of each of these destinations are due and not under way, each counted up to `most`.
-    pub async fn destinations_waiting(
-        &self,
-        names: &[&str],
-        most: i64,
-    ) -> Result<BTreeMap<String, i64>, Error> {
-        if names.is_empty() {
+    /// How many timers of each of these lanes of destinations are due and not under way, each counted up to `most`.
+    pub async fn destinations_waiting(&self, lanes: &[i64], most: i64) -> Result<BTreeMap<i64, i64>, Error> {
+        if lanes.is_empty() {
             return Ok(BTreeMap::new());
         }
         let mut s = Statement::new(self.dialect(), "destinations_waiting");
-        let batch = s.batch(
-            "b",
-            vec![
-                ("b_name", Column::Text(names.iter().map(|name| (*name).to_owned()).collect())),
-                ("b_lane", Column::Int(names.iter().map(|name| lane(name)).collect())),
-            ],
-        );
+        let batch = s.batch("b", vec![("b_lane", Column::Int(lanes.to_vec()))]);
         let now = s.now(self.bound_now());
         let is_for = is_for_destination(self.dialect());
         s.push(&format!(
-            "WITH {batch} SELECT b_name, (SELECT CAST(count(*) AS BIGINT) FROM (SELECT 1 FROM timers \
+            "WITH {batch} SELECT b_lane, (SELECT CAST(count(*) AS BIGINT) FROM (SELECT 1 FROM timers \
              WHERE {is_for} AND lane = b_lane AND due_at <= {now} AND state IN (0, 2) LIMIT {most}) x) FROM b"
         ));
         self.pool.read(s).await?.iter().map(|row| Ok((row.get(0)?, row.get(1)?))).collect()
     }
 
-    /// Of the destinations that these targets name, those that there are not. The others stay until the end of the
-    /// transaction.
+    /// Of the destinations that these targets name, each in its namespace, those that there are not. The others stay until the
+    /// end of the transaction.
     pub(super) async fn missing_destinations<'a>(
         &self,
         tx: &mut Tx,
-        targets: impl Iterator<Item = &'a Target>,
-    ) -> Result<BTreeSet<String>, Error> {
-        let mut names: BTreeSet<String> =
-            targets.filter_map(Target::destination).map(str::to_owned).collect();
+        targets: impl Iterator<Item = (Namespace, &'a Target)>,
+    ) -> Result<BTreeSet<Named>, Error> {
+        let of = |(namespace, target): (Namespace, &'a Target)| {
+            Some((namespace, target.destination()?.to_owned()))
+        };
+        let mut names: BTreeSet<Named> = targets.filter_map(of).collect();
         if names.is_empty() {
             return Ok(names);
         }
         let mut s = Statement::new(self.dialect(), "apply_destinations");
-        let batch = s.batch("b", vec![("b_name", Column::Text(names.iter().cloned().collect()))]);
+        let batch = s.batch("b", named(names.iter().map(|(namespace, name)| (*namespace, name))));
         let lock = self.dialect().lock("FOR KEY SHARE");
         s.push(&format!(
-            "WITH {batch} SELECT name FROM destinations WHERE namespace = {NAMESPACE} \
-             AND name IN (SELECT b_name FROM b) ORDER BY name {lock}"
+            "WITH {batch} SELECT namespace, name FROM destinations WHERE {AMONG} ORDER BY namespace, name {lock}"
         ));
         for row in tx.fetch(s).await? {
-            names.remove(&row.get::<String>(0)?);
+            names.remove(&(Namespace(row.get(0)?), row.get::<String>(1)?));
         }
         Ok(names)
     }
@@ -365,18 +395,15 @@ impl ColdStore {
     pub(super) async fn destination_retries(
         &self,
         tx: &mut Tx,
-        names: Vec<String>,
-    ) -> Result<BTreeMap<String, Retry>, Error> {
+        names: BTreeSet<Named>,
+    ) -> Result<BTreeMap<Named, Retry>, Error> {
         let mut s = Statement::new(self.dialect(), "apply_retries");
-        let batch = s.batch("b", vec![("b_name", Column::Text(names))]);
-        s.push(&format!(
-            "WITH {batch} SELECT name, settings FROM destinations WHERE namespace = {NAMESPACE} \
-             AND name IN (SELECT b_name FROM b)"
-        ));
+        let batch = s.batch("b", named(names.iter().map(|(namespace, name)| (*namespace, name))));
+        s.push(&format!("WITH {batch} SELECT namespace, name, settings FROM destinations WHERE {AMONG}"));
         let mut retries = BTreeMap::new();
         for row in tx.fetch(s).await? {
-            if let Some(retry) = Limits::of_settings(&row.get::<String>(1)?).and_then(|limits| limits.retry) {
-                retries.insert(row.get(0)?, retry);
+            if let Some(retry) = Limits::of_settings(&row.get::<String>(2)?).and_then(|limits| limits.retry) {
+                retries.insert((Namespace(row.get(0)?), row.get(1)?), retry);
             }
         }
         Ok(retries)

@@ -4,8 +4,10 @@ use super::columns::{ALL, TimerColumn};
 use super::outbox::Delivered;
 use super::row::AttemptRecord;
 use super::sql::{Column, Dialect, Row, Statement, Tx};
+use super::totals::Counts;
 use super::{ColdStore, Error};
 use crate::model::id::{Generation, Uid};
+use crate::model::namespace::Namespace;
 use crate::model::schedule::{Skipped, Turn};
 use crate::model::time::LAST;
 use crate::model::timer::{Life, State, Token};
@@ -25,6 +27,8 @@ pub(super) enum Rows {
 /// The end of one timer.
 pub(super) struct End {
     pub uid: Uid,
+    /// What its end is counted for, where it is known before.
+    pub namespace: Namespace,
     /// Compared with the row, so that a result ends its timer only while its attempt is the current one.
     pub token: Token,
     /// The life at the end; `None` keeps what the row has.
@@ -48,6 +52,7 @@ impl ColdStore {
     async fn finish_once(&self, done: &[(Uid, AttemptRecord)], skip_locked: bool) -> Result<Vec<Uid>, Error> {
         let ends = done.iter().map(|(uid, record)| End {
             uid: *uid,
+            namespace: Namespace::OWN,
             token: Token { generation: Generation(record.generation), attempt: record.attempt },
             life: None,
             state: State::Delivered,
@@ -61,14 +66,18 @@ impl ColdStore {
         let set = Box::pin(self.listeners(&mut tx)).await?;
         let ended = self.end(&mut tx, ends.collect(), rows, &Delivered::columns(&set)).await?;
         let late = Box::pin(self.tell_delivered(&mut tx, &set, &ended, done)).await?;
-        self.count(&mut tx, &[("delivered", ended.len() as i64)]).await?;
+        let mut counts = Counts::default();
+        for row in &ended {
+            counts.add(Namespace::of_stored(row.get_back(1)?), "delivered", 1);
+        }
+        self.count(&mut tx, &counts).await?;
         tx.commit().await.map_err(Error::at_commit)?;
         Box::pin(self.tell_late(late)).await?;
         ended.iter().map(|row| row.get(0).map(Uid)).collect()
     }
 
     /// Moves rows to history and keeps callers' ids taken. Returns these columns of the rows that it moved, and
-    /// two more.
+    /// three more, the last its namespace.
     pub(super) async fn end(
         &self,
         tx: &mut Tx,
@@ -83,7 +92,7 @@ impl ColdStore {
             Turn::Skip.code(),
             Turn::InLine.code()
         );
-        let returned = format!("{returned}, CASE WHEN {ran} THEN schedule END, nominal");
+        let returned = format!("{returned}, CASE WHEN {ran} THEN schedule END, nominal, namespace");
         let columns = |ends: &[End]| {
             let of = |pick: fn(&End) -> i64| Column::Int(ends.iter().map(pick).collect());
             let life = |pick: fn(&Life) -> i64| {
@@ -177,9 +186,9 @@ impl ColdStore {
     async fn judge_next(&self, tx: &mut Tx, ended: &[Row]) -> Result<(), Error> {
         let (mut schedules, mut nominals) = (Vec::new(), Vec::new());
         for row in ended {
-            if let Some(schedule) = row.get_back::<Option<String>>(2)? {
+            if let Some(schedule) = row.get_back::<Option<String>>(3)? {
                 schedules.push(schedule);
-                nominals.push(row.get_back::<i64>(1)?);
+                nominals.push(row.get_back::<i64>(2)?);
             }
         }
         if schedules.is_empty() {

@@ -81,6 +81,9 @@ pub enum Error {
         /// What the settings say.
         config: String,
     },
+    /// The namespace was removed.
+    #[error("this namespace was removed just now")]
+    NoNamespace,
     /// The setting `shards` is not the one that the store was made with.
     #[error("`shards` is {config}, but this store was made with {store}; set `shards = {store}`")]
     Shards {
@@ -94,7 +97,10 @@ pub enum Error {
 impl Error {
     /// Whether the database refused a value. The same value is refused again.
     pub fn is_data(&self) -> bool {
-        self.code().is_some_and(|code| code.len() == 5 && (code.starts_with("22") || code.starts_with("23")))
+        matches!(self, Self::NoNamespace)
+            || self
+                .code()
+                .is_some_and(|code| code.len() == 5 && (code.starts_with("22") || code.starts_with("23")))
     }
 
     /// Whether the table exists already.

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::list::of_namespace;
 use super::sql::{Column, Dialect, Statement};
 use super::{ColdStore, Error};
 use crate::model::time::UnixMs;
@@ -216,6 +217,30 @@ impl ColdStore {
         let counts: BTreeMap<i64, i64> =
             rows.iter().map(|row| Ok((row.get(0)?, row.get(1)?))).collect::<Result<_, Error>>()?;
         Ok((counts.values().sum::<i64>() <= most).then_some(counts))
+    }
+
+    /// How many live timers of the namespace are due in [from, to), in steps of `step_ms`, at most `most`; and whether there
+    /// are more.
+    pub async fn count_due_here(
+        &self,
+        from: UnixMs,
+        to: UnixMs,
+        step_ms: i64,
+        most: i64,
+    ) -> Result<(BTreeMap<i64, i64>, bool), Error> {
+        let mut s = Statement::new(self.dialect(), "forecast");
+        let of = of_namespace(self.namespace(), &mut s);
+        let (from, to, step) = (s.int(from.get()), s.int(to.get()), s.int(step_ms));
+        let limit = s.int(most.saturating_add(1));
+        s.push(&format!(
+            "SELECT (due_at - {from}) / {step}, count(*) FROM (SELECT due_at FROM timers WHERE {of} \
+             AND due_at >= {from} AND due_at < {to} ORDER BY due_at LIMIT {limit}) due GROUP BY (due_at - {from}) / {step}"
+        ));
+        let rows = self.pool.read(s).await?;
+        let counts: BTreeMap<i64, i64> =
+            rows.iter().map(|row| Ok((row.get(0)?, row.get(1)?))).collect::<Result<_, Error>>()?;
+        let is_cut = counts.values().sum::<i64>() > most;
+        Ok((counts, is_cut))
     }
 }
 

@@ -5,9 +5,13 @@
 //! running backup, makes every later end wait behind itself. So each wait for a lock is short ([`LOCK_WAIT`]), and
 //! what was not done is tried again in the next round. The steps ([`Step`]) do not depend on each other.
 
+use std::collections::BTreeMap;
+
 use super::operations::PURGED;
-use super::sql::{Dialect, Statement, Tx};
+use super::sql::{Dialect, Row, Statement, Tx};
+use super::totals::Counts;
 use super::{ColdStore, Error};
+use crate::model::namespace::Namespace;
 use crate::model::time::UnixMs;
 use crate::model::timer::State;
 
@@ -272,10 +276,11 @@ impl ColdStore {
         // Every row is read.
         counting.execute(self.plain("SET LOCAL enable_seqscan = on")).await?;
         let purged = self.purged(&mut counting).await?;
-        let mut counts = Vec::new();
-        let count = self.plain(&format!("SELECT state, count(*) FROM {name} GROUP BY state"));
+        let mut counts = Removed::default();
+        let count =
+            self.plain(&format!("SELECT state, namespace, count(*) FROM {name} GROUP BY state, namespace"));
         for row in counting.fetch(count).await? {
-            counts.push((row.get::<i16>(0)?, row.get::<i64>(1)?));
+            counts.insert((Namespace::of_stored(row.get(1)?), row.get(0)?), row.get(2)?);
         }
         counting.commit().await?;
         let mut tx = self.begin_with_short_waits().await?;
@@ -286,7 +291,7 @@ impl ColdStore {
         self.fold(&mut tx, &counts).await?;
         tx.execute(self.plain(&format!("DROP TABLE {name}"))).await?;
         tx.commit().await?;
-        Ok(counts.iter().map(|(_, n)| n).sum())
+        Ok(counts.values().sum())
     }
 
     /// How many timers purges have removed.
@@ -322,31 +327,36 @@ impl ColdStore {
         let table = self.history_rows();
         s.push(&format!(
             "DELETE FROM {table} WHERE {row} IN (SELECT {row} FROM {table} WHERE ended_at < {until} LIMIT {step}) \
-             RETURNING state"
+             RETURNING state, namespace"
         ));
-        let mut counts = [0_i64; 8];
-        for row in tx.fetch(s).await? {
-            if let Some(count) =
-                usize::try_from(row.get::<i16>(0)?).ok().and_then(|code| counts.get_mut(code))
-            {
-                *count += 1;
-            }
-        }
-        let folded: Vec<_> = (0_i16..).zip(counts).filter(|(_, n)| *n > 0).collect();
-        self.fold(&mut tx, &folded).await?;
+        let counts = removed(&tx.fetch(s).await?)?;
+        self.fold(&mut tx, &counts).await?;
         tx.commit().await?;
-        Ok(counts.iter().sum())
+        Ok(counts.values().sum())
     }
 
-    /// Adds the counts of removed rows to the totals, by state.
-    pub(super) async fn fold(&self, tx: &mut Tx, counts: &[(i16, i64)]) -> Result<(), Error> {
-        let names: Vec<(String, i64)> = counts
-            .iter()
-            .filter_map(|(code, n)| Some((format!("folded.{}", State::from_code(*code)?.word()), *n)))
-            .collect();
-        let pairs: Vec<(&str, i64)> = names.iter().map(|(name, n)| (name.as_str(), *n)).collect();
-        self.count(tx, &pairs).await
+    /// Adds the counts of removed rows to the totals.
+    pub(super) async fn fold(&self, tx: &mut Tx, removed: &Removed) -> Result<(), Error> {
+        let mut counts = Counts::default();
+        for ((namespace, code), count) in removed {
+            if let Some(state) = State::from_code(*code) {
+                counts.add(*namespace, &format!("folded.{}", state.word()), *count);
+            }
+        }
+        self.count(tx, &counts).await
     }
+}
+
+/// How many rows of history were removed, by namespace and state.
+pub(super) type Removed = BTreeMap<(Namespace, i16), i64>;
+
+/// Counts removed rows, which have their states and their namespaces.
+pub(super) fn removed(rows: &[Row]) -> Result<Removed, Error> {
+    let mut counts = Removed::default();
+    for row in rows {
+        *counts.entry((Namespace::of_stored(row.get(1)?), row.get(0)?)).or_default() += 1;
+    }
+    Ok(counts)
 }
 
 fn partition_name(day: i64) -> String {

@@ -1,5 +1,7 @@
 //! API keys, as the store has them: a hash of each, never the key.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Value, json};
 
 use super::audit::Deed;
@@ -7,13 +9,11 @@ use super::notify::Copied;
 use super::sql::{Column, Row, Statement};
 use super::{ColdStore, Error};
 use crate::model::key::{KeyHash, KeyId, Scope};
+use crate::model::namespace::Namespace;
 use crate::model::time::UnixMs;
 
 /// The most keys of a store: every node knows them all.
 pub const MAX_KEYS: i64 = 10_000;
-
-/// The one namespace of the store, as a number.
-const NAMESPACE: i64 = super::destinations::NAMESPACE;
 
 /// A key as the store has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,8 +22,8 @@ pub struct KeyRow {
     pub id: KeyId,
     /// What it is called.
     pub name: String,
-    /// It is of all namespaces, and not of the store's own.
-    pub is_of_all: bool,
+    /// The namespace that it is of; `None`: all.
+    pub namespace: Option<Namespace>,
     /// What it may do.
     pub scope: Scope,
     /// The SHA-256 of its text, or of the certificate that it is.
@@ -48,7 +48,7 @@ impl KeyRow {
         Ok(Self {
             id: KeyId::parse(&row.get::<String>(0)?).ok_or_else(|| corrupt("id"))?,
             name: row.get(1)?,
-            is_of_all: namespace.is_none(),
+            namespace: namespace.map(Namespace),
             scope: Scope::from_code(row.get(3)?).ok_or_else(|| corrupt("scope"))?,
             hash: row.get::<Vec<u8>>(4)?.try_into().map_err(|_| corrupt("hash"))?,
             created_at: UnixMs::new(row.get(5)?),
@@ -60,7 +60,7 @@ impl KeyRow {
 
     /// As the audit has it.
     fn audited(&self) -> Value {
-        let namespace = (!self.is_of_all).then_some(NAMESPACE);
+        let namespace = self.namespace.map(|namespace| namespace.0);
         json!({"name": self.name, "namespace": namespace, "scopes": self.scope.included(),
             "certificate": self.is_certificate, "expires_at": self.expires_at})
     }
@@ -73,8 +73,8 @@ pub struct NewKey {
     pub id: KeyId,
     /// What it is called.
     pub name: String,
-    /// It is of all namespaces.
-    pub is_of_all: bool,
+    /// The namespace that it is of; `None`: all.
+    pub namespace: Option<Namespace>,
     /// What it may do.
     pub scope: Scope,
     /// The SHA-256 of its text, or of the certificate that it is.
@@ -109,7 +109,7 @@ pub enum KeyMade {
 pub enum KeyRevoked {
     /// It is gone.
     Done,
-    /// It is the last one with the scope `admin`.
+    /// It is the last one with the scope `admin` that could make one like it.
     LastAdmin,
     /// There is none of this id.
     NoSuch,
@@ -150,18 +150,25 @@ impl ColdStore {
     /// Makes a key. Other nodes are notified.
     pub async fn make_key(&self, new: &NewKey) -> Result<KeyMade, Error> {
         let mut tx = self.pool.begin().await?;
+        if let Some(namespace) = new.namespace {
+            self.hold_namespaces(&mut tx, &BTreeSet::from([namespace])).await?;
+        }
         let mut s = Statement::new(self.dialect(), "make_key");
         let now = s.now(self.bound_now());
         let (id, name, scope) =
             (s.text(&new.id.to_string()), s.text(&new.name), s.int(new.scope.code().into()));
         let hash = s.bytes(Some(&new.hash));
-        let namespace = if new.is_of_all { "NULL".to_owned() } else { NAMESPACE.to_string() };
+        let namespace =
+            new.namespace.map_or_else(|| "NULL".to_owned(), |namespace| s.int(namespace.0.into()));
         let expires_at = new.expires_at.map_or_else(|| "NULL".to_owned(), |at| s.int(at.get()));
         s.push(&format!(
             "INSERT INTO api_keys (id, name, namespace, scope, hash, created_at, expires_at, certificate) \
              SELECT {id}, {name}, {namespace}, {scope}, {hash}, {now}, {expires_at}, {is_certificate} \
-             WHERE (SELECT count(*) FROM api_keys) < {MAX_KEYS} ON CONFLICT DO NOTHING RETURNING {COLUMNS}",
+             WHERE (SELECT count(*) FROM api_keys) < {MAX_KEYS} \
+               AND (SELECT count(*) FROM api_keys WHERE namespace = {namespace}) < {most} \
+             ON CONFLICT DO NOTHING RETURNING {COLUMNS}",
             is_certificate = new.is_certificate,
+            most = self.within(new.namespace.unwrap_or_default()).most_here(MAX_KEYS),
         ));
         let Some(row) = tx.fetch(s).await?.first().map(KeyRow::read).transpose()? else {
             let mut s = Statement::new(self.dialect(), "key_taken");
@@ -170,14 +177,15 @@ impl ColdStore {
             return Ok(if tx.fetch(s).await?.is_empty() { KeyMade::Full } else { KeyMade::Taken });
         };
         let (object, became) = (row.id.to_string(), Some(row.audited()));
-        self.audit(&mut tx, Deed { action: "key.make", object: &object, was: None, became }).await?;
+        let within = self.within(new.namespace.unwrap_or_default());
+        within.audit(&mut tx, Deed { action: "key.make", object: &object, was: None, became }).await?;
         self.tell_changed(&mut tx, Copied::Keys).await?;
         tx.commit().await.map_err(Error::at_commit)?;
         Ok(KeyMade::Done(row))
     }
 
-    /// Revokes a key. With `keep_admin` one with the scope `admin` stays if there is no other that is accepted now: nobody
-    /// could make keys any more. Other nodes are notified.
+    /// Revokes a key. With `keep_admin` one with the scope `admin` stays if no other that is accepted now could make one like it,
+    /// of all namespaces or of its own. Other nodes are notified.
     pub async fn revoke_key(&self, id: KeyId, keep_admin: bool) -> Result<KeyRevoked, Error> {
         let mut tx = self.pool.begin().await?;
         let id = id.to_string();
@@ -185,13 +193,20 @@ impl ColdStore {
         let mut s = Statement::new(self.dialect(), "admin_keys");
         let now = s.now(self.bound_now());
         s.push(&format!(
-            "SELECT id FROM api_keys WHERE scope = {} AND COALESCE(expires_at > {now}, true) ORDER BY id {}",
+            "SELECT id, namespace FROM api_keys WHERE scope = {} AND COALESCE(expires_at > {now}, true) ORDER BY id {}",
             Scope::Admin.code(),
             self.dialect().lock("FOR UPDATE"),
         ));
-        let admins =
-            tx.fetch(s).await?.iter().map(|row| row.get::<String>(0)).collect::<Result<Vec<_>, _>>()?;
-        if keep_admin && admins == [id.as_str()] {
+        let admins = tx.fetch(s).await?;
+        let admins: Vec<(String, Option<i16>)> =
+            admins.iter().map(|row| Ok((row.get(0)?, row.get(1)?))).collect::<Result<_, Error>>()?;
+        let own = admins.iter().find(|(one, _)| *one == id).map(|(_, namespace)| *namespace);
+        // One of a single namespace makes no keys of all, nor of another.
+        let is_in_place = |namespace: Option<i16>| namespace.is_none() || Some(namespace) == own;
+        if keep_admin
+            && own.is_some()
+            && !admins.iter().any(|(one, namespace)| *one != id && is_in_place(*namespace))
+        {
             return Ok(KeyRevoked::LastAdmin);
         }
         let mut s = Statement::new(self.dialect(), "revoke_key");
@@ -200,8 +215,10 @@ impl ColdStore {
         let removed = tx.fetch(s).await?;
         let Some(before) = removed.first() else { return Ok(KeyRevoked::NoSuch) };
         // One that this version cannot read goes too.
-        let was = KeyRow::read(before).ok().map(|row| row.audited());
-        self.audit(&mut tx, Deed { action: "key.revoke", object: &id, was, became: None }).await?;
+        let before = KeyRow::read(before).ok();
+        let within = self.within(before.as_ref().and_then(|row| row.namespace).unwrap_or_default());
+        let was = before.map(|row| row.audited());
+        within.audit(&mut tx, Deed { action: "key.revoke", object: &id, was, became: None }).await?;
         self.tell_changed(&mut tx, Copied::Keys).await?;
         tx.commit().await.map_err(Error::at_commit)?;
         Ok(KeyRevoked::Done)

@@ -4,11 +4,11 @@
 use sea_orm::{EntityTrait, QueryOrder, QuerySelect};
 
 use super::columns::WEBHOOK;
+use super::list::of_namespace;
 use super::row::AttemptRecord;
 use super::sql::Statement;
 use super::watermark::{ReplayNote, replay_note};
 use super::{ColdStore, Error, entity};
-use crate::model::destination::lane;
 use crate::model::target::Target;
 use crate::model::time::UnixMs;
 use crate::model::timer::State;
@@ -26,15 +26,15 @@ pub struct LateTimers {
     pub next_wake: UnixMs,
 }
 
-/// Whose late timers are looked for: those of all receivers, or by the names of destinations.
+/// Whose late timers are looked for: those of all receivers, or by the lanes of destinations.
 #[derive(Debug, Clone, Copy)]
 pub enum LateOf<'a> {
     /// Of all.
     All,
     /// Of all but these.
-    AllBut(&'a [&'a str]),
+    AllBut(&'a [i64]),
     /// Of these only.
-    Only(&'a [&'a str]),
+    Only(&'a [i64]),
 }
 
 /// A timer that died.
@@ -49,7 +49,7 @@ pub struct DeadTimer {
 }
 
 impl ColdStore {
-    /// Timers in this state that were due before `before`, by receiver: most first, at most 200 receivers. The `most`
+    /// Timers of the namespace in this state that were due before `before`, by receiver: most first, at most 200 receivers. The `most`
     /// oldest are looked at.
     pub async fn late(
         &self,
@@ -60,17 +60,17 @@ impl ColdStore {
     ) -> Result<Vec<LateTimers>, Error> {
         let mut s = Statement::new(self.dialect(), "late");
         let before = s.int(before.get());
-        let lanes = |names: &[&str]| names.iter().map(|name| lane(name)).collect::<Vec<i64>>();
+        let whose = of_namespace(self.namespace(), &mut s);
         let of = match of {
             LateOf::All | LateOf::AllBut([]) => String::new(),
-            LateOf::AllBut(names) => format!("AND lane NOT {}", s.among(&lanes(names))),
-            LateOf::Only(names) => format!("AND lane {}", s.among(&lanes(names))),
+            LateOf::AllBut(lanes) => format!("AND lane NOT {}", s.among(lanes)),
+            LateOf::Only(lanes) => format!("AND lane {}", s.among(lanes)),
         };
         // The state is written out: only then does PostgreSQL use a partial index. So is the limit: it plans for it.
         let state = state.code();
         s.push(&format!(
             "SELECT min(kind), min(target), CAST(count(*) AS BIGINT) AS n, min(due_at), min(wake_at) FROM \
-             (SELECT lane, kind, target, due_at, wake_at FROM timers WHERE state = {state} AND due_at < {before} {of} \
+             (SELECT lane, kind, target, due_at, wake_at FROM timers WHERE state = {state} AND due_at < {before} AND {whose} {of} \
              ORDER BY due_at LIMIT {most}) x GROUP BY lane ORDER BY n DESC, min(due_at) LIMIT 200"
         ));
         let rows = self.pool.read(s).await?;
@@ -85,12 +85,13 @@ impl ColdStore {
         rows.iter().map(read).collect()
     }
 
-    /// Timers that died at `since` or later, the last first, at most `most`.
+    /// Timers of the namespace that died at `since` or later, the last first, at most `most`.
     pub async fn dead_since(&self, since: UnixMs, most: i64) -> Result<Vec<DeadTimer>, Error> {
         let mut s = Statement::new(self.dialect(), "dead_since");
         let since = s.int(since.get());
+        let whose = of_namespace(self.namespace(), &mut s);
         s.push(&format!(
-            "SELECT kind, target, ended_at, last FROM history WHERE state = {} AND ended_at >= {since} \
+            "SELECT kind, target, ended_at, last FROM history WHERE state = {} AND ended_at >= {since} AND {whose} \
              ORDER BY ended_at DESC LIMIT {most}",
             State::Dead.code()
         ));

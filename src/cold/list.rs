@@ -4,7 +4,8 @@
 //!
 //! 1. *sources*: each reads the keys of rows in due order from one index, from the cursor on. A list by state, owner or destination
 //!    has an index for it, and reads no more keys than the page has rows. What no index serves (labels, receivers, a
-//!    state beside an owner) is looked at row by row, at most [`SCAN`] rows a page;
+//!    state beside an owner) is looked at row by row, at most [`SCAN`] rows a page. Rows of other namespaces are not among
+//!    them;
 //! 2. *scan*: these keys in one order;
 //! 3. *page*: those that match, with the bytes of the rows before each;
 //! 4. the rows of the page, up to [`MOST_BYTES`].
@@ -21,6 +22,7 @@ use super::sql::{Dialect, Row, Statement};
 use super::{ColdStore, Error};
 use crate::model::destination::lane;
 use crate::model::id::{TimerId, Uid};
+use crate::model::namespace::Namespace;
 use crate::model::queue::{self, To};
 use crate::model::target::Kind;
 use crate::model::time::UnixMs;
@@ -217,7 +219,8 @@ impl List<'_> {
 
     /// Where the keys are read from.
     fn sources(&self, s: &mut Statement) -> Vec<Source> {
-        let mut conditions = Vec::new();
+        let namespace = self.store.namespace();
+        let (mut conditions, mut own) = (Vec::new(), String::new());
         if let Some(name) = self.filter.destination.as_deref().filter(|_| !self.is_picked_otherwise()) {
             conditions.push(self.store.of_destination(name, s));
         }
@@ -234,7 +237,7 @@ impl List<'_> {
             conditions.push(format!("uid IN ({})", uids.join(", ")));
         }
         if let Some(id) = self.filter.schedule.as_deref().filter(|_| !self.is_by_owner_or_id()) {
-            conditions.push(of_schedule(id, s));
+            conditions.push(of_schedule(self.store.namespace(), id, s));
         }
         if let Some(owner) = &self.filter.owner {
             // Two sources, because an `OR` would have all timers of the owner sorted for each page.
@@ -244,8 +247,20 @@ impl List<'_> {
                 None => both.to_vec(),
             };
         }
+        if conditions.is_empty() && namespace != Namespace::OWN {
+            // An index holds those of each of the others.
+            let of = s.int(namespace.0.into());
+            conditions.push(format!("namespace = {of} AND namespace IS NOT NULL"));
+        } else {
+            // Not looked at row by row: where a page is cut, its cursor names the last row that was looked at.
+            let of = of_namespace(namespace, s);
+            match conditions.is_empty() {
+                true => own = format!(" AND {of}"),
+                false => conditions.iter_mut().for_each(|one| *one = format!("{one} AND {of}")),
+            }
+        }
         let mut sources = Vec::new();
-        let mut add = |table, of: &str| sources.push(Source { table, of: of.to_owned() });
+        let mut add = |table, of: &str| sources.push(Source { table, of: format!("{of}{own}") });
         if self.has_live() {
             match (self.filter.state, conditions.as_slice()) {
                 // Both conditions: the partial index is found by the first.
@@ -305,7 +320,8 @@ impl List<'_> {
         let filter = self.filter;
         let mut conditions = Vec::new();
         if let Some(state) = filter.state {
-            let served = (state.is_end() || matches!(state, State::Retrying | State::Paused))
+            let served = self.store.namespace() == Namespace::OWN
+                && (state.is_end() || matches!(state, State::Retrying | State::Paused))
                 && filter.destination.is_none()
                 && filter.queue.is_none()
                 && filter.worker.is_none()
@@ -318,7 +334,7 @@ impl List<'_> {
             conditions.push(self.store.of_destination(name, s));
         }
         if let Some(id) = filter.schedule.as_deref().filter(|_| self.is_by_owner_or_id()) {
-            conditions.push(of_schedule(id, s));
+            conditions.push(of_schedule(self.store.namespace(), id, s));
         }
         if let Some(name) = filter.queue.as_deref().filter(|_| self.is_picked_otherwise()) {
             conditions.push(self.store.of_queue(name, s));
@@ -399,18 +415,22 @@ const EDGE: usize = AFTER + 2;
 impl ColdStore {
     /// The condition that a row goes to this destination.
     pub(super) fn of_destination(&self, name: &str, s: &mut Statement) -> String {
-        format!("{} AND lane = {}", is_for_destination(self.dialect()), s.int(lane(name)))
+        format!("{} AND lane = {}", is_for_destination(self.dialect()), s.int(lane(self.namespace(), name)))
     }
 
     /// The condition that a row is for this queue.
     pub(super) fn of_queue(&self, name: &str, s: &mut Statement) -> String {
-        format!("{} AND lane = {}", is_for(Kind::Queue, self.dialect()), s.int(queue::lane(name)))
+        format!(
+            "{} AND lane = {}",
+            is_for(Kind::Queue, self.dialect()),
+            s.int(queue::lane(self.namespace(), name))
+        )
     }
 
     /// Two conditions: a row of this owner matches one of them. A timer without an owner is its own owner: it is found by
     /// the uid of its id.
     fn of_owner(&self, owner: &str, s: &mut Statement) -> [String; 2] {
-        let own = TimerId::parse(owner).map_or(Uuid::nil(), |id| id.uid(&self.namespace).0);
+        let own = TimerId::parse(owner).map_or(Uuid::nil(), |id| id.uid(&self.salt).0);
         let (owner, own) = (s.text(owner), s.uuid(own));
         [format!("owner = {owner}"), format!("owner IS NULL AND uid = {own}")]
     }
@@ -448,6 +468,7 @@ impl ColdStore {
             worker,
         } = filter;
         let mut conditions = self.of_labels(labels, s);
+        conditions.push(of_namespace(self.namespace(), s));
         if !uids.is_empty() {
             let uids: Vec<String> = uids.iter().map(|uid| s.uuid(uid.0)).collect();
             conditions.push(format!("uid IN ({})", uids.join(", ")));
@@ -459,7 +480,7 @@ impl ColdStore {
             let [given, own] = self.of_owner(owner, s);
             format!("({given} OR {own})")
         }));
-        conditions.extend(schedule.as_deref().map(|id| of_schedule(id, s)));
+        conditions.extend(schedule.as_deref().map(|id| of_schedule(self.namespace(), id, s)));
         conditions.extend(due_after.map(|at| format!("due_at >= {}", s.int(at.get()))));
         conditions.extend(due_before.map(|at| format!("due_at < {}", s.int(at.get()))));
         conditions.extend(queue.as_deref().map(|name| self.of_queue(name, s)));
@@ -541,9 +562,17 @@ impl ColdStore {
     }
 }
 
+/// The condition that a row is of this namespace.
+pub(super) fn of_namespace(namespace: Namespace, s: &mut Statement) -> String {
+    match namespace.stored() {
+        None => "namespace IS NULL".to_owned(),
+        Some(number) => format!("namespace = {}", s.int(number.into())),
+    }
+}
+
 /// The condition that a row was made by this schedule. Partial indexes serve it, by its second part.
-fn of_schedule(id: &str, s: &mut Statement) -> String {
-    format!("schedule = {} AND schedule IS NOT NULL", s.text(id))
+fn of_schedule(namespace: Namespace, id: &str, s: &mut Statement) -> String {
+    format!("schedule = {} AND schedule IS NOT NULL", s.text(&namespace.qualified(id)))
 }
 
 /// The condition that a row is for a queue, and given out to these: what is stored of that begins with whom it is for.

@@ -26,6 +26,7 @@ mod late;
 mod lease;
 mod list;
 mod merge;
+mod namespaces;
 mod notify;
 mod open;
 mod operations;
@@ -45,10 +46,12 @@ mod spread;
 mod sql;
 mod subscriptions;
 mod templates;
+mod totals;
 mod watermark;
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use sea_orm::DatabaseConnection;
@@ -59,7 +62,7 @@ pub use audit::{Actor, AuditFilter, AuditRow, Deed, MAX_AUDIT_PAGE, acting, carr
 pub use backlog::{Backlog, LeftOut, MAX_EVENTS as MAX_EVENT_BATCH, MOST_EXCESS};
 pub use claim::{Backlogged, Claimed, DueRow, DueRows, Early, MAX_BATCH as MAX_CLAIM_BATCH, Probe};
 pub use destinations::{
-    DestinationEdit, DestinationRow, MAX_DESTINATIONS, MOST_COUNTED, Removed, Reserved, Uses, Written,
+    DestinationEdit, DestinationRow, MAX_DESTINATIONS, MOST_COUNTED, Named, Removed, Reserved, Uses, Written,
 };
 pub use error::Error;
 pub use forecast::{SCALES, Summary};
@@ -71,11 +74,11 @@ pub use late::{DeadTimer, LateOf, LateTimers};
 pub use lease::{Asking, LeaseAnswer, Leased, MAX_ASKING, Turn};
 pub use list::{Filter, ListCursor, Page};
 pub use merge::{ClaimedSet, Doubtful};
+pub use namespaces::{MAX_NAMESPACES, NamespaceRemoved, NamespaceRow, NamespaceWritten};
 pub use operations::{
     MAX_RUNNING, MAX_STEP, NewOperation, Operated, OperationRow, SETTLED, Selection, Stepped, Worker,
 };
 pub use outbox::EventRow;
-pub use query::{Ledger, Verification};
 pub use queues::{QueueDepth, QueueRemoved, QueueRow};
 pub use ready::ReadyNow;
 pub use register::{MAX_BATCH as MAX_REGISTER_BATCH, NewTimer, Registered};
@@ -92,14 +95,16 @@ pub use subscriptions::{MAX_SUBSCRIPTIONS, Subscribed, SubscriptionRow, Subscrip
 pub use templates::{
     MAX_TEMPLATE_TEXT, MAX_TEMPLATES, TemplateEdit, TemplateRemoved, TemplateRow, TemplateWritten,
 };
+pub use totals::{Ledger, NamespaceLedger, Verification, Whose};
 pub use watermark::{Range, ReplayNote, ScanPosition, Scanned, ShardRow};
 
 use crate::clock::{Monotonic, StoreClock};
 use crate::config::CLAIM_MARGIN;
 use crate::metrics::{Connections, Metrics};
+use crate::model::namespace::{Namespace, Salt};
 use crate::planted::Planted;
 use spread::Spreads;
-use sql::{Column, Dialect, Pool, Statement, Tx};
+use sql::{Dialect, Pool, Statement};
 
 /// How long PostgreSQL lets a statement run.
 pub const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -127,7 +132,10 @@ pub struct ColdStore {
     clock: StoreClock,
     /// The clock of PostgreSQL is replaced by this process's too (tests).
     manual: bool,
-    namespace: String,
+    /// What the hashes of its own namespace are made with: its name.
+    own: Salt,
+    /// Those of the namespace that callers' methods are about ([`ColdStore::within`]).
+    salt: Salt,
     shards: u16,
     retention_ms: i64,
     audit_retention_ms: i64,
@@ -151,8 +159,14 @@ pub struct ColdStore {
     held: Arc<Mutex<Option<Held>>>,
     /// Another node has changed destinations.
     destinations_changed: Arc<tokio::sync::Notify>,
+    /// The names of namespaces. A number keeps its name.
+    names: Arc<RwLock<HashMap<Namespace, Arc<str>>>>,
+    /// There are namespaces beside its own, as far as this node knows.
+    has_others: Arc<AtomicBool>,
     /// Another node has changed keys.
     keys_changed: Arc<tokio::sync::Notify>,
+    /// Another node has changed namespaces.
+    namespaces_changed: Arc<tokio::sync::Notify>,
     /// Which queues have something ready.
     ready: Arc<ready::ReadyLanes>,
     /// What is known of the ranges that timers are spread over.
@@ -253,9 +267,37 @@ impl ColdStore {
         0..i32::from(self.shards)
     }
 
-    /// The namespace of this store's timers.
-    pub fn namespace(&self) -> &str {
-        &self.namespace
+    /// What the hashes of the namespace are made with that this is about.
+    pub const fn salt(&self) -> &Salt {
+        &self.salt
+    }
+
+    /// The namespace that this is about.
+    pub const fn namespace(&self) -> Namespace {
+        self.salt.namespace
+    }
+
+    /// The name of the store's own namespace.
+    pub fn own_name(&self) -> &str {
+        self.own.text()
+    }
+
+    /// Whether there are namespaces beside the store's own, as far as this node knows.
+    pub fn has_others(&self) -> bool {
+        self.has_others.load(Ordering::Relaxed)
+    }
+
+    /// Notes whether there are namespaces beside the store's own. Lists of timers go by it, for their speed alone.
+    pub fn set_has_others(&self, has_others: bool) {
+        self.has_others.store(has_others, Ordering::Relaxed);
+    }
+
+    /// The same store for callers of this namespace: what has a name is looked for there, and made there.
+    ///
+    /// What a node does by itself (claims, ends, occurrences, operations) goes by the namespace of each row instead.
+    #[must_use]
+    pub fn within(&self, namespace: Namespace) -> Self {
+        Self { salt: self.own.of(namespace), ..self.clone() }
     }
 
     /// Whether other nodes may share the store: PostgreSQL.
@@ -278,6 +320,11 @@ impl ColdStore {
             Dialect::Postgres => MAX_REGISTER_BATCH,
             Dialect::Sqlite => MAX_REGISTER_BATCH / 2,
         }
+    }
+
+    /// The namespace that this is about, bound.
+    fn here(&self, s: &mut Statement) -> String {
+        s.int(self.namespace().0.into())
     }
 
     fn dialect(&self) -> Dialect {
@@ -308,29 +355,5 @@ impl ColdStore {
             Dialect::Sqlite => Some(self.clock.now().get()),
             Dialect::Postgres => self.manual.then(|| self.clock.now().get()),
         }
-    }
-
-    /// Adds to the ledger's totals, in the transaction that does what is counted. It is the last statement
-    /// before the commit, because other transactions of the same slot wait for its row.
-    async fn count(&self, tx: &mut Tx, counts: &[(&str, i64)]) -> Result<(), Error> {
-        let mut counts: Vec<_> = counts.iter().filter(|(_, n)| *n != 0).collect();
-        if counts.is_empty() {
-            return Ok(());
-        }
-        counts.sort_unstable();
-        let mut s = Statement::new(self.dialect(), "count");
-        let batch = s.batch(
-            "b",
-            vec![
-                ("b_name", Column::Text(counts.iter().map(|(name, _)| (*name).to_owned()).collect())),
-                ("b_value", Column::Int(counts.iter().map(|(_, n)| *n).collect())),
-            ],
-        );
-        let slot = s.int(self.slot + self.turn.fetch_add(1, Ordering::Relaxed).rem_euclid(TOTALS_SLOTS));
-        s.push(&format!(
-            "WITH {batch} INSERT INTO totals (name, slot, value) SELECT b_name, {slot}, b_value FROM b WHERE true \
-             ON CONFLICT (name, slot) DO UPDATE SET value = totals.value + excluded.value"
-        ));
-        tx.execute(s).await.map(drop)
     }
 }

@@ -1,5 +1,5 @@
 //! Notifications between nodes (`LISTEN`, `NOTIFY`): shards were given up, a node has started, or destinations,
-//! subscriptions or keys have changed.
+//! subscriptions, keys or namespaces have changed.
 //!
 //! A node notifies in the transaction that makes the change, and every node listens on a connection of its own.
 //! Nothing depends on it: a notification may be lost or come twice, and a database behind a proxy that cannot
@@ -30,6 +30,9 @@ const SUBSCRIPTIONS: &str = "mainspring_subscriptions";
 /// And for keys.
 const KEYS: &str = "mainspring_keys";
 
+/// And for namespaces.
+const NAMESPACES: &str = "mainspring_namespaces";
+
 /// And for queues that have something ready.
 const READY: &str = "mainspring_queues";
 
@@ -57,6 +60,8 @@ pub(super) enum Copied {
     Subscriptions,
     /// The keys.
     Keys,
+    /// The namespaces.
+    Namespaces,
 }
 
 impl Copied {
@@ -65,6 +70,7 @@ impl Copied {
             Self::Destinations => DESTINATIONS,
             Self::Subscriptions => SUBSCRIPTIONS,
             Self::Keys => KEYS,
+            Self::Namespaces => NAMESPACES,
         }
     }
 }
@@ -84,6 +90,11 @@ impl ColdStore {
     /// Completes when another node has changed keys, or may have.
     pub async fn keys_changed(&self) {
         self.keys_changed.notified().await;
+    }
+
+    /// Completes when another node has changed namespaces, or may have.
+    pub async fn namespaces_changed(&self) {
+        self.namespaces_changed.notified().await;
     }
 
     /// Tells all nodes, at the commit of this transaction, that what they know a copy of has changed.
@@ -111,8 +122,14 @@ impl ColdStore {
                     self.destinations_changed.notify_one();
                     self.known_set.changed.notify_one();
                     self.keys_changed.notify_one();
+                    self.namespaces_changed.notify_one();
                     self.ready.told_any();
-                    let changed = [&*self.destinations_changed, &self.known_set.changed, &self.keys_changed];
+                    let changed = [
+                        &*self.destinations_changed,
+                        &self.known_set.changed,
+                        &self.keys_changed,
+                        &self.namespaces_changed,
+                    ];
                     forward(listener, me, notified, changed, &self.ready).await
                 }
                 Err(why) => why,
@@ -141,7 +158,7 @@ async fn connect(pool: &PgPool) -> Result<PgListener, sqlx::Error> {
     // A lost connection has to be seen here, for notifications may be lost with it; so it is not replaced
     // silently.
     listener.eager_reconnect(false);
-    listener.listen_all([CHANNEL, DESTINATIONS, SUBSCRIPTIONS, KEYS, READY]).await?;
+    listener.listen_all([CHANNEL, DESTINATIONS, SUBSCRIPTIONS, KEYS, NAMESPACES, READY]).await?;
     Ok(listener)
 }
 
@@ -150,7 +167,7 @@ async fn forward(
     mut listener: PgListener,
     me: &Identity,
     notified: &Notify,
-    [destinations, subscriptions, keys]: [&Notify; 3],
+    [destinations, subscriptions, keys, namespaces]: [&Notify; 4],
     ready: &ReadyLanes,
 ) -> sqlx::Error {
     loop {
@@ -160,6 +177,7 @@ async fn forward(
                 subscriptions.notify_one()
             }
             Ok(Ok(Some(notification))) if notification.channel() == KEYS => keys.notify_one(),
+            Ok(Ok(Some(notification))) if notification.channel() == NAMESPACES => namespaces.notify_one(),
             Ok(Ok(Some(notification))) if notification.channel() == READY => {
                 ready.told(notification.payload(), &me.incarnation);
             }

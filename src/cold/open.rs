@@ -14,6 +14,7 @@ use super::sql::{Database, Pool};
 use super::{ColdStore, Error, STATEMENT_TIMEOUT, TOTALS_SLOTS, restore};
 use crate::clock::{Clock, StoreClock};
 use crate::config::{ColdKind, Config};
+use crate::model::namespace::Salt;
 
 /// How long a call waits for a connection to PostgreSQL. While all writers wait for one, a caller's change
 /// waits for a writer first: twice as long in all.
@@ -74,7 +75,8 @@ impl ColdStore {
             urgent_db,
             clock: store_clock,
             manual,
-            namespace: config.namespace.clone(),
+            own: Salt::own(&config.namespace),
+            salt: Salt::own(&config.namespace),
             shards: config.shards,
             retention_ms: i64::try_from(config.history.retention.get().as_millis()).unwrap_or(i64::MAX / 4),
             audit_retention_ms: i64::try_from(config.audit.retention.get().as_millis())
@@ -90,7 +92,10 @@ impl ColdStore {
             seen: Arc::new(lock.as_deref().map_or(0, restore::witnessed_by).into()),
             held: Arc::default(),
             destinations_changed: Arc::default(),
+            names: Arc::default(),
+            has_others: Arc::default(),
             keys_changed: Arc::default(),
+            namespaces_changed: Arc::default(),
             ready: Arc::default(),
             spreads: super::spread::Spreads::default(),
             known_set: Arc::default(),

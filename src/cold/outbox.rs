@@ -12,7 +12,6 @@ use uuid::Uuid;
 
 use super::apply::{Applied, Change};
 use super::columns::TimerColumn;
-use super::destinations::NAMESPACE;
 use super::places::Told as PlaceHappened;
 use super::row::{AttemptRecord, TimerRow};
 use super::schedules::{ScheduleRow, Skip};
@@ -21,6 +20,7 @@ use super::subscriptions::SubscriptionSet;
 use super::{ColdStore, Error};
 use crate::model::id::{Generation, Uid, shard_of};
 use crate::model::merge::Merged;
+use crate::model::namespace::Namespace;
 use crate::model::subscription::{Lifecycle, PlaceTold, ScheduleSubject, Subject, Subscription, event_id};
 use crate::model::target::{Kind, Target};
 use crate::model::time::UnixMs;
@@ -61,6 +61,7 @@ impl<'a> Happened<'a> {
     /// It happened to this timer, which is as it was left.
     fn to(row: &'a TimerRow, kind: Lifecycle, at: UnixMs) -> Self {
         let subject = Subject {
+            namespace: row.namespace,
             uid: row.uid,
             id: &row.id,
             owner: row.owner.as_deref(),
@@ -137,11 +138,13 @@ const ENDED: &[TimerColumn] = &[
     TimerColumn::Merged,
     TimerColumn::Schedule,
     TimerColumn::Nominal,
+    TimerColumn::Namespace,
 ];
 
 /// A timer that was delivered, as the statement that ended it returned it.
 pub(super) struct Delivered {
     uid: Uid,
+    namespace: Namespace,
     id: String,
     owner: Option<String>,
     shard: i32,
@@ -173,9 +176,11 @@ impl Delivered {
     /// Reads a row that begins with [`ENDED`].
     pub fn read(row: &Row) -> Result<Self, Error> {
         let (uid, id) = (Uid(row.get(0)?), row.get::<String>(1)?);
+        let namespace = Namespace::of_stored(row.get(15)?);
         Ok(Self {
             uid,
-            id: super::row::id_of(uid, id),
+            namespace,
+            id: super::row::id_of(uid, namespace, id),
             owner: row.get(2)?,
             shard: row.get(3)?,
             due_at: UnixMs::new(row.get(4)?),
@@ -187,14 +192,15 @@ impl Delivered {
             labels: row.get(10)?,
             created_at: UnixMs::new(row.get(11)?),
             merged: super::row::merged_of(row.get(12)?)?,
-            schedule: row.get(13)?,
+            schedule: row.get::<Option<String>>(13)?.map(|id| namespace.plain(id)),
             nominal: row.get::<Option<i64>>(14)?.map(UnixMs::new),
-            data: row.get(15)?,
+            data: row.get(16)?,
         })
     }
 
     fn happened(&self, at: UnixMs) -> Happened<'_> {
         let subject = Subject {
+            namespace: self.namespace,
             uid: self.uid,
             id: &self.id,
             owner: self.owner.as_deref(),
@@ -219,6 +225,9 @@ impl Delivered {
         Happened { kind, shard: self.shard, version: self.version, subject, place: None, at }
     }
 }
+
+/// What the first part of the outbox's key holds in every row: a subscription has a number of its own in the whole store.
+pub(super) const EVERY: i64 = 0;
 
 /// With so many bytes a statement writes what there is: each event carries its timer's payload once for each
 /// subscription that asks for it.
@@ -307,7 +316,9 @@ impl ColdStore {
         }
         let mut batch = Batch::default();
         for event in happened {
-            for one in set.all.iter().filter(|one| one.wants(event.kind, &event.subject)) {
+            for one in
+                set.of(event.subject.namespace).iter().filter(|one| one.wants(event.kind, &event.subject))
+            {
                 batch.add(one, &event);
                 if batch.bytes >= MOST_BYTES && !self.planted.is(Defect::EventAfterCommit) {
                     self.write_events(tx, std::mem::take(&mut batch)).await?;
@@ -368,7 +379,7 @@ impl ColdStore {
         );
         s.push(&format!(
             "WITH {rows} INSERT INTO outbox (namespace, subscription, shard, id, kind, subject, at, body) \
-             SELECT {NAMESPACE}, b_subscription, b_shard, b_id, b_kind, b_subject, b_at, b_body FROM b"
+             SELECT {EVERY}, b_subscription, b_shard, b_id, b_kind, b_subject, b_at, b_body FROM b"
         ));
         tx.execute(s).await?;
         self.told.add(count, of);
@@ -389,7 +400,7 @@ impl ColdStore {
     pub async fn tell_destination(
         &self,
         kind: Lifecycle,
-        name: &str,
+        (namespace, name): (Namespace, &str),
         node: &str,
         detail: Option<&str>,
     ) -> Result<(), Error> {
@@ -402,7 +413,7 @@ impl ColdStore {
         let set = self.listeners(&mut tx).await?;
         let at = self.clock.now();
         let mut batch = Batch::default();
-        for one in set.all.iter().filter(|one| one.wants_destination(kind, name)) {
+        for one in set.of(namespace).iter().filter(|one| one.wants_destination(kind, name)) {
             let state = if kind == Lifecycle::DestinationFailing { "failing" } else { "ok" };
             let body = serde_json::json!({
                 "destination": name, "state": state, "node": node, "detail": detail, "at": at.rfc3339(),
@@ -429,14 +440,15 @@ impl ColdStore {
         for (row, skip) in skips {
             let target = row.content.target();
             let subject = ScheduleSubject {
+                namespace: row.namespace,
                 id: &row.id,
                 owner: row.content.owner(),
-                lane: target.lane(),
+                lane: target.lane(row.namespace),
                 is_for_destination: target.destination().is_some(),
                 labels: row.content.labels(),
             };
             let body = subject.body(skip.reason, (skip.first, skip.last, skip.count), at);
-            for one in set.all.iter().filter(|one| one.wants_schedule(kind, &subject)) {
+            for one in set.of(row.namespace).iter().filter(|one| one.wants_schedule(kind, &subject)) {
                 batch.push(one, self.other_event(one, kind, &row.id, at, &body));
             }
         }
@@ -453,7 +465,7 @@ impl ColdStore {
         body: &serde_json::Value,
     ) -> EventRow {
         EventRow {
-            shard: shard_of(&self.namespace, subject, self.shards),
+            shard: shard_of(&self.own.of(one.namespace), subject, self.shards),
             seq: 0,
             // Of two such events within a millisecond each has a number of its own.
             id: event_id(one.id, kind, &[subject.as_bytes(), Uuid::now_v7().as_bytes()], at),

@@ -5,11 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::apply::{Applied, ChangeEvent, Settlement};
 use super::decide::{Context, Writes, waits_for_judgement};
+use super::destinations::Named;
 use super::end::End;
 use super::row::{AttemptRecord, TimerRow};
 use super::sql::{Column, Statement, Tx};
 use super::{ColdStore, Error};
 use crate::model::id::{Generation, Uid};
+use crate::model::namespace::Namespace;
 use crate::model::policy::Retry;
 use crate::model::queue::{Action, Again, Dispatch, Held, LeaseToken, Place, Seats, holder};
 use crate::model::subscription::Lifecycle;
@@ -178,6 +180,7 @@ pub(super) fn decide(
         let token = Token { generation: before.life.generation, attempt: before.life.attempt };
         writes.ends.push(End {
             uid: row.uid,
+            namespace: row.namespace,
             token,
             life: Some(row.life),
             state: row.life.state,
@@ -271,7 +274,7 @@ fn note(row: &TimerRow, before: &Before, writes: &mut Writes) {
     for place in row.places.iter().filter(|place| had(place.number) != Some(place)) {
         let key = (row.uid, place.number);
         writes.places.gone.remove(&key);
-        writes.places.put.insert(key, (place.clone(), holder(queue, &place.worker)));
+        writes.places.put.insert(key, (place.clone(), holder(row.namespace, queue, &place.worker)));
     }
     let has = |number: i32| row.places.iter().any(|place| place.number == number);
     for place in before.places.iter().filter(|place| !has(place.number)) {
@@ -283,30 +286,38 @@ fn note(row: &TimerRow, before: &Before, writes: &mut Writes) {
 
 impl PlaceWrites {
     /// A place of this queue as it is now.
-    pub fn put(&mut self, uid: Uid, queue: &str, place: Place) {
-        let holder = holder(queue, &place.worker);
+    pub fn put(&mut self, uid: Uid, (namespace, queue): (Namespace, &str), place: Place) {
+        let holder = holder(namespace, queue, &place.worker);
         self.put.insert((uid, place.number), (place, holder));
     }
 }
 
+/// The terms of the queue that a timer is for.
+pub(super) fn terms_of<'a>(
+    queues: &'a BTreeMap<Named, QueueTerms>,
+    row: &TimerRow,
+) -> Option<&'a QueueTerms> {
+    queues.get(&(row.namespace, row.target.queue()?.to_owned()))
+}
+
 impl ColdStore {
-    /// Reads the places of these timers, whose rows are locked; returns the terms of their queues by name.
+    /// Reads the places of these timers, whose rows are locked; returns the terms of their queues.
     pub(super) async fn read_places(
         &self,
         tx: &mut Tx,
         rows: Vec<&mut TimerRow>,
-    ) -> Result<BTreeMap<String, QueueTerms>, Error> {
+    ) -> Result<BTreeMap<Named, QueueTerms>, Error> {
         if rows.is_empty() {
             return Ok(BTreeMap::new());
         }
-        let names: BTreeSet<String> =
-            rows.iter().filter_map(|row| row.target.queue()).map(str::to_owned).collect();
+        let queue = |row: &&mut TimerRow| Some((row.namespace, row.target.queue()?.to_owned()));
+        let names: BTreeSet<Named> = rows.iter().filter_map(queue).collect();
         let had: Vec<Uid> = rows.iter().filter(|row| row.life.tries > 0).map(|row| row.uid).collect();
         let mut places = self.places_of(tx, had).await?;
         for row in rows {
             row.places = places.remove(&row.uid).unwrap_or_default();
         }
-        self.queue_terms(tx, names.into_iter().collect()).await
+        self.queue_terms(tx, &names).await
     }
 
     /// The places of these timers, by timer.

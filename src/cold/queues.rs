@@ -8,10 +8,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Value, json};
 
 use super::audit::Deed;
-use super::destinations::{CHANGING, MOST_COUNTED, NAMESPACE, is_for};
+use super::destinations::{AMONG, CHANGING, MOST_COUNTED, Named, is_for, named};
 use super::places::QueueTerms;
 use super::sql::{Column, Row, Statement, Tx};
 use super::{ColdStore, Error};
+use crate::model::namespace::Namespace;
 use crate::model::queue::{Settings, lane};
 use crate::model::target::{Kind, Target};
 use crate::model::time::UnixMs;
@@ -19,6 +20,8 @@ use crate::model::time::UnixMs;
 /// A queue as the store has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QueueRow {
+    /// Its namespace.
+    pub namespace: Namespace,
     /// Its name.
     pub name: String,
     /// Its settings.
@@ -32,7 +35,7 @@ pub struct QueueRow {
 }
 
 /// The columns of [`QueueRow`], in order.
-const COLUMNS: &str = "name, settings, paused, version, created_at";
+const COLUMNS: &str = "namespace, name, settings, paused, version, created_at";
 
 impl QueueRow {
     /// As the audit has it.
@@ -41,15 +44,16 @@ impl QueueRow {
     }
 
     fn read(row: &Row) -> Result<Self, Error> {
-        let settings: String = row.get(1)?;
+        let settings: String = row.get(2)?;
         Ok(Self {
-            name: row.get(0)?,
+            namespace: Namespace(row.get(0)?),
+            name: row.get(1)?,
             // What a later version has written and this one does not know is left out.
             settings: serde_json::from_str(&settings)
                 .map_err(|_| Error::Corrupt("a queue's settings cannot be read back".into()))?,
-            paused: row.get(2)?,
-            version: row.get(3)?,
-            created_at: UnixMs::new(row.get(4)?),
+            paused: row.get(3)?,
+            version: row.get(4)?,
+            created_at: UnixMs::new(row.get(5)?),
         })
     }
 }
@@ -83,12 +87,32 @@ pub enum QueueRemoved {
 }
 
 impl ColdStore {
+    /// The queues of all namespaces, at most `limit`.
+    pub async fn queues_of_all(&self, limit: usize) -> Result<Vec<QueueRow>, Error> {
+        let mut s = Statement::new(self.dialect(), "queues_of_all");
+        let limit = s.int(limit as i64);
+        s.push(&format!("SELECT {COLUMNS} FROM queues ORDER BY namespace, name LIMIT {limit}"));
+        self.pool.read(s).await?.iter().map(QueueRow::read).collect()
+    }
+
+    /// The queues of all namespaces that say anything of themselves, at most `limit`. Most are made by the first timer for them,
+    /// and say nothing.
+    pub async fn queues_with_settings(&self, limit: usize) -> Result<Vec<QueueRow>, Error> {
+        let mut s = Statement::new(self.dialect(), "queues_with_settings");
+        let limit = s.int(limit as i64);
+        s.push(&format!(
+            "SELECT {COLUMNS} FROM queues WHERE settings <> '{{}}' ORDER BY namespace, name LIMIT {limit}"
+        ));
+        self.pool.read(s).await?.iter().map(QueueRow::read).collect()
+    }
+
     /// All queues, by name, from the one after `after` on, at most `limit`.
     pub async fn queues(&self, after: &str, limit: usize) -> Result<Vec<QueueRow>, Error> {
         let mut s = Statement::new(self.dialect(), "queues");
+        let here = self.here(&mut s);
         let (after, limit) = (s.text(after), s.int(limit as i64));
         s.push(&format!(
-            "SELECT {COLUMNS} FROM queues WHERE namespace = {NAMESPACE} AND name > {after} ORDER BY name LIMIT {limit}"
+            "SELECT {COLUMNS} FROM queues WHERE namespace = {here} AND name > {after} ORDER BY name LIMIT {limit}"
         ));
         self.pool.read(s).await?.iter().map(QueueRow::read).collect()
     }
@@ -96,8 +120,9 @@ impl ColdStore {
     /// The queue of this name.
     pub async fn queue(&self, name: &str) -> Result<Option<QueueRow>, Error> {
         let mut s = Statement::new(self.dialect(), "queue");
+        let here = self.here(&mut s);
         let name = s.text(name);
-        s.push(&format!("SELECT {COLUMNS} FROM queues WHERE namespace = {NAMESPACE} AND name = {name}"));
+        s.push(&format!("SELECT {COLUMNS} FROM queues WHERE namespace = {here} AND name = {name}"));
         self.pool.read(s).await?.first().map(QueueRow::read).transpose()
     }
 
@@ -109,8 +134,10 @@ impl ColdStore {
         paused: Option<bool>,
     ) -> Result<(QueueRow, bool), Error> {
         let (mut tx, object) = (self.pool.begin().await?, name);
+        self.hold_here(&mut tx).await?;
         let before = self.lock_queue(&mut tx, name, CHANGING).await?;
         let mut s = Statement::new(self.dialect(), "put_queue");
+        let here = self.here(&mut s);
         let now = s.now(self.bound_now());
         let (name, settings) = (s.text(name), s.text(&stored(settings)));
         let (initial, kept) = match paused {
@@ -119,7 +146,7 @@ impl ColdStore {
         };
         s.push(&format!(
             "INSERT INTO queues (namespace, name, settings, paused, version, created_at, changed_at) \
-             VALUES ({NAMESPACE}, {name}, {settings}, {initial}, 1, {now}, {now}) \
+             VALUES ({here}, {name}, {settings}, {initial}, 1, {now}, {now}) \
              ON CONFLICT (namespace, name) DO UPDATE SET settings = excluded.settings, paused = {kept}, \
              version = queues.version + 1, changed_at = excluded.changed_at RETURNING {COLUMNS}"
         ));
@@ -140,11 +167,12 @@ impl ColdStore {
             return Ok(Some(before));
         }
         let mut s = Statement::new(self.dialect(), "pause_queue");
+        let here = self.here(&mut s);
         let now = s.now(self.bound_now());
         let name = s.text(name);
         s.push(&format!(
             "UPDATE queues SET changed_at = {now}, version = version + 1, paused = {paused} \
-             WHERE namespace = {NAMESPACE} AND name = {name} RETURNING {COLUMNS}"
+             WHERE namespace = {here} AND name = {name} RETURNING {COLUMNS}"
         ));
         let row = tx.fetch(s).await?.first().map(QueueRow::read).transpose()?;
         let action = if paused { "queue.pause" } else { "queue.resume" };
@@ -174,8 +202,9 @@ impl ColdStore {
             return Ok(QueueRemoved::InUse(timers, schedules));
         }
         let mut s = Statement::new(self.dialect(), "remove_queue");
+        let here = self.here(&mut s);
         let bound = s.text(name);
-        s.push(&format!("DELETE FROM queues WHERE namespace = {NAMESPACE} AND name = {bound}"));
+        s.push(&format!("DELETE FROM queues WHERE namespace = {here} AND name = {bound}"));
         tx.execute(s).await?;
         let was = Some(before.audited());
         self.audit(&mut tx, Deed { action: "queue.remove", object: name, was, became: None }).await?;
@@ -191,16 +220,15 @@ impl ColdStore {
         lock: &'static str,
     ) -> Result<Option<QueueRow>, Error> {
         let mut s = Statement::new(self.dialect(), "lock_queue");
+        let here = self.here(&mut s);
         let (name, lock) = (s.text(name), self.dialect().lock(lock));
-        s.push(&format!(
-            "SELECT {COLUMNS} FROM queues WHERE namespace = {NAMESPACE} AND name = {name} {lock}"
-        ));
+        s.push(&format!("SELECT {COLUMNS} FROM queues WHERE namespace = {here} AND name = {name} {lock}"));
         tx.fetch(s).await?.first().map(QueueRow::read).transpose()
     }
 
     fn queue_uses(&self, name: &str, most: i64) -> Statement {
         let mut s = Statement::new(self.dialect(), "queue_uses");
-        let of = s.int(lane(name));
+        let of = s.int(lane(self.namespace(), name));
         s.push(&format!(
             "SELECT CAST(count(*) AS BIGINT) FROM \
              (SELECT 1 FROM timers WHERE {} AND lane = {of} LIMIT {most}) x",
@@ -210,16 +238,16 @@ impl ColdStore {
     }
 
     /// What waits in these queues, in the order given.
-    pub async fn queue_depths(&self, names: &[&str]) -> Result<Vec<QueueDepth>, Error> {
-        if names.is_empty() {
+    pub async fn queue_depths(&self, lanes: &[i64]) -> Result<Vec<QueueDepth>, Error> {
+        if lanes.is_empty() {
             return Ok(Vec::new());
         }
         let mut s = Statement::new(self.dialect(), "queue_depths");
         let batch = s.batch(
             "b",
             vec![
-                ("b_at", Column::Int((0..names.len() as i64).collect())),
-                ("b_lane", Column::Int(names.iter().map(|name| lane(name)).collect())),
+                ("b_at", Column::Int((0..lanes.len() as i64).collect())),
+                ("b_lane", Column::Int(lanes.to_vec())),
             ],
         );
         let now = s.now(self.bound_now());
@@ -251,61 +279,62 @@ impl ColdStore {
         self.pool.read(s).await?.iter().map(depth).collect()
     }
 
-    /// Keeps the queues that these targets name until the end of the transaction; makes those that there are not.
+    /// Makes those queues that these targets name, each in its namespace, and that there are not yet. All of them stay until the
+    /// end of the transaction.
     pub(super) async fn keep_queues<'a>(
         &self,
         tx: &mut Tx,
-        targets: impl Iterator<Item = &'a Target>,
+        targets: impl Iterator<Item = (Namespace, &'a Target)>,
     ) -> Result<(), Error> {
-        let mut names: BTreeSet<String> = targets.filter_map(Target::queue).map(str::to_owned).collect();
+        let of = |(namespace, target): (Namespace, &'a Target)| Some((namespace, target.queue()?.to_owned()));
+        let mut names: BTreeSet<Named> = targets.filter_map(of).collect();
         if names.is_empty() {
             return Ok(());
         }
         let mut s = Statement::new(self.dialect(), "apply_queues");
-        let batch = s.batch("b", vec![("b_name", Column::Text(names.iter().cloned().collect()))]);
+        let batch = s.batch("b", named(names.iter().map(|(namespace, name)| (*namespace, name))));
         let lock = self.dialect().lock("FOR KEY SHARE");
         s.push(&format!(
-            "WITH {batch} SELECT name FROM queues WHERE namespace = {NAMESPACE} \
-             AND name IN (SELECT b_name FROM b) ORDER BY name {lock}"
+            "WITH {batch} SELECT namespace, name FROM queues WHERE {AMONG} ORDER BY namespace, name {lock}"
         ));
         for row in tx.fetch(s).await? {
-            names.remove(&row.get::<String>(0)?);
+            names.remove(&(Namespace(row.get(0)?), row.get::<String>(1)?));
         }
         self.make_queues(tx, names).await
     }
 
-    /// Makes queues of these names, with nothing set. One that is being made by another is left to it.
-    pub(super) async fn make_queues(&self, tx: &mut Tx, names: BTreeSet<String>) -> Result<(), Error> {
+    /// Makes queues with the usual settings, where there are none.
+    pub(super) async fn make_queues(&self, tx: &mut Tx, names: BTreeSet<Named>) -> Result<(), Error> {
         if names.is_empty() {
             return Ok(());
         }
         let mut s = Statement::new(self.dialect(), "make_queues");
-        let batch = s.batch("b", vec![("b_name", Column::Text(names.into_iter().collect()))]);
+        let batch = s.batch("b", named(names.iter().map(|(namespace, name)| (*namespace, name))));
         let now = s.now(self.bound_now());
         s.push(&format!(
             "WITH {batch} INSERT INTO queues (namespace, name, settings, paused, version, created_at, changed_at) \
-             SELECT {NAMESPACE}, b_name, '{{}}', false, 1, {now}, {now} FROM b WHERE true \
+             SELECT b_namespace, b_name, '{{}}', false, 1, {now}, {now} FROM b WHERE true \
              ON CONFLICT (namespace, name) DO NOTHING"
         ));
         tx.execute(s).await.map(drop)
     }
 
-    /// What these queues say of the timers in them, by name.
+    /// What these queues say of their timers.
     pub(super) async fn queue_terms(
         &self,
         tx: &mut Tx,
-        names: Vec<String>,
-    ) -> Result<BTreeMap<String, QueueTerms>, Error> {
+        names: &BTreeSet<Named>,
+    ) -> Result<BTreeMap<Named, QueueTerms>, Error> {
         let mut s = Statement::new(self.dialect(), "apply_queue_terms");
-        let batch = s.batch("b", vec![("b_name", Column::Text(names))]);
-        s.push(&format!(
-            "WITH {batch} SELECT {COLUMNS} FROM queues WHERE namespace = {NAMESPACE} \
-             AND name IN (SELECT b_name FROM b)"
-        ));
+        let batch = s.batch("b", named(names.iter().map(|(namespace, name)| (*namespace, name))));
+        s.push(&format!("WITH {batch} SELECT {COLUMNS} FROM queues WHERE {AMONG}"));
         let mut terms = BTreeMap::new();
         for row in tx.fetch(s).await? {
-            let QueueRow { name, settings, paused, .. } = QueueRow::read(&row)?;
-            terms.insert(name, QueueTerms { paused, lease: settings.lease, retry: settings.retry });
+            let QueueRow { namespace, name, settings, paused, .. } = QueueRow::read(&row)?;
+            terms.insert(
+                (namespace, name),
+                QueueTerms { paused, lease: settings.lease, retry: settings.retry },
+            );
         }
         Ok(terms)
     }

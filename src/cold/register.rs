@@ -10,8 +10,10 @@ use super::columns::{self, ALL, TimerColumn};
 use super::outbox::Happened;
 use super::row::TimerRow;
 use super::sql::{Column, Statement, Tx};
+use super::totals::Counts;
 use super::{ColdStore, Error};
 use crate::model::id::{Epoch, Generation, TimerId, Uid, shard_of};
+use crate::model::namespace::Namespace;
 use crate::model::policy::Policies;
 use crate::model::priority::Priority;
 use crate::model::queue::{Dispatch, Seats};
@@ -31,6 +33,8 @@ pub const MAX_BATCH: usize = 1000;
 pub struct NewTimer {
     /// Primary key: from the caller's id, the idempotency key, or new.
     pub uid: Uid,
+    /// The namespace that it is of.
+    pub namespace: Namespace,
     /// The id as text.
     pub id: TimerId,
     /// Whether the uid comes from the caller's id or idempotency key, which stays taken after the end.
@@ -134,7 +138,7 @@ impl ColdStore {
         let mut answers: Vec<Option<Result<Registered, Error>>> = Vec::with_capacity(timers.len());
         answers.resize_with(timers.len(), || None);
         if rerun {
-            let rows = self.find_many(&timers.iter().map(|timer| timer.uid).collect::<Vec<_>>()).await?;
+            let rows = self.find_of_all(&timers.iter().map(|timer| timer.uid).collect::<Vec<_>>()).await?;
             for (timer, answer) in timers.iter().zip(&mut answers) {
                 *answer = rows
                     .get(&timer.uid)
@@ -172,7 +176,8 @@ impl ColdStore {
         }
         let unanswered: Vec<usize> = (0..timers.len()).filter(|&i| answers[i].is_none()).collect();
         if !unanswered.is_empty() {
-            let rows = self.find_many(&unanswered.iter().map(|&i| timers[i].uid).collect::<Vec<_>>()).await?;
+            let rows =
+                self.find_of_all(&unanswered.iter().map(|&i| timers[i].uid).collect::<Vec<_>>()).await?;
             for i in unanswered {
                 let same = |row: &&TimerRow| row.request_hash == timers[i].request_hash;
                 answers[i] = Some(match rows.get(&timers[i].uid) {
@@ -197,18 +202,27 @@ impl ColdStore {
         mut fresh: Vec<TimerRow>,
     ) -> Result<(HashMap<Uid, TimerRow>, HashMap<Uid, Registered>), Error> {
         let mut tx = self.pool.begin().await?;
-        let missing = self.missing_destinations(&mut tx, fresh.iter().map(|row| &row.target)).await?;
-        let templates =
-            self.templates_in_use(&mut tx, timers.iter().filter_map(|timer| timer.template.as_ref())).await?;
+        // Before any other lock, as a removal does.
+        self.hold_namespaces(&mut tx, &fresh.iter().map(|row| row.namespace).collect()).await?;
+        let missing =
+            self.missing_destinations(&mut tx, fresh.iter().map(|row| (row.namespace, &row.target))).await?;
+        let templates = self
+            .templates_in_use(
+                &mut tx,
+                timers.iter().filter_map(|timer| Some((timer.namespace, timer.template.as_ref()?))),
+            )
+            .await?;
         let mut unmade = HashMap::new();
         for &i in order {
-            let NewTimer { uid, target, template, occurrence, .. } = &timers[i];
-            if let Some(name) = target.destination().filter(|name| missing.contains(*name)) {
+            let NewTimer { uid, namespace, target, template, occurrence, .. } = &timers[i];
+            let is_missing =
+                |name: &&str| !missing.is_empty() && missing.contains(&(*namespace, (*name).to_owned()));
+            if let Some(name) = target.destination().filter(is_missing) {
                 unmade.insert(*uid, Registered::NoDestination(name.to_owned()));
             } else if let Some(TemplateUse { name, fitted }) = template
                 // That of an occurrence was fitted when its schedule was written.
                 && occurrence.is_none()
-                && (fitted.is_none() || templates.get(name) != fitted.as_ref())
+                && (fitted.is_none() || templates.get(&(*namespace, name.clone())) != fitted.as_ref())
             {
                 unmade.insert(*uid, Registered::Unfitted(name.clone()));
             }
@@ -220,7 +234,9 @@ impl ColdStore {
         // In boxes: a transaction with all of these in line outgrows the stack of a thread in builds that are not optimised.
         let set = Box::pin(self.listeners(&mut tx)).await?;
         let late = Box::pin(self.tell(&mut tx, &set, Happened::registered(kept.values()))).await?;
-        self.count(&mut tx, &[("registered", kept.len() as i64)]).await?;
+        let mut counts = Counts::default();
+        kept.values().for_each(|row| counts.add(row.namespace, "registered", 1));
+        self.count(&mut tx, &counts).await?;
         tx.commit().await.map_err(Error::at_commit)?;
         Box::pin(self.tell_late(late)).await?;
         Ok((kept, unmade))
@@ -234,7 +250,8 @@ impl ColdStore {
         callers: &HashMap<Uid, bool>,
         fresh: Vec<TimerRow>,
     ) -> Result<HashMap<Uid, TimerRow>, Error> {
-        self.keep_queues(tx, fresh.iter().map(|row| &row.target)).await?;
+        self.hold_namespaces(tx, &fresh.iter().map(|row| row.namespace).collect()).await?;
+        self.keep_queues(tx, fresh.iter().map(|row| (row.namespace, &row.target))).await?;
         let insert = self.insert_statement(&fresh.iter().collect::<Vec<_>>());
         let mut inserted: HashMap<Uid, UnixMs> = HashMap::with_capacity(fresh.len());
         for row in tx.fetch(insert).await? {
@@ -319,6 +336,7 @@ impl ColdStore {
         let queues = rows.iter().any(|row| row.seats.is_some());
         let templated = rows.iter().any(|row| row.template.is_some());
         let is_made = rows.iter().any(|row| row.occurrence.is_some());
+        let is_of_others = rows.iter().any(|row| row.namespace != Namespace::OWN);
         let initial = |column: TimerColumn| match column {
             TimerColumn::MergeKey if !merges => Some("NULL"),
             TimerColumn::Spread | TimerColumn::SpreadFrom if !spreads => Some("NULL"),
@@ -328,6 +346,7 @@ impl ColdStore {
                 Some("NULL")
             }
             TimerColumn::Template if !templated => Some("NULL"),
+            TimerColumn::Namespace if !is_of_others => Some("NULL"),
             TimerColumn::Dispatch
             | TimerColumn::Audience
             | TimerColumn::ReadyAt
@@ -361,17 +380,19 @@ impl ColdStore {
     /// again has a higher generation.
     pub(super) fn fresh_row(&self, timer: &NewTimer) -> TimerRow {
         let owner = timer.owner.as_deref().unwrap_or(timer.id.as_str());
-        let merge_key = timer.policies.merge.map(|merge| merge.key(&self.namespace, owner, &timer.target));
+        let salt = self.own.of(timer.namespace);
+        let merge_key = timer.policies.merge.map(|merge| merge.key(&salt, owner, &timer.target));
         TimerRow {
             uid: timer.uid,
+            namespace: timer.namespace,
             id: timer.id.as_str().to_owned(),
             caller_id: timer.caller_id,
             owner: timer.owner.clone(),
-            shard: shard_of(&self.namespace, owner, self.shards),
+            shard: shard_of(&salt, owner, self.shards),
             life: Life::new(timer.due_at, timer.created_at),
             expire_at: timer.policies.expire_at(timer.due_at),
             epoch: Epoch(0),
-            lane: timer.target.lane(),
+            lane: timer.target.lane(timer.namespace),
             minute: timer.minute,
             priority: timer.priority,
             spread: timer.spread,

@@ -9,6 +9,7 @@ use super::columns::{AFTER, TimerColumn as C, WEBHOOK};
 use super::sql::Row;
 use crate::model::id::{Epoch, Generation, TimerId, Uid, Version, delivery_id};
 use crate::model::merge::{MergeKey, Merged};
+use crate::model::namespace::{Namespace, Salt};
 use crate::model::pointer::{Pointer, Via};
 use crate::model::policy::Policies;
 use crate::model::priority::Priority;
@@ -25,6 +26,8 @@ use crate::model::trace::Trace;
 pub struct TimerRow {
     /// Primary key.
     pub uid: Uid,
+    /// The namespace that it is of.
+    pub namespace: Namespace,
     /// The id as text.
     pub id: String,
     /// Whether the uid comes from the caller's id or idempotency key, which stays taken after the end.
@@ -151,10 +154,10 @@ fn spread_of(within_ms: Option<i64>, from: Option<i64>) -> Option<Spread> {
 }
 
 /// What a row has of the schedule that made it.
-fn occurrence_of(row: &Row) -> Result<Option<Occurrence>, Error> {
+fn occurrence_of(row: &Row, namespace: Namespace) -> Result<Option<Occurrence>, Error> {
     let Some(schedule) = row.of(C::Schedule)? else { return Ok(None) };
     Ok(Some(Occurrence {
-        schedule,
+        schedule: namespace.plain(schedule),
         nominal: row.of::<Option<i64>>(C::Nominal)?.map(UnixMs::new),
         turn: row.of::<Option<i16>>(C::Overlap)?.and_then(Turn::from_code),
         judge_after: row.of::<Option<i64>>(C::JudgeAfter)?.map(UnixMs::new),
@@ -179,8 +182,8 @@ fn seats_of(row: &Row) -> Result<Seats, Error> {
 }
 
 /// The id that is stored as this; see [`TimerRow::stored_id`].
-pub(super) fn id_of(uid: Uid, stored: String) -> String {
-    if stored.is_empty() { TimerId::of_server(uid).as_str().to_owned() } else { stored }
+pub(super) fn id_of(uid: Uid, namespace: Namespace, stored: String) -> String {
+    if stored.is_empty() { TimerId::of_server(uid, namespace).as_str().to_owned() } else { stored }
 }
 
 /// The payload that is stored as this, as it is sent.
@@ -218,14 +221,14 @@ impl TimerRow {
     }
 
     /// What it has in common with timers that it may go out with.
-    pub(super) fn find_merge_key(&self, namespace: &str) -> Option<MergeKey> {
+    pub(super) fn find_merge_key(&self, salt: &Salt) -> Option<MergeKey> {
         let owner = self.owner.as_deref().unwrap_or(&self.id);
-        Some(self.policies.merge?.key(namespace, owner, &self.target))
+        Some(self.policies.merge?.key(salt, owner, &self.target))
     }
 
     /// Queue and audience as one number, if it is for a queue.
     pub(super) fn audience(&self) -> Option<i64> {
-        Some(self.seats.as_ref()?.dispatch.to.audience(self.target.queue()?))
+        Some(self.seats.as_ref()?.dispatch.to.audience(self.namespace, self.target.queue()?))
     }
 
     /// The answer to its caller: of a cancelled timer for a queue, whether places were acked decides, and whether anything was
@@ -287,7 +290,11 @@ impl TimerRow {
     /// The id as it is stored: an id of the service's own form is derived from the uid and stored as an empty
     /// text.
     pub(super) fn stored_id(&self) -> String {
-        if self.id == TimerId::of_server(self.uid).as_str() { String::new() } else { self.id.clone() }
+        if self.id == TimerId::of_server(self.uid, self.namespace).as_str() {
+            String::new()
+        } else {
+            self.id.clone()
+        }
     }
 
     /// Reads a row with the columns of [`super::columns::ALL`]; with `ended` they are followed by `ended_at,
@@ -299,13 +306,15 @@ impl TimerRow {
         let hash: Vec<u8> = row.of(C::RequestHash)?;
         let via: Option<i16> = row.of(C::Via)?;
         let (uid, id) = (Uid(row.of(C::Uid)?), row.of::<String>(C::Id)?);
+        let namespace = Namespace::of_stored(row.of(C::Namespace)?);
         let target = Target::read(row.of::<Option<i16>>(C::Kind)?.unwrap_or(WEBHOOK), &target)
             .map_err(|_| bad("target"))?;
         let (ended_at, last): (Option<i64>, Option<String>) =
             if ended { (row.get(AFTER)?, row.get(AFTER + 1)?) } else { (None, None) };
         Ok(Self {
             uid,
-            id: id_of(uid, id),
+            namespace,
+            id: id_of(uid, namespace, id),
             caller_id: row.of(C::CallerId)?,
             owner: row.of(C::Owner)?,
             shard: row.of(C::Shard)?,
@@ -334,7 +343,7 @@ impl TimerRow {
             may_be_done: false,
             target,
             data: row.of(C::Data)?,
-            template: row.of(C::Template)?,
+            template: row.of::<Option<String>>(C::Template)?.map(|name| namespace.plain(name)),
             labels: row.of(C::Labels)?,
             policies: match policies {
                 Some(text) => serde_json::from_str(&text).map_err(|_| bad("policies"))?,
@@ -352,7 +361,7 @@ impl TimerRow {
             merged: merged_of(row.of(C::Merged)?)?,
             left: None,
             spread: spread_of(row.of(C::Spread)?, row.of(C::SpreadFrom)?),
-            occurrence: occurrence_of(row)?,
+            occurrence: occurrence_of(row, namespace)?,
             ended_at: ended_at.map(UnixMs::new),
             last: match last {
                 Some(text) => Some(serde_json::from_str(&text).map_err(|_| bad("last attempt"))?),

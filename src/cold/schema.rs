@@ -50,7 +50,7 @@ impl ColdStore {
         let mut tx = self.pool.begin().await?;
         let mut s = Statement::new(self.dialect(), "prepare_store");
         let now = s.now(self.bound_now());
-        let (namespace, shards) = (s.text(&self.namespace), s.int(i64::from(self.shards)));
+        let (namespace, shards) = (s.text(self.own_name()), s.int(i64::from(self.shards)));
         s.push(&format!(
             "INSERT INTO store (one, incarnation, namespace, shards, created_at, release, bears) \
              VALUES (1, 1, {namespace}, {shards}, {now}, {}, {}) ON CONFLICT (one) DO NOTHING",
@@ -77,8 +77,8 @@ impl ColdStore {
         if store.shards != i32::from(self.shards) {
             return Err(Error::Shards { store: store.shards, config: self.shards });
         }
-        if store.namespace != self.namespace {
-            return Err(Error::Namespace { store: store.namespace, config: self.namespace.clone() });
+        if store.namespace != self.own_name() {
+            return Err(Error::Namespace { store: store.namespace, config: self.own_name().to_owned() });
         }
         // The first `delay` needs the store's clock, and the first end needs its partition.
         self.ping().await?;
@@ -192,6 +192,11 @@ impl ColdStore {
         let within = s.int(ALIVE_MS);
         s.push(&format!("SELECT name FROM nodes WHERE beat_at > {now} - {within} {of_node} ORDER BY name"));
         self.pool.read(s).await?.iter().map(|row| row.get(0)).collect()
+    }
+
+    /// Living nodes of a release that knows no namespaces.
+    pub(super) async fn nodes_without_namespaces(&self) -> Result<Vec<String>, Error> {
+        self.nodes_older_than(mainspring_migrations::WITH_NAMESPACES, &self.migration_state().await?).await
     }
 
     /// Writes down of which release the schema is.

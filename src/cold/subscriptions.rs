@@ -22,11 +22,11 @@ use serde_json::{Value, json};
 use tokio::sync::Notify;
 
 use super::audit::Deed;
-use super::destinations::NAMESPACE;
 use super::notify::Copied;
 use super::sql::{Row, Statement, Tx};
 use super::{ColdStore, Error, Identity};
 use crate::clock::Monotonic;
+use crate::model::namespace::Namespace;
 use crate::model::subscription::{Asked, Lifecycle, Subscription};
 use crate::model::time::UnixMs;
 
@@ -39,8 +39,10 @@ const IN_USE_PAUSE: Duration = Duration::from_millis(2);
 /// A subscription as the store has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SubscriptionRow {
-    /// Its number.
+    /// Its number, which no other has in the store.
     pub id: i64,
+    /// Its namespace.
+    pub namespace: Namespace,
     /// Its name.
     pub name: String,
     /// Where its events go.
@@ -55,18 +57,19 @@ pub struct SubscriptionRow {
     pub changed_at: UnixMs,
 }
 
-const COLUMNS: &str = "id, name, destination, settings, version, created_at, changed_at";
+const COLUMNS: &str = "id, namespace, name, destination, settings, version, created_at, changed_at";
 
 impl SubscriptionRow {
     fn read(row: &Row) -> Result<Self, Error> {
         Ok(Self {
             id: row.get(0)?,
-            name: row.get(1)?,
-            destination: row.get(2)?,
-            settings: row.get(3)?,
-            version: row.get(4)?,
-            created_at: UnixMs::new(row.get(5)?),
-            changed_at: UnixMs::new(row.get(6)?),
+            namespace: Namespace(row.get(1)?),
+            name: row.get(2)?,
+            destination: row.get(3)?,
+            settings: row.get(4)?,
+            version: row.get(5)?,
+            created_at: UnixMs::new(row.get(6)?),
+            changed_at: UnixMs::new(row.get(7)?),
         })
     }
 
@@ -78,7 +81,7 @@ impl SubscriptionRow {
 
     fn compiled(self) -> Subscription {
         let asked: Option<Asked> = serde_json::from_str(&self.settings).ok();
-        Subscription::new(self.id, self.name, self.destination, asked.as_ref())
+        Subscription::new(self.id, self.namespace, self.name, self.destination, asked.as_ref())
     }
 }
 
@@ -103,6 +106,13 @@ pub struct SubscriptionSet {
 }
 
 impl SubscriptionSet {
+    /// Those of this namespace.
+    pub fn of(&self, namespace: Namespace) -> &[Subscription] {
+        let from = self.all.partition_point(|one| one.namespace < namespace);
+        let until = self.all.partition_point(|one| one.namespace <= namespace);
+        &self.all[from..until]
+    }
+
     /// Whether somebody asks for this kind.
     pub fn asks_for(&self, kind: Lifecycle) -> bool {
         self.all.iter().any(|one| one.asks_for(kind))
@@ -221,15 +231,16 @@ impl ColdStore {
     fn subscriptions_statement(&self) -> Statement {
         let mut s = Statement::new(self.dialect(), "subscriptions");
         s.push(&format!(
-            "SELECT {COLUMNS} FROM subscriptions WHERE namespace = {NAMESPACE} AND removed_at IS NULL ORDER BY name"
+            "SELECT {COLUMNS} FROM subscriptions WHERE removed_at IS NULL ORDER BY namespace, name"
         ));
         s
     }
 
-    /// All subscriptions, by name.
+    /// The subscriptions of the namespace, by name.
     pub async fn subscriptions(&self) -> Result<Vec<SubscriptionRow>, Error> {
         let rows = self.pool.read(self.subscriptions_statement()).await?;
-        rows.iter().map(SubscriptionRow::read).collect()
+        let rows = rows.iter().map(SubscriptionRow::read).collect::<Result<Vec<_>, Error>>()?;
+        Ok(rows.into_iter().filter(|row| row.namespace == self.namespace()).collect())
     }
 
     /// Reads the set, writes events for it from now on, and tells the others so, once no transaction that used the one
@@ -300,35 +311,39 @@ impl ColdStore {
         let mut tx = self.pool.begin().await?;
         // First, so that two changes of the set take turns, and neither waits with the other's rows locked.
         let version = self.lock_set(&mut tx).await?;
+        self.hold_here(&mut tx).await?;
         if let Some(same) = self.same_subscription(&mut tx, name, destination, settings).await? {
             return Ok(Subscribed::Done(same, false, version));
         }
         let version = self.raise_set(&mut tx).await?;
         let mut s = Statement::new(self.dialect(), "subscription_destination");
+        let here = self.here(&mut s);
         let (to, lock) = (s.text(destination), self.dialect().lock("FOR KEY SHARE"));
-        s.push(&format!("SELECT 1 FROM destinations WHERE namespace = {NAMESPACE} AND name = {to} {lock}"));
+        s.push(&format!("SELECT 1 FROM destinations WHERE namespace = {here} AND name = {to} {lock}"));
         if tx.fetch(s).await?.is_empty() {
             return Ok(Subscribed::NoDestination);
         }
         let before = self.live_subscription(&mut tx, name).await?;
         let mut s = Statement::new(self.dialect(), "put_subscription");
+        let here = self.here(&mut s);
         let now = s.now(self.bound_now());
         let (named, to, asked) = (s.text(name), s.text(destination), s.text(settings));
         s.push(&format!(
             "UPDATE subscriptions SET destination = {to}, settings = {asked}, version = version + 1, \
-             changed_at = {now} WHERE namespace = {NAMESPACE} AND name = {named} AND removed_at IS NULL \
+             changed_at = {now} WHERE namespace = {here} AND name = {named} AND removed_at IS NULL \
              RETURNING {COLUMNS}"
         ));
         let mut rows = tx.fetch(s).await?;
         let is_new = rows.is_empty();
         if is_new {
             let mut s = Statement::new(self.dialect(), "add_subscription");
+            let here = self.here(&mut s);
             let now = s.now(self.bound_now());
             let (named, to, asked) = (s.text(name), s.text(destination), s.text(settings));
             s.push(&format!(
                 "INSERT INTO subscriptions (namespace, name, destination, settings, version, created_at, changed_at) \
-                 SELECT {NAMESPACE}, {named}, {to}, {asked}, 1, {now}, {now} \
-                 WHERE (SELECT count(*) FROM subscriptions WHERE removed_at IS NULL) < {MAX_SUBSCRIPTIONS} \
+                 SELECT {here}, {named}, {to}, {asked}, 1, {now}, {now} \
+                 WHERE (SELECT count(*) FROM subscriptions WHERE namespace = {here} AND removed_at IS NULL) < {MAX_SUBSCRIPTIONS} \
                  RETURNING {COLUMNS}"
             ));
             rows = tx.fetch(s).await?;
@@ -350,9 +365,10 @@ impl ColdStore {
         let version = self.raise_set(&mut tx).await?;
         let (before, object) = (self.live_subscription(&mut tx, name).await?, name);
         let mut s = Statement::new(self.dialect(), "remove_subscription");
+        let here = self.here(&mut s);
         let (now, name) = (s.now(self.bound_now()), s.text(name));
         s.push(&format!(
-            "UPDATE subscriptions SET removed_at = {now} WHERE namespace = {NAMESPACE} AND name = {name} \
+            "UPDATE subscriptions SET removed_at = {now} WHERE namespace = {here} AND name = {name} \
              AND removed_at IS NULL RETURNING id"
         ));
         if tx.fetch(s).await?.is_empty() {
@@ -366,7 +382,7 @@ impl ColdStore {
     }
 
     /// Locks the set; returns its version.
-    async fn lock_set(&self, tx: &mut Tx) -> Result<i64, Error> {
+    pub(super) async fn lock_set(&self, tx: &mut Tx) -> Result<i64, Error> {
         let mut s = Statement::new(self.dialect(), "lock_subscriptions");
         let lock = self.dialect().lock("FOR UPDATE");
         s.push(&format!("SELECT version FROM subscription_set {lock}"));
@@ -374,7 +390,7 @@ impl ColdStore {
     }
 
     /// Raises the version of the set, past the store's time: a store that was restored gives none again.
-    async fn raise_set(&self, tx: &mut Tx) -> Result<i64, Error> {
+    pub(super) async fn raise_set(&self, tx: &mut Tx) -> Result<i64, Error> {
         let mut s = Statement::new(self.dialect(), "raise_subscriptions");
         let now = s.now(self.bound_now());
         s.push(&format!(
@@ -399,7 +415,7 @@ impl ColdStore {
     async fn live_subscription(&self, tx: &mut Tx, name: &str) -> Result<Option<SubscriptionRow>, Error> {
         let rows = tx.fetch(self.subscriptions_statement()).await?;
         let rows = rows.iter().map(SubscriptionRow::read).collect::<Result<Vec<_>, Error>>()?;
-        Ok(rows.into_iter().find(|row| row.name == name))
+        Ok(rows.into_iter().find(|row| row.namespace == self.namespace() && row.name == name))
     }
 }
 

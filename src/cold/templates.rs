@@ -11,9 +11,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Value, json};
 
 use super::audit::Deed;
-use super::destinations::{MOST_COUNTED, NAMESPACE, counted};
+use super::destinations::{AMONG, MOST_COUNTED, Named, counted, named};
 use super::sql::{Column, Dialect, Row, Statement, Tx};
 use super::{ColdStore, Error};
+use crate::model::namespace::Namespace;
 use crate::model::template::{TemplateHash, TemplateUse, lock_key};
 use crate::model::time::UnixMs;
 
@@ -115,47 +116,46 @@ impl ColdStore {
     /// All templates, by name; with `names`, only these.
     pub async fn templates(&self, names: Option<&[String]>) -> Result<Vec<TemplateRow>, Error> {
         let mut s = Statement::new(self.dialect(), "templates");
+        let here = self.here(&mut s);
         let only = names.map_or_else(String::new, |names| format!("AND name {}", s.among_texts(names)));
-        s.push(&format!(
-            "SELECT {COLUMNS} FROM templates WHERE namespace = {NAMESPACE} {only} ORDER BY name"
-        ));
+        s.push(&format!("SELECT {COLUMNS} FROM templates WHERE namespace = {here} {only} ORDER BY name"));
         self.pool.read(s).await?.iter().map(TemplateRow::read).collect()
     }
 
     /// What those of these templates say that there are.
     pub async fn template_hashes(&self, names: &[String]) -> Result<BTreeMap<String, TemplateHash>, Error> {
-        read_hashes(&self.pool.read(self.hashes_statement(names)).await?)
-    }
-
-    fn hashes_statement(&self, names: &[String]) -> Statement {
         let mut s = Statement::new(self.dialect(), "template_hashes");
-        let among = s.among_texts(names);
-        s.push(&format!("SELECT name, hash FROM templates WHERE namespace = {NAMESPACE} AND name {among}"));
-        s
+        let (here, among) = (self.here(&mut s), s.among_texts(names));
+        s.push(&format!("SELECT name, hash FROM templates WHERE namespace = {here} AND name {among}"));
+        self.pool.read(s).await?.iter().map(|row| Ok((row.get(0)?, hash_of(row.get(1)?)?))).collect()
     }
 
     /// What these templates say, where there are any. They say so until the end of the transaction.
     pub(super) async fn templates_in_use(
         &self,
         tx: &mut Tx,
-        uses: impl Iterator<Item = &TemplateUse>,
-    ) -> Result<BTreeMap<String, TemplateHash>, Error> {
-        let names: BTreeSet<&str> = uses.map(|one| one.name.as_str()).collect();
+        uses: impl Iterator<Item = (Namespace, &TemplateUse)>,
+    ) -> Result<BTreeMap<Named, TemplateHash>, Error> {
+        let names: BTreeSet<Named> = uses.map(|(namespace, one)| (namespace, one.name.clone())).collect();
         if names.is_empty() {
             return Ok(BTreeMap::new());
         }
-        let names: Vec<String> = names.into_iter().map(str::to_owned).collect();
         self.lock_templates(tx, &names, Hold::Shared).await?;
         // A statement of its own, after the lock: it sees the change that the lock waited for.
-        read_hashes(&tx.fetch(self.hashes_statement(&names)).await?)
+        let mut s = Statement::new(self.dialect(), "template_hashes_in_use");
+        let batch = s.batch("b", named(names.iter().map(|(namespace, name)| (*namespace, name))));
+        s.push(&format!("WITH {batch} SELECT namespace, name, hash FROM templates WHERE {AMONG}"));
+        let read = |row: &Row| Ok(((Namespace(row.get(0)?), row.get(1)?), hash_of(row.get(2)?)?));
+        tx.fetch(s).await?.iter().map(read).collect()
     }
 
-    async fn lock_templates(&self, tx: &mut Tx, names: &[String], hold: Hold) -> Result<(), Error> {
+    async fn lock_templates(&self, tx: &mut Tx, names: &BTreeSet<Named>, hold: Hold) -> Result<(), Error> {
         if self.dialect() == Dialect::Sqlite {
             return Ok(());
         }
         // Sorted, so that two transactions do not deadlock.
-        let keys: BTreeSet<i64> = names.iter().map(|name| lock_key(name)).collect();
+        let keys: BTreeSet<i64> =
+            names.iter().map(|(namespace, name)| lock_key(&namespace.qualified(name))).collect();
         let mut s = Statement::new(self.dialect(), "lock_templates");
         let batch = s.batch("b", vec![("b_key", Column::Int(keys.into_iter().collect()))]);
         let lock = match hold {
@@ -169,12 +169,14 @@ impl ColdStore {
     /// Writes a template, new or in place of the one of this name. One that says the same stays as it is.
     pub async fn put_template(&self, edit: &TemplateEdit) -> Result<TemplateWritten, Error> {
         let mut tx = self.pool.begin().await?;
+        self.hold_here(&mut tx).await?;
         let before = self.lock_template(&mut tx, &edit.name).await?;
         let has = before.is_some();
         if let Some(same) = before.as_ref().filter(|row| row.hash == edit.hash) {
             return Ok(TemplateWritten::Done(same.clone(), false));
         }
         let mut s = Statement::new(self.dialect(), "put_template");
+        let here = self.here(&mut s);
         let now = s.now(self.bound_now());
         let (name, schema) = (s.text(&edit.name), s.text(&edit.schema));
         // Bound as text or NULL.
@@ -187,9 +189,9 @@ impl ColdStore {
         let room = MAX_TEMPLATE_TEXT - text_length(edit);
         s.push(&format!(
             "INSERT INTO templates (namespace, name, schema, defaults, hash, version, created_at, changed_at) \
-             SELECT {NAMESPACE}, {name}, {schema}, {defaults}, {hash}, 1, {now}, {now} \
-             WHERE ({has} OR (SELECT count(*) FROM templates) < {MAX_TEMPLATES}) \
-             AND (SELECT COALESCE(sum({text}), 0) FROM templates WHERE name <> {name}) <= {room} \
+             SELECT {here}, {name}, {schema}, {defaults}, {hash}, 1, {now}, {now} \
+             WHERE ({has} OR (SELECT count(*) FROM templates WHERE namespace = {here}) < {MAX_TEMPLATES}) \
+             AND (SELECT COALESCE(sum({text}), 0) FROM templates WHERE namespace = {here} AND name <> {name}) <= {room} \
              ON CONFLICT (namespace, name) DO UPDATE SET schema = excluded.schema, defaults = excluded.defaults, \
              hash = excluded.hash, version = templates.version + 1, changed_at = excluded.changed_at \
              RETURNING {COLUMNS}"
@@ -222,8 +224,9 @@ impl ColdStore {
             return Ok(TemplateRemoved::InUse(timers, schedules));
         }
         let mut s = Statement::new(self.dialect(), "remove_template");
+        let here = self.here(&mut s);
         let bound = s.text(name);
-        s.push(&format!("DELETE FROM templates WHERE namespace = {NAMESPACE} AND name = {bound}"));
+        s.push(&format!("DELETE FROM templates WHERE namespace = {here} AND name = {bound}"));
         tx.execute(s).await?;
         let was = Some(before.audited());
         self.audit(&mut tx, Deed { action: "template.remove", object: name, was, became: None }).await?;
@@ -233,17 +236,18 @@ impl ColdStore {
 
     /// Takes a template's lock alone; returns the template, if there is one.
     async fn lock_template(&self, tx: &mut Tx, name: &str) -> Result<Option<TemplateRow>, Error> {
-        self.lock_templates(tx, &[name.to_owned()], Hold::Alone).await?;
+        self.lock_templates(tx, &BTreeSet::from([(self.namespace(), name.to_owned())]), Hold::Alone).await?;
         let mut s = Statement::new(self.dialect(), "lock_template");
+        let here = self.here(&mut s);
         let name = s.text(name);
-        s.push(&format!("SELECT {COLUMNS} FROM templates WHERE namespace = {NAMESPACE} AND name = {name}"));
+        s.push(&format!("SELECT {COLUMNS} FROM templates WHERE namespace = {here} AND name = {name}"));
         tx.fetch(s).await?.first().map(TemplateRow::read).transpose()
     }
 
     /// The number of live timers that use a template, counted up to `most`.
     fn template_uses(&self, name: &str, most: i64) -> Statement {
         let mut s = Statement::new(self.dialect(), "template_uses");
-        let name = s.text(name);
+        let name = s.text(&self.namespace().qualified(name));
         s.push(&format!(
             "SELECT CAST(count(*) AS BIGINT) FROM (SELECT 1 FROM timers WHERE template = {name} LIMIT {most}) x"
         ));
@@ -255,8 +259,4 @@ impl ColdStore {
 fn text_length(edit: &TemplateEdit) -> i64 {
     let characters = |text: &str| i64::try_from(text.chars().count()).unwrap_or(i64::MAX / 4);
     characters(&edit.schema) + edit.defaults.as_deref().map_or(0, characters)
-}
-
-fn read_hashes(rows: &[Row]) -> Result<BTreeMap<String, TemplateHash>, Error> {
-    rows.iter().map(|row| Ok((row.get(0)?, hash_of(row.get(1)?)?))).collect()
 }

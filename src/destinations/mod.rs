@@ -5,6 +5,7 @@
 
 pub mod vault;
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
@@ -12,8 +13,9 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use crate::clock::Monotonic;
-use crate::cold::{ColdStore, DestinationEdit, DestinationRow, Error, Removed, Reserved, Written};
+use crate::cold::{ColdStore, DestinationEdit, DestinationRow, Error, Named, Removed, Reserved, Written};
 use crate::model::destination::{Closed, Destination, Limits, Settings};
+use crate::model::namespace::Namespace;
 use crate::model::place::Place;
 use crate::model::time::{Span, UnixMs};
 use crate::telemetry::Streak;
@@ -22,7 +24,7 @@ use vault::{Locked, Vault};
 /// How often the destinations are read, without a notification.
 const EVERY: Duration = Duration::from_secs(2);
 
-/// All destinations, by name.
+/// All destinations, by their qualified names ([`Namespace::qualified`]).
 pub type Known = HashMap<String, Arc<Destination>>;
 
 /// The destinations.
@@ -79,6 +81,11 @@ pub struct WrongKey {
     why: Locked,
 }
 
+/// The name under which the secrets of a destination are sealed, so that no row can be given another one's.
+fn sealed_as(row: &DestinationRow) -> Cow<'_, str> {
+    row.namespace.qualified(&row.name)
+}
+
 impl Destinations {
     /// The destinations of this store, none read yet.
     pub fn new(store: ColdStore, vault: Vault) -> Self {
@@ -95,11 +102,11 @@ impl Destinations {
     /// Reads all destinations at the start, checks that their secrets can be opened, and seals those anew that the first
     /// key has not sealed.
     pub async fn open(&self) -> anyhow::Result<()> {
-        let rows = self.store.destinations(None).await?;
+        let rows = self.store.destinations_of_all(None).await?;
         let locked: Vec<(&str, Locked)> = rows
             .iter()
             .filter_map(|row| {
-                Some((row.name.as_str(), self.vault.open(&row.name, row.secrets.as_deref()).err()?))
+                Some((row.name.as_str(), self.vault.open(&sealed_as(row), row.secrets.as_deref()).err()?))
             })
             .collect();
         // One that is damaged can be put anew only while nodes work.
@@ -108,16 +115,16 @@ impl Destinations {
             return Err(WrongKey { count: other_key.len(), first: (*first).to_owned(), why: *why }.into());
         }
         for row in rows.iter().filter(|row| !self.vault.is_current(row.secrets.as_deref())) {
-            let Ok(secrets) = self.vault.open(&row.name, row.secrets.as_deref()) else { continue };
+            let Ok(secrets) = self.vault.open(&sealed_as(row), row.secrets.as_deref()) else { continue };
             let edit = DestinationEdit {
                 name: row.name.clone(),
                 kind: row.kind.clone(),
                 settings: row.settings.clone(),
-                secrets: self.vault.seal(&row.name, &secrets).map_err(|_| Refused::NotSealed)?,
+                secrets: self.vault.seal(&sealed_as(row), &secrets).map_err(|_| Refused::NotSealed)?,
                 if_version: Some(row.version),
             };
             // If another node changes it meanwhile, that one seals it.
-            self.store.put_destination(&edit).await?;
+            self.store.within(row.namespace).put_destination(&edit).await?;
             tracing::info!(
                 destination = row.name,
                 "its secrets are sealed under the first of `server.secrets_key`"
@@ -150,33 +157,34 @@ impl Destinations {
         let _reading = self.reading.lock().await;
         let versions = self.store.destination_versions().await?;
         let known = self.known();
-        let is_current = |name: &str, version: (i32, UnixMs)| {
-            known.get(name).is_some_and(|one| (one.version, one.created_at) == version)
+        let is_current = |(namespace, name): &Named, version: (i32, UnixMs)| {
+            known.get(&*namespace.qualified(name)).is_some_and(|one| (one.version, one.created_at) == version)
         };
-        let stale: Vec<String> = versions
+        let stale: Vec<Named> = versions
             .iter()
-            .filter(|(name, version)| !is_current(name, **version))
-            .map(|(name, _)| name.clone())
+            .filter(|(named, version)| !is_current(named, **version))
+            .map(|(named, _)| named.clone())
             .collect();
-        let is_gone = known.keys().any(|name| !versions.contains_key(name));
+        let is_there = |one: &Arc<Destination>| versions.contains_key(&(one.namespace, one.name.clone()));
+        let is_gone = !known.values().all(is_there);
         if stale.is_empty() && !is_gone {
             return Ok(());
         }
-        let rows = if stale.is_empty() { Vec::new() } else { self.store.destinations(Some(&stale)).await? };
-        let mut next: Known = known
-            .iter()
-            .filter(|(name, _)| versions.contains_key(*name))
-            .map(|(n, d)| (n.clone(), Arc::clone(d)))
-            .collect();
+        let rows = match stale.as_slice() {
+            [] => Vec::new(),
+            some => self.store.destinations_of_all(Some(some)).await?,
+        };
+        let mut next: Known =
+            known.iter().filter(|(_, one)| is_there(one)).map(|(n, d)| (n.clone(), Arc::clone(d))).collect();
         for row in rows {
-            if let Err(why) = self.vault.open(&row.name, row.secrets.as_deref()) {
+            if let Err(why) = self.vault.open(&sealed_as(&row), row.secrets.as_deref()) {
                 tracing::error!(
                     destination = row.name,
                     %why,
                     "its secrets cannot be opened with this node's `server.secrets_key`; this node sends nothing there"
                 );
             }
-            next.insert(row.name.clone(), Arc::new(self.opened(&row)));
+            next.insert(sealed_as(&row).into_owned(), Arc::new(self.opened(&row)));
         }
         *self.known.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(next);
         self.store.set_longest_attempt(self.longest_attempt());
@@ -188,7 +196,7 @@ impl Destinations {
     pub fn opened(&self, row: &DestinationRow) -> Destination {
         let place = match serde_json::from_str(&row.settings) {
             Ok(Settings { mut place, .. }) if place.kind() == row.kind && place.lacks().is_none() => {
-                self.vault.open(&row.name, row.secrets.as_deref()).map_err(|_| Closed::Locked).map(
+                self.vault.open(&sealed_as(row), row.secrets.as_deref()).map_err(|_| Closed::Locked).map(
                     |secrets| {
                         place.put_secrets(secrets);
                         place
@@ -200,6 +208,7 @@ impl Destinations {
         let limits = Limits::of_settings(&row.settings).unwrap_or_default();
         let DestinationRow { paused, version, created_at, .. } = *row;
         Destination {
+            namespace: row.namespace,
             name: row.name.clone(),
             kind: row.kind.clone(),
             place,
@@ -226,23 +235,31 @@ impl Destinations {
     }
 
     /// A destination as it is known here.
-    pub fn get(&self, name: &str) -> Option<Arc<Destination>> {
-        self.known.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+    pub fn get(&self, namespace: Namespace, name: &str) -> Option<Arc<Destination>> {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        known.get(&*namespace.qualified(name)).cloned()
     }
 
     /// The same; one that is not known here is looked up in the store.
-    pub async fn find(&self, name: &str) -> Result<Option<Arc<Destination>>, Error> {
-        if let Some(known) = self.get(name) {
+    pub async fn find(&self, namespace: Namespace, name: &str) -> Result<Option<Arc<Destination>>, Error> {
+        if let Some(known) = self.get(namespace, name) {
             return Ok(Some(known));
         }
         self.read().await?;
-        Ok(self.get(name))
+        Ok(self.get(namespace, name))
     }
 
     /// Writes a destination, new or in place of the one of this name; only if it has `if_version`, where that is given.
     /// It is in force on this node when this returns.
-    pub async fn put(&self, name: &str, wanted: Wanted, if_version: Option<i32>) -> Result<Written, Refused> {
-        if let Some(same) = self.as_wanted(name, &wanted, if_version).await? {
+    pub async fn put(
+        &self,
+        namespace: Namespace,
+        name: &str,
+        wanted: Wanted,
+        if_version: Option<i32>,
+    ) -> Result<Written, Refused> {
+        let store = self.store.within(namespace);
+        if let Some(same) = self.as_wanted(&store, name, &wanted, if_version).await? {
             return Ok(Written::Done(same, false));
         }
         let Wanted { mut place, limits } = wanted;
@@ -250,11 +267,12 @@ impl Destinations {
         if !secrets.is_empty() && !place.is_loopback() && !self.vault.has_key() {
             return Err(Refused::NoKey { kind });
         }
-        let secrets = self.vault.seal(name, &secrets).map_err(|_| Refused::NotSealed)?;
+        let secrets =
+            self.vault.seal(&namespace.qualified(name), &secrets).map_err(|_| Refused::NotSealed)?;
         let settings = serde_json::to_string(&Settings { limits, place }).unwrap_or_default();
         let edit =
             DestinationEdit { name: name.to_owned(), kind: kind.into(), settings, secrets, if_version };
-        let written = self.store.put_destination(&edit).await?;
+        let written = store.put_destination(&edit).await?;
         self.read_after_write().await;
         Ok(written)
     }
@@ -262,11 +280,12 @@ impl Destinations {
     /// The destination as it is, if it is as wanted: a repeat changes nothing.
     async fn as_wanted(
         &self,
+        store: &ColdStore,
         name: &str,
         wanted: &Wanted,
         if_version: Option<i32>,
     ) -> Result<Option<DestinationRow>, Error> {
-        let row = self.store.destinations(Some(&[name.to_owned()])).await?.into_iter().next();
+        let row = store.destinations(Some(&[name.to_owned()])).await?.into_iter().next();
         Ok(row.filter(|row| {
             let Destination { place, limits, version, .. } = self.opened(row);
             limits == wanted.limits
@@ -276,15 +295,20 @@ impl Destinations {
     }
 
     /// Pauses a destination, or resumes it; `None` if there is none of this name.
-    pub async fn pause(&self, name: &str, paused: bool) -> Result<Option<DestinationRow>, Error> {
-        let row = self.store.pause_destination(name, paused).await?;
+    pub async fn pause(
+        &self,
+        namespace: Namespace,
+        name: &str,
+        paused: bool,
+    ) -> Result<Option<DestinationRow>, Error> {
+        let row = self.store.within(namespace).pause_destination(name, paused).await?;
         self.read_after_write().await;
         Ok(row)
     }
 
     /// Removes a destination that no live timer uses.
-    pub async fn remove(&self, name: &str) -> Result<Removed, Error> {
-        let removed = self.store.remove_destination(name).await?;
+    pub async fn remove(&self, namespace: Namespace, name: &str) -> Result<Removed, Error> {
+        let removed = self.store.within(namespace).remove_destination(name).await?;
         self.read_after_write().await;
         Ok(removed)
     }

@@ -76,7 +76,7 @@ impl Dispatcher {
             && has_slot
             && !self.abandon.is_cancelled()
             && self.ownership.valid(pointer.shard, epoch, self.store.clock().now());
-        let Some(destination) = place.filter(|_| may_send) else {
+        let Some((destination, namespace_name)) = place.filter(|_| may_send) else {
             match has_permit {
                 true => self.ended(key, AttemptEnd::NotSent),
                 false => self.with(|lanes| lanes.free_claim(key, Monotonic::now().as_ms())),
@@ -88,7 +88,7 @@ impl Dispatcher {
         let clock = self.store.clock();
         let started_at = clock.now();
         let began = Monotonic::now();
-        let mut delivery = firing.delivery(destination);
+        let mut delivery = firing.delivery(destination, namespace_name);
         let could_be_sent = firing.could_be_sent(&firing.first);
         let span = span(&delivery, started_at.since(pointer.wake_at.max(could_be_sent)));
         delivery.onward = span.onward();
@@ -123,7 +123,7 @@ impl Dispatcher {
         self.metrics.attempt_seconds.observe(began.elapsed().as_secs_f64());
         let ended_at = clock.now();
         self.metrics.attempts.with_label_values(&[delivery.target.kind_word(), outcome.result.word()]).inc();
-        self.note_outcome(&delivery.target, &outcome, ended_at);
+        self.note_outcome((delivery.namespace, &delivery.target), &outcome, ended_at);
         let retry = delivery.destination.as_ref().and_then(|one| one.limits.retry);
         let next = next_after(&firing, retry, &outcome, ended_at);
         let record = AttemptRecord {
@@ -157,17 +157,18 @@ impl Dispatcher {
         }
     }
 
-    /// The destination of a claimed row, if its target is one; `None` if nothing may be sent there now. One that this node
-    /// does not know is looked up in the store.
-    async fn place_of(&self, row: &TimerRow) -> Option<Option<Arc<Destination>>> {
-        let Some(name) = row.target.destination() else { return Some(None) };
-        match self.destinations.find(name).await {
-            // The sink says that there is none.
-            Ok(None) => Some(None),
-            Ok(Some(known)) if known.is_held() => None,
-            Ok(known) => Some(known),
-            Err(_) => None,
+    /// The destination of a claimed row, if its target is one, and the name of its namespace; `None` if nothing may be sent
+    /// there now. What this node does not know is looked up in the store.
+    async fn place_of(&self, row: &TimerRow) -> Option<(Option<Arc<Destination>>, Arc<str>)> {
+        let destination = match row.target.destination() {
+            None => None,
+            // If there is none, the sink says so.
+            Some(name) => self.destinations.find(row.namespace, name).await.ok()?,
+        };
+        if destination.as_ref().is_some_and(|one| one.is_held()) {
+            return None;
         }
+        Some((destination, self.store.name_of(row.namespace).await.ok()?))
     }
 
     /// Counts an attempt and when it started. Each timer of a merged set counts.

@@ -6,6 +6,7 @@ use super::Dispatcher;
 use super::terms::terms_of;
 use crate::clock::Monotonic;
 use crate::model::destination::Destination;
+use crate::model::namespace::Namespace;
 use crate::model::subscription::Lifecycle;
 use crate::model::target::Target;
 use crate::model::time::UnixMs;
@@ -66,14 +67,19 @@ impl Dispatcher {
     }
 
     /// Notes how a delivery ended that was no firing.
-    pub fn note_beside(&self, target: &Target, outcome: &Outcome) {
-        self.note_outcome(target, outcome, self.store.clock().now());
+    pub fn note_beside(&self, of: (Namespace, &Target), outcome: &Outcome) {
+        self.note_outcome(of, outcome, self.store.clock().now());
     }
 
     /// Notes how an attempt ended. Who subscribes is told when a destination begins to fail, and when it has recovered, as
     /// this node sees it.
-    pub(super) fn note_outcome(&self, target: &Target, outcome: &Outcome, at: UnixMs) {
-        let Some(failing) = self.receivers.note(target, outcome, at) else { return };
+    pub(super) fn note_outcome(
+        &self,
+        (namespace, target): (Namespace, &Target),
+        outcome: &Outcome,
+        at: UnixMs,
+    ) {
+        let Some(failing) = self.receivers.note((namespace, target), outcome, at) else { return };
         let Some(name) = target.destination().map(str::to_owned) else { return };
         let kind = if failing { Lifecycle::DestinationFailing } else { Lifecycle::DestinationRecovered };
         if !self.store.subscription_set().asks_for(kind) {
@@ -83,7 +89,7 @@ impl Dispatcher {
         let detail = outcome.detail.clone().filter(|_| failing);
         tokio::spawn(async move {
             for try_ in 1..=TELL_TRIES {
-                match store.tell_destination(kind, &name, &node, detail.as_deref()).await {
+                match store.tell_destination(kind, (namespace, &name), &node, detail.as_deref()).await {
                     Ok(()) => return,
                     Err(why) if try_ == TELL_TRIES => {
                         tracing::warn!(destination = name, kind = kind.word(), %why, "an event could not be written");

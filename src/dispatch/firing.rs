@@ -92,8 +92,8 @@ impl Firing {
         std::iter::once(one(&self.first, of)).chain(others).collect()
     }
 
-    /// Its delivery. Takes the payloads out of the rows.
-    pub fn delivery(&mut self, destination: Option<Arc<Destination>>) -> Delivery {
+    /// Its delivery, of the namespace of this name. Takes the payloads out of the rows.
+    pub fn delivery(&mut self, destination: Option<Arc<Destination>>, namespace_name: Arc<str>) -> Delivery {
         let data = match self.first.merged {
             Some(_) => self.body(),
             None => self.first.data.take().unwrap_or_else(|| b"null".to_vec()),
@@ -103,6 +103,8 @@ impl Firing {
         let claimed_at = row.claimed_at.unwrap_or(row.life.wake_at);
         let claim = row.life.wake_at.since(claimed_at);
         Delivery {
+            namespace: row.namespace,
+            namespace_name,
             event: if row.merged.is_some() { Event::Merged } else { Event::Fired },
             // No longer than the claim lasts: it may be of before this node knew the destination.
             timeout: destination

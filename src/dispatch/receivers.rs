@@ -10,6 +10,7 @@ use lru::LruCache;
 use serde::{Deserialize, Serialize};
 
 use super::lanes::LaneLoad;
+use crate::model::namespace::Namespace;
 use crate::model::target::Target;
 use crate::model::time::UnixMs;
 use crate::model::timer::AttemptResult;
@@ -106,10 +107,18 @@ impl Default for Receivers {
 
 impl Receivers {
     /// Notes how an attempt ended; returns whether the receiver is failing, if that has changed.
-    pub fn note(&self, target: &Target, outcome: &Outcome, at: UnixMs) -> Option<bool> {
-        let receiver = target.shown()?;
+    pub fn note(
+        &self,
+        (namespace, target): (Namespace, &Target),
+        outcome: &Outcome,
+        at: UnixMs,
+    ) -> Option<bool> {
+        let mut receiver = target.shown()?;
+        if target.receiver().is_none() {
+            receiver = namespace.qualified(&receiver).into_owned();
+        }
         let mut known = self.lock();
-        let one = known.get_or_insert_mut(target.lane(), || Known {
+        let one = known.get_or_insert_mut(target.lane(namespace), || Known {
             receiver,
             is_destination: target.destination().is_some(),
             attempts: 0,
@@ -219,7 +228,7 @@ mod tests {
         let (hook, ok, failed) = (target("http://a:81/x"), AttemptResult::Ok, AttemptResult::Failed);
         let mut seen = Vec::new();
         for (at, result) in [(1, ok), (2, failed), (3, failed), (4, failed), (5, ok), (6, failed)] {
-            receivers.note(&hook, &outcome(result), UnixMs::new(at));
+            receivers.note((Namespace::OWN, &hook), &outcome(result), UnixMs::new(at));
             let one = receivers.worst(idle, UnixMs::new(6), 10).remove(0);
             seen.push((one.failing, one.since.get()));
         }
@@ -235,7 +244,11 @@ mod tests {
         let rate = |now| receivers.worst(idle, UnixMs::new(now), 1)[0].rate;
         // Fifty a second, for a minute.
         (0..3000).for_each(|n| {
-            receivers.note(&target("http://a/"), &outcome(AttemptResult::Ok), UnixMs::new(n * 20));
+            receivers.note(
+                (Namespace::OWN, &target("http://a/")),
+                &outcome(AttemptResult::Ok),
+                UnixMs::new(n * 20),
+            );
         });
         assert!((48.0..52.0).contains(&rate(60_000)), "{}", rate(60_000));
         assert!((16.0..20.0).contains(&rate(70_000)), "{}", rate(70_000));
@@ -245,15 +258,27 @@ mod tests {
     #[test]
     fn a_receiver_that_never_answered_well_is_failing_and_comes_first() {
         let receivers = Receivers::default();
-        receivers.note(&target("http://busy/"), &outcome(AttemptResult::Ok), UnixMs::new(1));
-        receivers.note(&target("http://idle/"), &outcome(AttemptResult::Ok), UnixMs::new(1));
-        receivers.note(&target("http://new/"), &outcome(AttemptResult::Timeout), UnixMs::new(2));
-        let busy = target("http://busy/").lane();
+        receivers.note(
+            (Namespace::OWN, &target("http://busy/")),
+            &outcome(AttemptResult::Ok),
+            UnixMs::new(1),
+        );
+        receivers.note(
+            (Namespace::OWN, &target("http://idle/")),
+            &outcome(AttemptResult::Ok),
+            UnixMs::new(1),
+        );
+        receivers.note(
+            (Namespace::OWN, &target("http://new/")),
+            &outcome(AttemptResult::Timeout),
+            UnixMs::new(2),
+        );
+        let busy = target("http://busy/").lane(Namespace::OWN);
         let load = |lane: &i64| (*lane == busy).then_some(LaneLoad { waiting: 3, in_flight: 1 });
         let worst = receivers.worst(|lanes| lanes.iter().map(load).collect(), UnixMs::new(2), 2);
         let names: Vec<&str> = worst.iter().map(|one| one.receiver.as_str()).collect();
         assert_eq!(names, ["http://new", "http://busy"]);
         assert_eq!((worst[1].waiting, worst[1].in_flight), (3, 1));
-        assert_eq!(receivers.failing(), [target("http://new/").lane()]);
+        assert_eq!(receivers.failing(), [target("http://new/").lane(Namespace::OWN)]);
     }
 }

@@ -67,10 +67,10 @@ impl Report {
     fn change(&self) -> Change {
         match self {
             Self::Attempted { uid, next, record, .. } => {
-                Change { uid: *uid, event: ChangeEvent::Attempted(*next, record.clone()) }
+                Change { uid: *uid, caller: None, event: ChangeEvent::Attempted(*next, record.clone()) }
             }
             Self::Unsent(uid, token, epoch) => {
-                Change { uid: *uid, event: ChangeEvent::Released(*token, *epoch) }
+                Change { uid: *uid, caller: None, event: ChangeEvent::Released(*token, *epoch) }
             }
         }
     }

@@ -9,6 +9,7 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 
 use super::id::digest16;
+use super::namespace::Namespace;
 use super::place::Place;
 use super::policy::Retry;
 use super::target::{Webhook, is_local_name};
@@ -32,7 +33,8 @@ pub fn is_name(text: &str) -> bool {
 }
 
 /// The lane of a destination. Its upper half is its group, which no other destination has (but by chance).
-pub fn lane(name: &str) -> i64 {
+pub fn lane(namespace: Namespace, name: &str) -> i64 {
+    let name = namespace.qualified(name);
     let [a, b, c, d, e, f, g, h, ..] = digest16(&[b"destination", name.as_bytes()]);
     i64::from_be_bytes([a, b, c, d, e, f, g, h])
 }
@@ -40,6 +42,8 @@ pub fn lane(name: &str) -> i64 {
 /// A destination.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Destination {
+    /// Its namespace.
+    pub namespace: Namespace,
     /// Its name.
     pub name: String,
     /// The word of its kind.
@@ -64,7 +68,7 @@ impl Destination {
 
     /// Its lane.
     pub fn lane(&self) -> i64 {
-        lane(&self.name)
+        lane(self.namespace, &self.name)
     }
 }
 
@@ -180,7 +184,9 @@ mod tests {
         for bad in ["", ".", "..", ".a", "a b", "a/b", "ä", "a:b", &"x".repeat(MAX_NAME + 1)] {
             assert!(!is_name(bad), "{bad}");
         }
+        let lane = |name| lane(Namespace::OWN, name);
         assert_ne!(lane("a") >> 32, lane("b") >> 32);
+        assert_ne!(lane("a"), super::lane(Namespace(7), "a"), "of another namespace");
     }
 
     #[test]

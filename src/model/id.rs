@@ -9,6 +9,8 @@ use std::fmt;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
+use super::namespace::{Namespace, Salt};
+
 /// The prefix of ids that the service makes.
 const SERVER_PREFIX: &str = "tmr_";
 
@@ -45,9 +47,9 @@ impl TimerId {
         if fits && text.bytes().all(allowed) { Ok(Self(text.to_owned())) } else { Err(BadId) }
     }
 
-    /// The id of a timer without an id of its caller's.
-    pub fn of_server(uid: Uid) -> Self {
-        Self(format!("{SERVER_PREFIX}{}", uid.0.simple()))
+    /// The id of a timer of this namespace without an id of its caller's.
+    pub fn of_server(uid: Uid, namespace: Namespace) -> Self {
+        Self(format!("{SERVER_PREFIX}{}", namespace.turned(uid.0).simple()))
     }
 
     /// The id as text.
@@ -55,16 +57,21 @@ impl TimerId {
         &self.0
     }
 
-    /// The uid in an id of the service's own form; `None` for an id of another form.
-    pub fn server_uid(&self) -> Option<Uid> {
+    /// Whether it is of the service's own form.
+    pub fn is_of_server(&self) -> bool {
+        self.server_uid(Namespace::OWN).is_some()
+    }
+
+    /// The uid in an id of the service's own form, of a timer of this namespace; `None` for an id of another form.
+    fn server_uid(&self, namespace: Namespace) -> Option<Uid> {
         let hex = self.0.strip_prefix(SERVER_PREFIX)?;
         let canonical = hex.len() == 32 && hex.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
-        canonical.then(|| Uuid::try_parse(hex).ok().map(Uid))?
+        canonical.then(|| Uuid::try_parse(hex).ok().map(|uid| Uid(namespace.turned(uid))))?
     }
 
     /// The primary key of the timer with this id.
-    pub fn uid(&self, namespace: &str) -> Uid {
-        self.server_uid().unwrap_or_else(|| hashed("id", namespace, &self.0))
+    pub fn uid(&self, salt: &Salt) -> Uid {
+        self.server_uid(salt.namespace).unwrap_or_else(|| hashed("id", salt, &self.0))
     }
 }
 
@@ -75,12 +82,12 @@ impl fmt::Display for TimerId {
 }
 
 /// The uid of the timer that was made under an `Idempotency-Key`.
-pub fn idempotency_uid(namespace: &str, key: &str) -> Uid {
-    hashed("key", namespace, key)
+pub fn idempotency_uid(salt: &Salt, key: &str) -> Uid {
+    hashed("key", salt, key)
 }
 
-fn hashed(kind: &str, namespace: &str, text: &str) -> Uid {
-    Uid(Uuid::from_bytes(digest16(&[kind.as_bytes(), namespace.as_bytes(), text.as_bytes()])))
+fn hashed(kind: &str, salt: &Salt, text: &str) -> Uid {
+    Uid(Uuid::from_bytes(digest16(&[kind.as_bytes(), salt.bytes(), text.as_bytes()])))
 }
 
 /// The first 128 bits of SHA-256 over length-prefixed parts.
@@ -106,8 +113,8 @@ pub fn delivery_id(uid: Uid, created_at_ms: i64, generation: Generation) -> Stri
 }
 
 /// The shard of an owner's timers: 0 to `shards` − 1.
-pub fn shard_of(namespace: &str, owner: &str, shards: u16) -> i32 {
-    let hash = digest16(&[b"shard", namespace.as_bytes(), owner.as_bytes()]);
+pub fn shard_of(salt: &Salt, owner: &str, shards: u16) -> i32 {
+    let hash = digest16(&[b"shard", salt.bytes(), owner.as_bytes()]);
     let mut first = [0; 8];
     first.copy_from_slice(&hash[..8]);
     i32::try_from(u64::from_be_bytes(first) % u64::from(shards.max(1))).unwrap_or(0)
@@ -155,16 +162,26 @@ mod tests {
     #[test]
     fn a_server_id_leads_back_to_its_uid() {
         let uid = Uid(Uuid::from_u128(0x0192_0000_0000_7000_8000_0000_0000_0001));
-        assert_eq!(TimerId::of_server(uid).uid("default"), uid);
-        assert!(TimerId::parse("tmr_0192").unwrap().server_uid().is_none());
+        let own = Salt::own("default");
+        let salts = [own.clone(), own.of(Namespace(7))];
+        let ids = salts.each_ref().map(|salt| TimerId::of_server(uid, salt.namespace));
+        assert_ne!(ids[0], ids[1]);
+        for (id, salt) in ids.iter().zip(&salts) {
+            assert!(id.is_of_server() && id.uid(salt) == uid);
+        }
+        assert_ne!(ids[0].uid(&salts[1]), uid, "another namespace's timer");
+        assert!(!TimerId::parse("tmr_0192").unwrap().is_of_server());
     }
 
     #[test]
     fn one_id_is_one_uid_and_namespaces_do_not_meet() {
         let id = TimerId::parse("order-1").unwrap();
-        assert_eq!(id.uid("a"), id.uid("a"));
-        assert_ne!(id.uid("a"), id.uid("b"));
-        assert_ne!(id.uid("a"), idempotency_uid("a", "order-1"));
+        let (a, b) = (Salt::own("a"), Salt::own("b"));
+        assert_eq!(id.uid(&a), id.uid(&a));
+        for other in [&b, &a.of(Namespace(1)), &a.of(Namespace(2))] {
+            assert_ne!(id.uid(&a), id.uid(other));
+        }
+        assert_ne!(id.uid(&a), idempotency_uid(&a, "order-1"));
     }
 
     #[test]
@@ -180,7 +197,7 @@ mod tests {
     fn shards_are_all_used_and_stay_in_range() {
         let mut seen = [0; 64];
         for n in 0..6400 {
-            seen[shard_of("default", &format!("user:{n}"), 64) as usize] += 1;
+            seen[shard_of(&Salt::own("default"), &format!("user:{n}"), 64) as usize] += 1;
         }
         assert!(seen.iter().all(|&n| (50..200).contains(&n)), "{seen:?}");
     }

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use super::id::{Epoch, Generation, Uid, digest16};
+use super::namespace::Salt;
 use super::policy::Retry;
 use super::target::Target;
 use super::time::{Span, UnixMs};
@@ -39,11 +40,11 @@ pub struct Merge {
 
 impl Merge {
     /// What timers have in common that may go out together.
-    pub fn key(&self, namespace: &str, owner: &str, target: &Target) -> MergeKey {
+    pub fn key(&self, salt: &Salt, owner: &str, target: &Target) -> MergeKey {
         let window = u64::try_from(self.window.get().as_millis()).unwrap_or(u64::MAX);
         MergeKey(digest16(&[
             b"merge",
-            namespace.as_bytes(),
+            salt.bytes(),
             owner.as_bytes(),
             &target.kind().to_be_bytes(),
             target.stored().as_bytes(),
@@ -164,7 +165,7 @@ mod tests {
             )
         };
         let key = |window: &str, owner: &str, target: &Target| {
-            Merge { window: Span::parse(window).unwrap() }.key("default", owner, target)
+            Merge { window: Span::parse(window).unwrap() }.key(&Salt::own("default"), owner, target)
         };
         let plain = hook("http://a/x", None);
         let one = key("PT1S", "u", &plain);

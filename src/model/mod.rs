@@ -8,6 +8,7 @@ pub mod id;
 pub mod json;
 pub mod key;
 pub mod merge;
+pub mod namespace;
 pub mod operation;
 pub mod place;
 pub mod pointer;

@@ -9,6 +9,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::id::{Generation, TimerId, Uid, delivery_id, digest16};
+use super::namespace::Namespace;
 use super::policy::Retry;
 use super::time::{LAST, Span, UnixMs};
 use super::timer::{Life, State};
@@ -26,13 +27,13 @@ pub const MAX_GROUPS: usize = 32;
 pub const MAX_RESULT: usize = 4096;
 
 /// The lane of a queue.
-pub fn lane(name: &str) -> i64 {
-    number(&digest16(&[b"queue", name.as_bytes()]))
+pub fn lane(namespace: Namespace, name: &str) -> i64 {
+    number(&digest16(&[b"queue", namespace.qualified(name).as_bytes()]))
 }
 
 /// What a worker is known by in a queue, among its places.
-pub fn holder(queue: &str, worker: &str) -> i64 {
-    number(&digest16(&[b"worker", queue.as_bytes(), worker.as_bytes()]))
+pub fn holder(namespace: Namespace, queue: &str, worker: &str) -> i64 {
+    number(&digest16(&[b"worker", namespace.qualified(queue).as_bytes(), worker.as_bytes()]))
 }
 
 fn number(digest: &[u8; 16]) -> i64 {
@@ -90,7 +91,8 @@ impl std::fmt::Display for To {
 
 impl To {
     /// Queue and audience as one number, by which what is ready is found.
-    pub fn audience(&self, queue: &str) -> i64 {
+    pub fn audience(&self, namespace: Namespace, queue: &str) -> i64 {
+        let queue = namespace.qualified(queue);
         number(&digest16(&[b"audience", queue.as_bytes(), self.to_string().as_bytes()]))
     }
 }

@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 
 use super::destination::{is_name, lane};
 use super::id::{Generation, TimerId, Uid, delivery_id, digest16};
+use super::namespace::Namespace;
 use super::queue::Place;
 use super::schedule::{Skipped, is_schedule_id};
 use super::target::Webhook;
@@ -160,8 +161,8 @@ pub struct Filter {
     labels: Vec<(String, String)>,
     due_after: Option<UnixMs>,
     due_before: Option<UnixMs>,
-    /// The lane of a queue.
-    queue: Option<i64>,
+    /// The name of a queue.
+    queue: Option<String>,
     /// Made by this schedule.
     schedule: Option<String>,
 }
@@ -209,7 +210,7 @@ impl Filter {
             "queue" => {
                 let bad = ("bad_name", "1 to 64 of A-Z a-z 0-9 . _ -, not a dot first".to_owned());
                 let name = Some(text()?).filter(|name| is_name(name)).ok_or(bad)?;
-                self.queue = Some(super::queue::lane(&name));
+                self.queue = Some(name);
             }
             "schedule" => {
                 let bad = ("bad_id", "1 to 100 characters of A-Z a-z 0-9 . _ : -".to_owned());
@@ -242,11 +243,13 @@ impl Filter {
             && self.owner.as_deref().is_none_or(|owner| owner == subject.owner())
             && self.state.is_none_or(|state| state == subject.state)
             && self.schedule.as_deref().is_none_or(|id| subject.schedule == Some(id))
+            && self.destination.as_deref().is_none_or(|name| {
+                subject.is_for_destination && subject.lane == lane(subject.namespace, name)
+            })
             && self
-                .destination
+                .queue
                 .as_deref()
-                .is_none_or(|name| subject.is_for_destination && subject.lane == lane(name))
-            && self.queue.is_none_or(|lane| subject.lane == lane)
+                .is_none_or(|name| subject.lane == super::queue::lane(subject.namespace, name))
             && self.lanes.is_none_or(|lanes| !subject.is_for_destination && lanes.contains(&subject.lane))
             && self.due_after.is_none_or(|at| due_at >= at)
             && self.due_before.is_none_or(|at| due_at < at)
@@ -275,7 +278,10 @@ impl Filter {
         others == Self::default()
             && self.schedule.as_deref().is_none_or(|id| id == of.id)
             && self.owner.as_deref().is_none_or(|owner| of.owner == Some(owner))
-            && self.destination.as_deref().is_none_or(|name| of.is_for_destination && of.lane == lane(name))
+            && self
+                .destination
+                .as_deref()
+                .is_none_or(|name| of.is_for_destination && of.lane == lane(of.namespace, name))
             && self.lanes.is_none_or(|lanes| !of.is_for_destination && lanes.contains(&of.lane))
             && self.matches_labels(of.labels)
     }
@@ -312,6 +318,8 @@ fn ids(value: &Value) -> Result<Vec<String>, (&'static str, String)> {
 pub struct Subscription {
     /// Its number, never given twice.
     pub id: i64,
+    /// Its namespace: it is told of nothing else.
+    pub namespace: Namespace,
     /// Its name.
     pub name: String,
     /// Where its events go.
@@ -328,9 +336,16 @@ impl Subscription {
     /// A later version may ask for what this one does not know ([`Subscription::is_whole`]). Kinds that it knows are wanted
     /// all the same. With a filter or anything else that it does not know nothing is: its subscriber would be told what it
     /// must not be told.
-    pub fn new(id: i64, name: String, destination: String, asked: Option<&Asked>) -> Self {
+    pub fn new(
+        id: i64,
+        namespace: Namespace,
+        name: String,
+        destination: String,
+        asked: Option<&Asked>,
+    ) -> Self {
         let none = Self {
             id,
+            namespace,
             name,
             destination,
             kinds: 0,
@@ -388,6 +403,8 @@ impl Subscription {
 /// A schedule as an event tells it, of nominal times that became no timer.
 #[derive(Debug, Clone, Copy)]
 pub struct ScheduleSubject<'a> {
+    /// Its namespace.
+    pub namespace: Namespace,
     /// Its id.
     pub id: &'a str,
     /// The owner of its occurrences, if one was given.
@@ -417,6 +434,8 @@ impl ScheduleSubject<'_> {
 /// A timer as an event tells it.
 #[derive(Debug, Clone, Copy)]
 pub struct Subject<'a> {
+    /// Its namespace.
+    pub namespace: Namespace,
     /// Its primary key.
     pub uid: Uid,
     /// Its id.
@@ -557,6 +576,7 @@ mod tests {
 
     fn subject<'a>() -> Subject<'a> {
         Subject {
+            namespace: Namespace::OWN,
             uid: Uid(uuid::Uuid::from_u128(7)),
             id: "tea",
             owner: None,
@@ -564,7 +584,7 @@ mod tests {
             due_at: UnixMs::new(1000),
             generation: Generation(2),
             attempt: 1,
-            lane: lane("shop"),
+            lane: lane(Namespace::OWN, "shop"),
             is_for_destination: true,
             queue: None,
             labels: Some(r#"{"app":"shop","n":""}"#),
@@ -638,7 +658,7 @@ mod tests {
             filter: filter.and_then(|filter| filter.as_object().cloned()),
             ..Asked::default()
         };
-        let new = |asked: &Asked| Subscription::new(1, "s".into(), "d".into(), Some(asked));
+        let new = |asked: &Asked| Subscription::new(1, Namespace::OWN, "s".into(), "d".into(), Some(asked));
         let all = new(&asked(&["*"], None));
         let some = new(&asked(&["timer.dead", "queue.leased"], None));
         assert!(all.is_whole() && some.is_whole());
@@ -668,7 +688,7 @@ mod tests {
             ("7", false),
         ] {
             let asked: Option<Asked> = serde_json::from_str(settings).ok();
-            let one = Subscription::new(1, "s".into(), "d".into(), asked.as_ref());
+            let one = Subscription::new(1, Namespace::OWN, "s".into(), "d".into(), asked.as_ref());
             assert!(!one.is_whole(), "{settings}");
             assert_eq!(one.wants(Lifecycle::TimerDelivered, &subject()), wanted, "{settings}");
         }

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use url::Url;
 
 use super::id::digest16;
+use super::namespace::Namespace;
 
 /// The most static headers a webhook may carry.
 pub const MAX_HEADERS: usize = 16;
@@ -150,11 +151,11 @@ impl Target {
     }
 
     /// The lane of this target. Targets of one lane share limits and wait for each other.
-    pub fn lane(&self) -> i64 {
+    pub fn lane(&self, namespace: Namespace) -> i64 {
         match self {
             Self::Webhook(hook) => hook.lane(),
-            Self::Destination(name) => super::destination::lane(name),
-            Self::Queue(name) => super::queue::lane(name),
+            Self::Destination(name) => super::destination::lane(namespace, name),
+            Self::Queue(name) => super::queue::lane(namespace, name),
             Self::Unknown { .. } => 0,
         }
     }

@@ -25,7 +25,7 @@ pub fn show(metrics: &Metrics, loads: Vec<ReceiverLoad>, known: &Known) {
     sort_worst_first(&mut loads);
     loads.truncate(MOST);
     let mut paused: Vec<&str> =
-        known.values().filter(|one| one.paused).map(|one| one.name.as_str()).collect();
+        known.iter().filter(|(_, one)| one.paused).map(|(name, _)| name.as_str()).collect();
     paused.retain(|name| loads.iter().all(|one| one.receiver != *name));
     paused.sort_unstable();
     paused.truncate(MOST - loads.len());
@@ -69,6 +69,7 @@ mod tests {
     fn destination(name: &str, paused: bool) -> Arc<Destination> {
         let limits = Limits { rate_per_second: Some(7), ..Limits::default() };
         Arc::new(Destination {
+            namespace: crate::model::namespace::Namespace::OWN,
             name: name.into(),
             kind: "webhook".into(),
             place: Err(Closed::Unknown),

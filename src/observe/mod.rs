@@ -23,7 +23,7 @@ use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Monotonic;
-use crate::cold::{ColdStore, Error};
+use crate::cold::{ColdStore, Error, Whose};
 use crate::config::Config;
 use crate::destinations::Destinations;
 use crate::dispatch::{Dispatcher, ReceiverLoad, States};
@@ -437,7 +437,7 @@ impl Observer {
         }
         let Sources { store, ownership, .. } = &self.sources;
         let now = store.clock().now();
-        let tally = store.ledger().await?;
+        let tally = store.ledger(Whose::All).await?;
         let held_back = store.held_back().await?;
         let bins =
             store.summary().await?.map_or([0; 5], |summary| summary.horizons(now).map(|(_, count)| count));

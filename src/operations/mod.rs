@@ -13,6 +13,7 @@ use uuid::Uuid;
 
 use crate::clock::Monotonic;
 use crate::cold::{ColdStore, Error, MAX_STEP, NewOperation, OperationRow, Selection, Stepped, Worker};
+use crate::model::namespace::Namespace;
 use crate::model::operation::{Action, OperationId, OperationState};
 use crate::telemetry::Streak;
 use crate::writer::Writer;
@@ -116,13 +117,14 @@ impl Operations {
     /// asked for, as JSON.
     pub async fn begin(
         &self,
+        namespace: Namespace,
         action: Action,
         filter: String,
         selection: Selection,
         dry_run: bool,
     ) -> Result<Option<OperationRow>, Error> {
         let id = OperationId(Uuid::now_v7());
-        self.begin_new(NewOperation { id, action, filter, selection, dry_run }).await
+        self.begin_new(namespace, NewOperation { id, action, filter, selection, dry_run }).await
     }
 
     /// Does what a dry run has counted, and takes nothing that came after that: asked again, it is the same operation. `None`
@@ -133,7 +135,7 @@ impl Operations {
         action: Action,
     ) -> Result<Option<OperationRow>, Error> {
         let id = counted.id.of_run();
-        if let Some(begun) = self.find(id).await? {
+        if let Some(begun) = self.find(counted.namespace, id).await? {
             return Ok(Some(begun));
         }
         let (filter, selection) = (counted.filter.clone(), counted.selection()?);
@@ -142,18 +144,23 @@ impl Operations {
             ended_before: selection.ended_before.min(counted.created_at),
             ..selection
         };
-        match self.begin_new(NewOperation { id, action, filter, selection, dry_run: false }).await? {
+        let new = NewOperation { id, action, filter, selection, dry_run: false };
+        match self.begin_new(counted.namespace, new).await? {
             // There is no room, or another call came first.
-            None => self.find(id).await,
+            None => self.find(counted.namespace, id).await,
             begun => Ok(begun),
         }
     }
 
-    async fn begin_new(&self, mut new: NewOperation) -> Result<Option<OperationRow>, Error> {
+    async fn begin_new(
+        &self,
+        namespace: Namespace,
+        mut new: NewOperation,
+    ) -> Result<Option<OperationRow>, Error> {
         // What ends from now on is not taken: a timer that it makes run again may die again.
         let selection = &mut new.selection;
         selection.ended_before = selection.ended_before.min(self.store.clock().now());
-        let begun = self.store.create_operation(&new).await?;
+        let begun = self.store.within(namespace).create_operation(&new).await?;
         if begun.is_some() {
             let NewOperation { id, action, dry_run, .. } = new;
             tracing::info!(operation = %id, action = action.word(), dry_run, "an operation on many timers begins");
@@ -163,18 +170,18 @@ impl Operations {
     }
 
     /// All operations that are kept, the last one first.
-    pub async fn list(&self) -> Result<Vec<OperationRow>, Error> {
-        self.store.operations().await
+    pub async fn list(&self, namespace: Namespace) -> Result<Vec<OperationRow>, Error> {
+        self.store.within(namespace).operations().await
     }
 
     /// One operation.
-    pub async fn find(&self, id: OperationId) -> Result<Option<OperationRow>, Error> {
-        self.store.operation(id).await
+    pub async fn find(&self, namespace: Namespace, id: OperationId) -> Result<Option<OperationRow>, Error> {
+        self.store.within(namespace).operation(id).await
     }
 
     /// Ends a running operation early; one that has ended stays as it is. `None` if there is none.
-    pub async fn end(&self, id: OperationId) -> Result<Option<OperationRow>, Error> {
-        self.store.stop_operation(id).await
+    pub async fn end(&self, namespace: Namespace, id: OperationId) -> Result<Option<OperationRow>, Error> {
+        self.store.within(namespace).stop_operation(id).await
     }
 
     /// Works on operations until stopped. The step under way is finished; another node goes on with the rest.
@@ -234,7 +241,8 @@ impl Operations {
             }
             Err(why) => {
                 tracing::error!(operation = %operation.id, %why, "an operation on many timers cannot go on");
-                if self.store.fail_operation(operation.id, &why.to_string()).await.is_err() {
+                let store = self.store.within(operation.namespace);
+                if store.fail_operation(operation.id, &why.to_string()).await.is_err() {
                     held.push(Held { operation, failures });
                 }
                 Duration::from_secs(1)
@@ -247,7 +255,9 @@ impl Operations {
         let most = step_size(self.per_second);
         match Action::from_word(&operation.action) {
             Some(Action::Redrive) => self.writer.redrive(operation, &self.worker, most).await,
-            Some(Action::Purge) => self.store.purge(operation, &self.worker, most).await,
+            Some(Action::Purge) => {
+                self.store.within(operation.namespace).purge(operation, &self.worker, most).await
+            }
             Some(_) => self.writer.operate(operation, &self.worker, most).await,
             None => Err(Error::Corrupt("an action that this version does not know".into())),
         }

@@ -168,7 +168,12 @@ impl Line {
             self.came_back(sent);
         }
         self.remove(self.sends.is_empty()).await?;
-        let Some(destination) = self.outbox.destinations.find(&self.subscription.destination).await? else {
+        let Some(destination) = self
+            .outbox
+            .destinations
+            .find(self.subscription.namespace, &self.subscription.destination)
+            .await?
+        else {
             return Ok(());
         };
         if destination.is_held() {
@@ -178,7 +183,8 @@ impl Line {
         }
         self.hand.wake(Monotonic::now());
         self.refill().await?;
-        self.start(&destination);
+        let namespace_name = self.outbox.store.name_of(self.subscription.namespace).await?;
+        self.start(&destination, &namespace_name);
         Ok(())
     }
 
@@ -223,7 +229,7 @@ impl Line {
         let metrics = &self.outbox.metrics;
         metrics.outbox_sends.with_label_values(&[outcome.result.word()]).inc();
         let target = Target::Destination(self.subscription.destination.clone());
-        self.outbox.dispatcher.note_beside(&target, &outcome);
+        self.outbox.dispatcher.note_beside((self.subscription.namespace, &target), &outcome);
         let is_given_up = outcome.gone || self.outbox.store.planted().is(Defect::EventGivenUp);
         if outcome.result == AttemptResult::Ok || is_given_up {
             (self.failures, self.rests_until) = (0, None);
@@ -368,7 +374,7 @@ impl Line {
     }
 
     /// Sends what may go: firings go first, and all lines of a destination share what these leave.
-    fn start(&mut self, destination: &Arc<Destination>) {
+    fn start(&mut self, destination: &Arc<Destination>, namespace_name: &Arc<str>) {
         let wanted = self.wanted();
         let most = self.pace.share(wanted, self.oldest_at, &self.outbox);
         if most == 0 {
@@ -387,7 +393,7 @@ impl Line {
                 self.hand.failed(&held, |_| Monotonic::now().plus(LONGEST_WAIT));
                 continue;
             };
-            let delivery = delivery(&held, kind, Arc::clone(destination));
+            let delivery = delivery(&held, kind, Arc::clone(destination), Arc::clone(namespace_name));
             self.sends.spawn(send(Arc::clone(&self.outbox), held, delivery, place));
         }
     }
@@ -403,11 +409,16 @@ async fn send(outbox: Arc<Outbox>, held: Arc<Held>, delivery: Delivery, place: P
     Sent { held, answer: Some(answer) }
 }
 
-fn delivery(held: &Held, kind: Lifecycle, destination: Arc<Destination>) -> Delivery {
+fn delivery(
+    held: &Held,
+    kind: Lifecycle,
+    destination: Arc<Destination>,
+    namespace_name: Arc<str>,
+) -> Delivery {
     let Held { event, epoch } = held;
     let timeout = destination.limits.timeout.map(Span::get);
     let about = (event.id, event.subject.clone(), event.at, event.body.clone());
-    Delivery::told(kind, about, destination, (event.shard, *epoch), timeout)
+    Delivery::told(kind, about, destination, namespace_name, (event.shard, *epoch), timeout)
 }
 
 /// A wait that doubles so many times, up to the longest.

@@ -8,6 +8,7 @@ use tokio::sync::watch;
 
 use crate::clock::Monotonic;
 use crate::cold::{ColdStore, Error, Identity, Subscribed, SubscriptionRow};
+use crate::model::namespace::Namespace;
 use crate::telemetry::Streak;
 
 /// The pause after the set could not be read.
@@ -85,8 +86,15 @@ impl Subscriptions {
 
     /// Writes a subscription, new or in place of the one of this name, and returns when every live node writes events for
     /// it: from then on it misses nothing.
-    pub async fn put(&self, name: &str, destination: &str, settings: &str) -> Result<PutOutcome, Error> {
-        let (row, is_new, version) = match self.store.put_subscription(name, destination, settings).await? {
+    pub async fn put(
+        &self,
+        namespace: Namespace,
+        name: &str,
+        destination: &str,
+        settings: &str,
+    ) -> Result<PutOutcome, Error> {
+        let store = self.store.within(namespace);
+        let (row, is_new, version) = match store.put_subscription(name, destination, settings).await? {
             Subscribed::Done(row, is_new, version) => (row, is_new, version),
             Subscribed::NoDestination => return Ok(PutOutcome::NoDestination),
             Subscribed::Full => return Ok(PutOutcome::Full),
@@ -96,8 +104,10 @@ impl Subscriptions {
     }
 
     /// Removes a subscription; returns whether there was one of this name.
-    pub async fn remove(&self, name: &str) -> Result<bool, Error> {
-        let Some(version) = self.store.remove_subscription(name).await? else { return Ok(false) };
+    pub async fn remove(&self, namespace: Namespace, name: &str) -> Result<bool, Error> {
+        let Some(version) = self.store.within(namespace).remove_subscription(name).await? else {
+            return Ok(false);
+        };
         // Not for the others: what they still write for it is removed with the rest.
         self.taken_here(version, Monotonic::now().plus(PATIENCE)).await;
         Ok(true)

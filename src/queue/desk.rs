@@ -9,6 +9,7 @@ use tokio::sync::{Notify, oneshot};
 use super::{Given, Queues};
 use crate::clock::Monotonic;
 use crate::cold::{Asking, Error, LeaseAnswer, Leased, MAX_ASKING};
+use crate::model::namespace::Namespace;
 
 /// How often a desk asks the store by itself: a note that something is ready may be lost.
 const BY_ITSELF: Duration = Duration::from_secs(5);
@@ -32,12 +33,12 @@ pub(super) struct Call {
 impl Call {
     /// A call that just came, and waits until then.
     pub fn new(
-        queue: &str,
+        (namespace, queue): (Namespace, &str),
         asking: Asking,
         until: Monotonic,
         answer: oneshot::Sender<Result<Given, Error>>,
     ) -> Self {
-        let audiences = asking.audiences(queue);
+        let audiences = asking.audiences(namespace, queue);
         Self { asking, audiences, until, answer, is_new: true }
     }
 }
@@ -64,7 +65,7 @@ impl Desk {
 
 impl Queues {
     /// Serves the calls of a queue until none waits.
-    pub(super) async fn serve(self: Arc<Self>, lane: i64, queue: &str) {
+    pub(super) async fn serve(self: Arc<Self>, lane: i64, queue: (Namespace, &str)) {
         // Those that were served and got nothing, in the order in which they came.
         let mut waiting: VecDeque<Call> = VecDeque::new();
         // How often it has asked since it was woken.
@@ -108,7 +109,12 @@ impl Queues {
     }
 
     /// Serves these calls once; returns those that go on waiting.
-    async fn round(self: &Arc<Self>, lane: i64, queue: &str, calls: VecDeque<Call>) -> VecDeque<Call> {
+    async fn round(
+        self: &Arc<Self>,
+        lane: i64,
+        (namespace, queue): (Namespace, &str),
+        calls: VecDeque<Call>,
+    ) -> VecDeque<Call> {
         let mut waiting: VecDeque<Call> = calls;
         self.let_go(&mut waiting);
         let is_many = waiting.len() > MAX_ASKING;
@@ -133,7 +139,7 @@ impl Queues {
             left.retain(|at| !served.contains(at));
             let asking: Vec<Asking> =
                 served.iter().filter_map(|&at| slots[at].as_ref()).map(|call| call.asking.clone()).collect();
-            match self.writer.lease(queue, &asking, &self.ownership.me().name, &mut turn).await {
+            match self.writer.lease(namespace, queue, &asking, &self.ownership.me().name, &mut turn).await {
                 Ok(LeaseAnswer { given, in_doubt: Some(why), .. }) => {
                     // Nobody has their tokens, and they may be out.
                     let items: Vec<Leased> = given.into_iter().flatten().collect();

@@ -23,6 +23,7 @@ use tokio_util::task::TaskTracker;
 use crate::clock::Monotonic;
 use crate::cold::{Asking, Change, ChangeEvent, ColdStore, Error, Leased, Turn};
 use crate::metrics::Metrics;
+use crate::model::namespace::Namespace;
 use crate::model::queue::{Settings, lane};
 use crate::ownership::Ownership;
 use crate::writer::Writer;
@@ -101,7 +102,11 @@ impl Drop for Given {
 /// it: an earlier answer may have told it, and it may be at work.
 pub fn taken_back(items: &[Leased]) -> Vec<Change> {
     let change = |item: &Leased| {
-        Some(Change { uid: item.token.uid, event: ChangeEvent::TakeBack(item.token, item.before?) })
+        Some(Change {
+            uid: item.token.uid,
+            caller: None,
+            event: ChangeEvent::TakeBack(item.token, item.before?),
+        })
     };
     items.iter().filter_map(change).collect()
 }
@@ -168,26 +173,26 @@ impl Queues {
     }
 
     async fn read_settings(&self) -> Result<(), Error> {
-        let rows = self.store.queues("", MAX_REMEMBERED).await?;
+        let rows = self.store.queues_with_settings(MAX_REMEMBERED).await?;
         let said = rows.into_iter().filter(|row| row.settings != Settings::default());
-        let said = said.map(|row| (row.name, row.settings)).collect();
+        let said = said.map(|row| (row.namespace.qualified(&row.name).into_owned(), row.settings)).collect();
         *self.known() = said;
         Ok(())
     }
 
     /// What a queue says, as this node has read it some seconds ago.
-    pub fn settings(&self, name: &str) -> Settings {
-        self.known().get(name).cloned().unwrap_or_default()
+    pub fn settings(&self, namespace: Namespace, name: &str) -> Settings {
+        self.known().get(&*namespace.qualified(name)).cloned().unwrap_or_default()
     }
 
     /// Notes what a queue says from now on.
-    pub fn note_settings(&self, name: &str, settings: &Settings) {
-        self.known().insert(name.to_owned(), settings.clone());
+    pub fn note_settings(&self, namespace: Namespace, name: &str, settings: &Settings) {
+        self.known().insert(namespace.qualified(name).into_owned(), settings.clone());
     }
 
     /// A queue was changed here: workers that wait look at once, elsewhere too.
-    pub async fn changed(&self, name: &str) {
-        let lane = lane(name);
+    pub async fn changed(&self, namespace: Namespace, name: &str) {
+        let lane = lane(namespace, name);
         if let Some(desk) = self.desks().get(&lane) {
             desk.wake();
         }
@@ -197,13 +202,13 @@ impl Queues {
     /// Gives a worker what is ready, or waits up to `wait` for something.
     pub async fn lease(
         self: &Arc<Self>,
-        queue: &str,
+        (namespace, queue): (Namespace, &str),
         asking: Asking,
         wait: Duration,
     ) -> Result<Given, Refused> {
         let (answer, answered) = oneshot::channel();
-        let call = Call::new(queue, asking, Monotonic::now().plus(wait), answer);
-        self.arrive(queue, call)?;
+        let call = Call::new((namespace, queue), asking, Monotonic::now().plus(wait), answer);
+        self.arrive((namespace, queue), call)?;
         match answered.await {
             Ok(Ok(given)) => Ok(given),
             Ok(Err(why)) => Err(why.into()),
@@ -213,8 +218,8 @@ impl Queues {
     }
 
     /// A call comes to its desk.
-    fn arrive(self: &Arc<Self>, queue: &str, call: Call) -> Result<(), Refused> {
-        let lane = lane(queue);
+    fn arrive(self: &Arc<Self>, (namespace, queue): (Namespace, &str), call: Call) -> Result<(), Refused> {
+        let lane = lane(namespace, queue);
         let mut desks = self.desks();
         let waiting = self.metrics.queue_workers.get();
         if usize::try_from(waiting).unwrap_or(0) >= MAX_WAITING {
@@ -228,7 +233,7 @@ impl Queues {
                 desk.arrive(call);
                 desks.insert(lane, desk);
                 let (this, queue) = (Arc::clone(self), queue.to_owned());
-                self.tasks.spawn(async move { this.serve(lane, &queue).await });
+                self.tasks.spawn(async move { this.serve(lane, (namespace, &queue)).await });
             }
         }
         Ok(())

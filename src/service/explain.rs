@@ -61,7 +61,7 @@ pub async fn explain(service: &Service, config: &Config, row: &TimerRow) -> Resu
     let is_held = service.store.held().is_some_and(|held| held.holds(row.life.due_at, row.created_at));
     let reach = service.positions.reach.get();
     let destination = match row.target.destination() {
-        Some(name) => service.destinations.find(name).await?,
+        Some(name) => service.destinations.find(row.namespace, name).await?,
         None => None,
     };
     let (queue, places) = match row.target.queue() {

@@ -8,6 +8,7 @@
 //! Whether a server is open is known once the store was read: before that it answers nobody. A server that has seen a
 //! key does not become open again until it is started anew.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicI64, AtomicU8, Ordering};
@@ -27,6 +28,7 @@ use subtle::ConstantTimeEq;
 use crate::cold::{ColdStore, Error, KeyRow, KeysMark, NewKey};
 use crate::config::Server;
 use crate::model::key::{KeyHash, KeyId, SECRET_LEN, Scope, hash_of, id_in, key_text};
+use crate::model::namespace::Namespace;
 use crate::model::time::UnixMs;
 use crate::telemetry::Streak;
 
@@ -49,13 +51,26 @@ pub struct Caller {
     pub id: KeyId,
     /// What it may do.
     pub scope: Scope,
-    /// It is of all namespaces.
-    pub is_of_all: bool,
+    /// The namespace that the key is of; `None`: all.
+    pub key_of: Option<Namespace>,
+    /// The namespace that the call is about.
+    pub namespace: Namespace,
 }
 
 impl Caller {
     /// Whoever calls a server that has no keys.
-    pub const ANYBODY: Self = Self { id: KeyId::new(0), scope: Scope::Admin, is_of_all: true };
+    pub const ANYBODY: Self =
+        Self { id: KeyId::new(0), scope: Scope::Admin, key_of: None, namespace: Namespace::OWN };
+
+    /// Whether the key is of all namespaces.
+    pub const fn is_of_all(&self) -> bool {
+        self.key_of.is_none()
+    }
+
+    /// Whether it is somebody without a key.
+    pub fn is_anybody(&self) -> bool {
+        self.id == Self::ANYBODY.id
+    }
 
     /// A number by which callers are told apart where they share something.
     pub const fn number(self) -> usize {
@@ -78,7 +93,7 @@ pub enum Access {
 /// Makes a key: what the store keeps of it, and its text. Fails if the machine gives no random numbers.
 pub fn make(
     name: String,
-    is_of_all: bool,
+    namespace: Option<Namespace>,
     scope: Scope,
     expires_at: Option<UnixMs>,
 ) -> Result<(NewKey, String), NoRandom> {
@@ -88,7 +103,7 @@ pub fn make(
     let id = KeyId::new(u64::from_be_bytes(*id));
     let text = key_text(id, secret.first_chunk().ok_or(NoRandom)?);
     let hash = hash_of(&text);
-    Ok((NewKey { id, name, is_of_all, scope, hash, is_certificate: false, expires_at }, text))
+    Ok((NewKey { id, name, namespace, scope, hash, is_certificate: false, expires_at }, text))
 }
 
 /// The SHA-256 of a certificate, as it is shown.
@@ -112,14 +127,14 @@ pub struct Refusal {
     /// Stable word for programs.
     pub code: &'static str,
     /// What happened and what to do.
-    pub detail: &'static str,
+    pub detail: Cow<'static, str>,
     /// After how many seconds it may be tried again; `None` if waiting does not help.
     pub retry_after: Option<u32>,
 }
 
 impl Refusal {
-    const fn new(code: &'static str, detail: &'static str) -> Self {
-        Self { code, detail, retry_after: None }
+    pub(super) fn new(code: &'static str, detail: impl Into<Cow<'static, str>>) -> Self {
+        Self { code, detail: detail.into(), retry_after: None }
     }
 }
 
@@ -130,7 +145,7 @@ struct Key {
     /// Its hash is of a certificate, which is public.
     is_certificate: bool,
     scope: Scope,
-    is_of_all: bool,
+    key_of: Option<Namespace>,
     expires_at: Option<UnixMs>,
     /// When it was last used here, in milliseconds; 0 for never.
     used_at: AtomicI64,
@@ -148,7 +163,7 @@ impl Key {
             hash: row.hash,
             is_certificate: row.is_certificate,
             scope: row.scope,
-            is_of_all: row.is_of_all,
+            key_of: row.namespace,
             expires_at: row.expires_at,
             used_at: last(|key| &key.used_at),
             noted_at: last(|key| &key.noted_at),
@@ -157,7 +172,12 @@ impl Key {
 
     fn caller(&self, id: KeyId, now: UnixMs) -> Option<Caller> {
         let is_current = self.expires_at.is_none_or(|until| now < until);
-        is_current.then_some(Caller { id, scope: self.scope, is_of_all: self.is_of_all })
+        is_current.then_some(Caller {
+            id,
+            scope: self.scope,
+            key_of: self.key_of,
+            namespace: self.key_of.unwrap_or_default(),
+        })
     }
 }
 
@@ -202,7 +222,7 @@ fn of_settings(server: &Server) -> Vec<(KeyId, Arc<Key>)> {
             hash,
             is_certificate: false,
             scope: Scope::Admin,
-            is_of_all: true,
+            key_of: None,
             expires_at: None,
             used_at: AtomicI64::new(0),
             noted_at: AtomicI64::new(0),
@@ -347,7 +367,8 @@ impl Keys {
 
     /// Whether a call that this caller began some time ago may go on: his key is in force still, or the server is open.
     pub fn holds(&self, caller: Caller) -> bool {
-        if caller == Caller::ANYBODY { self.is_open() } else { self.current(caller.id) == Some(caller) }
+        let is_the_same = |now: Caller| (now.scope, now.key_of) == (caller.scope, caller.key_of);
+        if caller.is_anybody() { self.is_open() } else { self.current(caller.id).is_some_and(is_the_same) }
     }
 
     /// What a key is called.

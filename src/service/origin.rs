@@ -35,7 +35,7 @@ impl Node {
     /// Who makes a call, as the audit has him.
     pub fn actor(&self, caller: Caller, extensions: &Extensions, headers: &HeaderMap) -> Actor {
         let from = origin(extensions, headers, self.config.server.behind_proxy);
-        let (id, name) = match caller == Caller::ANYBODY {
+        let (id, name) = match caller.is_anybody() {
             true => ("anybody".to_owned(), None),
             false => (caller.id.to_string(), self.keys.name(caller.id)),
         };

@@ -58,8 +58,8 @@ impl<'a> Tiers<'a> {
 
     /// The `retry` in force: the timer's own goes before its destination's or queue's, this before the default.
     pub fn retry(&self, row: &TimerRow) -> Retry {
-        let of_destination = || self.destinations.get(row.target.destination()?)?.limits.retry;
-        let of_queue = || self.queues.settings(row.target.queue()?).retry;
+        let of_destination = || self.destinations.get(row.namespace, row.target.destination()?)?.limits.retry;
+        let of_queue = || self.queues.settings(row.namespace, row.target.queue()?).retry;
         row.policies.retry.or_else(of_destination).or_else(of_queue).unwrap_or_default()
     }
 

@@ -100,7 +100,6 @@ type Connected = Result<Arc<dyn Broker>, NotConnected>;
 pub struct Brokers {
     dialer: Arc<Dialer>,
     clock: StoreClock,
-    source: String,
     timeout: Duration,
     lines: Mutex<HashMap<String, Arc<Line>>>,
     /// The most connections.
@@ -114,7 +113,6 @@ impl Brokers {
         Self {
             dialer: Arc::new(dialer),
             clock,
-            source: event::source(&config.namespace),
             timeout: config.webhook.timeout.get(),
             lines: Mutex::default(),
             most: AtomicUsize::new(most.max(1)),
@@ -127,7 +125,7 @@ impl Brokers {
         self.most.store(most.max(1), Ordering::Relaxed);
     }
 
-    /// Makes one attempt at the broker of a destination.
+    /// Makes one attempt at the broker of a destination, which has this qualified name.
     pub async fn send(
         &self,
         delivery: &Delivery,
@@ -147,7 +145,7 @@ impl Brokers {
             Ok(Err(why)) => return why.outcome(),
             Err(_) => return no_connection_within(wait).outcome(),
         };
-        let attributes = event::attributes(delivery, &self.source, self.clock.now());
+        let attributes = event::attributes(delivery, self.clock.now());
         let message = Message { attributes, body: delivery.data.clone(), until: began.plus(limit) };
         let rest = limit.saturating_sub(began.elapsed());
         if self.planted.is(Defect::ConfirmNotAwaited) {

@@ -12,19 +12,19 @@ use super::{Delivery, Event};
 use crate::model::target::secret_bytes;
 use crate::model::time::UnixMs;
 
-/// The `ce-source` of every event of a namespace.
-pub fn source(namespace: &str) -> String {
+/// The `ce-source` of every event of the namespace of this name.
+fn source(namespace: &str) -> String {
     format!("/mainspring/{namespace}")
 }
 
 /// The CloudEvents attributes of one attempt by their bare names. `at` is the time of the attempt.
-pub fn attributes(delivery: &Delivery, source: &str, at: UnixMs) -> Vec<(&'static str, String)> {
+pub fn attributes(delivery: &Delivery, at: UnixMs) -> Vec<(&'static str, String)> {
     // When it happened: the same at each try.
     let at = if matches!(delivery.event, Event::Told(_)) { delivery.due_at } else { at };
     let always = [
         ("specversion", "1.0".into()),
         ("type", delivery.event.kind().into()),
-        ("source", source.into()),
+        ("source", source(&delivery.namespace_name)),
         ("id", delivery.id.clone()),
         ("subject", delivery.subject.clone()),
         ("time", at.rfc3339()),
@@ -46,8 +46,8 @@ pub fn attributes(delivery: &Delivery, source: &str, at: UnixMs) -> Vec<(&'stati
 const ENCODED: &AsciiSet = &CONTROLS.add(b' ').add(b'"').add(b'%');
 
 /// The HTTP headers of one attempt, without the static headers of the target. Values of attributes are percent-encoded.
-pub fn headers(delivery: &Delivery, source: &str, at: UnixMs) -> Vec<(String, String)> {
-    let attributes = attributes(delivery, source, at).into_iter();
+pub fn headers(delivery: &Delivery, at: UnixMs) -> Vec<(String, String)> {
+    let attributes = attributes(delivery, at).into_iter();
     let others = [
         ("content-type", "application/json".into()),
         ("webhook-id", delivery.id.clone()),

@@ -34,6 +34,7 @@ use crate::clock::StoreClock;
 use crate::config::Config;
 use crate::model::destination::Destination;
 use crate::model::id::{Epoch, Generation, Uid};
+use crate::model::namespace::Namespace;
 use crate::model::place::Place;
 use crate::model::pointer::Via;
 use crate::model::subscription::Lifecycle;
@@ -48,6 +49,10 @@ pub use lack::Lack;
 /// One attempt to deliver one firing, or a merged set of them.
 #[derive(Debug, Clone)]
 pub struct Delivery {
+    /// The namespace of the timer, or of whoever is told.
+    pub namespace: Namespace,
+    /// Its name.
+    pub namespace_name: Arc<str>,
     /// What is told.
     pub event: Event,
     /// The delivery id: the same for all attempts of this firing, and of no other firing.
@@ -112,10 +117,12 @@ const LONGEST_TEST: Duration = Duration::from_secs(30);
 
 impl Delivery {
     /// A test of a destination. Its subject is the destination's name.
-    pub fn test(destination: Arc<Destination>, now: UnixMs) -> Self {
+    pub fn test(destination: Arc<Destination>, namespace_name: Arc<str>, now: UnixMs) -> Self {
         let (name, timeout) = (destination.name.clone(), destination.limits.timeout.map(Span::get));
         let data = serde_json::json!({"destination": name}).to_string().into_bytes();
         Self {
+            namespace: destination.namespace,
+            namespace_name,
             event: Event::Test,
             id: format!("tst_{}", uuid::Uuid::now_v7().simple()),
             subject: name.clone(),
@@ -143,10 +150,13 @@ impl Delivery {
         kind: Lifecycle,
         (id, subject, at, body): (uuid::Uuid, String, UnixMs, Vec<u8>),
         destination: Arc<Destination>,
+        namespace_name: Arc<str>,
         (shard, epoch): (i32, Epoch),
         timeout: Option<Duration>,
     ) -> Self {
         Self {
+            namespace: destination.namespace,
+            namespace_name,
             event: Event::Told(kind),
             id: format!("evt_{}", id.simple()),
             subject,
@@ -266,7 +276,11 @@ impl Sink for Sinks {
                     self.webhook.send(delivery, hook).boxed()
                 }
                 Some(Destination { place: Ok(place), version, created_at, .. }) => {
-                    self.brokers.send(delivery, name, (*version, *created_at), place).boxed()
+                    let line = delivery.namespace.qualified(name).into_owned();
+                    let send = async move {
+                        self.brokers.send(delivery, &line, (*version, *created_at), place).await
+                    };
+                    send.boxed()
                 }
                 Some(Destination { place: Err(_), kind, .. }) => {
                     refused(format!("this node cannot send to destinations of kind {kind}"))

@@ -42,7 +42,6 @@ pub struct Webhooks {
     guard: Guard,
     clock: StoreClock,
     timeout: Duration,
-    source: Arc<str>,
 }
 
 impl Webhooks {
@@ -55,8 +54,7 @@ impl Webhooks {
     ) -> anyhow::Result<Self> {
         let guard = Guard::new(Arc::clone(config));
         let clients = Clients::new(Arc::clone(config), names, tls, idle_connections)?;
-        let source = event::source(&config.namespace).into();
-        Ok(Self { clients, guard, clock, timeout: config.webhook.timeout.get(), source })
+        Ok(Self { clients, guard, clock, timeout: config.webhook.timeout.get() })
     }
 
     /// From now on so many idle connections to one receiver are kept, and to all together.
@@ -78,7 +76,7 @@ impl Webhooks {
             }
         };
         hook.headers.iter().for_each(|(name, value)| set(name, value));
-        event::headers(delivery, &self.source, at).iter().for_each(|(name, value)| set(name, value));
+        event::headers(delivery, at).iter().for_each(|(name, value)| set(name, value));
         if let Some(signature) = hook
             .secret
             .as_deref()

@@ -193,7 +193,11 @@ impl Sweep {
     pub async fn run_once(&self) -> Result<usize, Error> {
         self.bring_back().await?;
         let recalled = self.ownership.take_recalled().into_iter();
-        let recalled = recalled.map(|(uid, token)| Change { uid, event: ChangeEvent::ClaimExpired(token) });
+        let recalled = recalled.map(|(uid, token)| Change {
+            uid,
+            caller: None,
+            event: ChangeEvent::ClaimExpired(token),
+        });
         self.end(recalled.collect()).await?;
         let mut handled = 0;
         loop {
@@ -378,7 +382,7 @@ impl Sweep {
         for chunk in plain.chunks(1000) {
             self.store.park(chunk).await?;
         }
-        let look = |due: DueRow| Change { uid: due.pointer.uid, event: ChangeEvent::Look };
+        let look = |due: DueRow| Change { uid: due.pointer.uid, caller: None, event: ChangeEvent::Look };
         self.end(others.into_iter().map(look).collect()).await?;
         Ok(count)
     }
@@ -517,5 +521,5 @@ fn ending_change(due: &DueRow) -> Change {
     } else {
         ChangeEvent::TooLate(pointer.generation)
     };
-    Change { uid: pointer.uid, event }
+    Change { uid: pointer.uid, caller: None, event }
 }

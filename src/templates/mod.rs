@@ -18,6 +18,7 @@ use lru::LruCache;
 pub use check::{Schema, Template};
 
 use crate::cold::{ColdStore, Error, TemplateRow};
+use crate::model::namespace::Namespace;
 
 /// The most faults that are told of one schema or payload.
 pub const MAX_MISFITS: usize = 16;
@@ -92,37 +93,37 @@ impl Templates {
     }
 
     /// These templates: as they are kept here, otherwise as the store has them.
-    pub async fn get(&self, names: &[String]) -> Result<Book, Error> {
+    pub async fn get(&self, namespace: Namespace, names: &[String]) -> Result<Book, Error> {
         let mut book = Book::new();
         {
             let mut kept = self.kept();
             for name in names {
-                if let Some(template) = kept.by_name.get(name) {
+                if let Some(template) = kept.by_name.get(&*namespace.qualified(name)) {
                     book.insert(name.clone(), Some(Arc::clone(template)));
                 }
             }
         }
         let missing: Vec<String> = names.iter().filter(|name| !book.contains_key(*name)).cloned().collect();
         if !missing.is_empty() {
-            book.extend(self.load(missing).await?);
+            book.extend(self.load(namespace, missing).await?);
         }
         Ok(book)
     }
 
     /// These templates as the store has them now.
-    pub async fn renew(&self, names: &[String]) -> Result<Book, Error> {
-        let hashes = self.store.template_hashes(names).await?;
+    pub async fn renew(&self, namespace: Namespace, names: &[String]) -> Result<Book, Error> {
+        let hashes = self.store.within(namespace).template_hashes(names).await?;
         let (mut book, mut changed) = (Book::new(), Vec::new());
         {
             let mut kept = self.kept();
             for name in names {
-                let known = kept.by_name.get(name).cloned();
+                let known = kept.by_name.get(&*namespace.qualified(name)).cloned();
                 let hash = hashes.get(name);
                 if hash.is_some() && hash == known.as_ref().map(|template| &template.hash) {
                     book.insert(name.clone(), known);
                     continue;
                 }
-                kept.forget(name);
+                kept.forget(&namespace.qualified(name));
                 match hash {
                     Some(_) => changed.push(name.clone()),
                     None => drop(book.insert(name.clone(), None)),
@@ -130,25 +131,26 @@ impl Templates {
             }
         }
         if !changed.is_empty() {
-            book.extend(self.load(changed).await?);
+            book.extend(self.load(namespace, changed).await?);
         }
         Ok(book)
     }
 
     /// Reads templates from the store and makes them ready.
-    async fn load(&self, names: Vec<String>) -> Result<Book, Error> {
+    async fn load(&self, namespace: Namespace, names: Vec<String>) -> Result<Book, Error> {
         let _one = self.readying.lock().await;
-        let rows = self.store.templates(Some(&names)).await?;
+        let rows = self.store.within(namespace).templates(Some(&names)).await?;
         let mut book: Book = names.into_iter().map(|name| (name, None)).collect();
         for row in rows {
             let name = row.name.clone();
-            let kept = self.kept().by_name.get(&name).filter(|template| template.hash == row.hash).cloned();
+            let key = namespace.qualified(&name).into_owned();
+            let kept = self.kept().by_name.get(&key).filter(|template| template.hash == row.hash).cloned();
             let template = match kept {
                 // Another call was faster.
                 Some(template) => template,
                 None => ready(row).await,
             };
-            self.kept().put(&name, Arc::clone(&template));
+            self.kept().put(&key, Arc::clone(&template));
             book.insert(name, Some(template));
         }
         Ok(book)

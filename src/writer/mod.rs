@@ -26,6 +26,7 @@ use crate::cold::{
 use crate::metrics::Metrics;
 use crate::model::id::{Uid, Version};
 use crate::model::merge::MergeKey;
+use crate::model::namespace::Namespace;
 use crate::model::pointer::Pointer;
 use crate::model::schedule::Skipped;
 use crate::model::time::UnixMs;
@@ -151,7 +152,7 @@ impl Writer {
         worker: &Worker,
         most: usize,
     ) -> Result<Stepped, Error> {
-        let stepped = self.store.redrive(operation, worker, most).await?;
+        let stepped = self.store.within(operation.namespace).redrive(operation, worker, most).await?;
         self.promotion.written(stepped.made.iter());
         self.metrics.registered.inc_by(stepped.made.len() as u64);
         Ok(stepped)
@@ -164,7 +165,8 @@ impl Writer {
         worker: &Worker,
         most: usize,
     ) -> Result<Stepped, Error> {
-        let Operated { stepped, changes, answers } = self.store.operate(operation, worker, most).await?;
+        let store = self.store.within(operation.namespace);
+        let Operated { stepped, changes, answers } = store.operate(operation, worker, most).await?;
         let answers: Vec<_> = answers.into_iter().map(Ok).collect();
         self.regroup(&answers).await;
         self.follow(&changes, answers);
@@ -175,19 +177,21 @@ impl Writer {
     /// nobody has looked since, end first: a worker that wants what it had gets that, under a new token.
     pub async fn lease(
         &self,
+        namespace: Namespace,
         queue: &str,
         asking: &[Asking],
         node: &str,
         turn: &mut Turn,
     ) -> Result<LeaseAnswer, Error> {
+        let store = self.store.within(namespace);
         let own: Vec<&str> = asking.iter().filter(|one| one.redo).map(|one| one.worker.as_str()).collect();
         if !own.is_empty() {
-            let ended = self.store.ended_leases(queue, &own).await?;
+            let ended = store.ended_leases(queue, &own).await?;
             let looks: Vec<Change> =
-                ended.into_iter().map(|uid| Change { uid, event: ChangeEvent::Look }).collect();
+                ended.into_iter().map(|uid| Change { uid, caller: None, event: ChangeEvent::Look }).collect();
             self.apply(&looks).await.into_iter().collect::<Result<Vec<_>, _>>()?;
         }
-        let answer = self.store.lease(queue, asking, node, turn).await?;
+        let answer = store.lease(queue, asking, node, turn).await?;
         if answer.in_doubt.is_some() {
             return Ok(answer);
         }
@@ -324,6 +328,7 @@ impl Counted {
 const CHANGE_TRIES: usize = 3;
 
 /// The writer for callers of the API: single requests in group commits, batches in transactions of their own.
+#[derive(Clone)]
 pub struct Intake {
     writer: Writer,
     registrations: Batcher<NewTimer, Result<Registered, Error>>,
@@ -351,6 +356,13 @@ impl Intake {
         (Self { writer, registrations, changes, groups: Arc::new(Semaphore::new(GROUPS)) }, workers)
     }
 
+    /// The same for callers of this namespace.
+    #[must_use]
+    pub fn within(&self, namespace: Namespace) -> Self {
+        let store = self.writer.store.within(namespace);
+        Self { writer: Writer { store, ..self.writer.clone() }, ..self.clone() }
+    }
+
     /// Registers one timer, in one transaction with other requests that wait.
     pub async fn register(&self, timer: NewTimer) -> Result<Result<Registered, Error>, NotTaken> {
         self.registrations.submit(timer).await
@@ -359,9 +371,10 @@ impl Intake {
     /// Makes a caller's change to a live timer ([`ChangeEvent::Cancel`], `Edit`, `Fire`, `Pause` or `Resume`), in one
     /// transaction with other requests that wait. The answer for a timer that has ended follows from how it ended.
     pub async fn change(&self, uid: Uid, event: ChangeEvent) -> Result<Changed, ChangeError> {
+        let caller = Some(self.writer.store.namespace());
         let probe = if matches!(event, ChangeEvent::Cancel) { Event::Cancel } else { Event::Relabel };
         for _ in 0..CHANGE_TRIES {
-            match self.changes.submit(Change { uid, event: event.clone() }).await?? {
+            match self.changes.submit(Change { uid, caller, event: event.clone() }).await?? {
                 Applied::Live(row, answer) => return Ok(Changed::Answered(row, answer)),
                 Applied::Same(row) => return Ok(Changed::Answered(row, Answer::Done)),
                 Applied::OtherVersion(version) => return Ok(Changed::OtherVersion(version)),
@@ -392,7 +405,8 @@ impl Intake {
     pub async fn settle(&self, settlements: Vec<Settlement>) -> Vec<Result<bool, ChangeError>> {
         let is_done = |applied: &Applied| matches!(applied, Applied::Live(_, Answer::Done));
         let settled = settlements.into_iter().map(|one| async move {
-            let change = Change { uid: one.token.uid, event: ChangeEvent::Settle(one) };
+            // The lane of the queue tells whose it is.
+            let change = Change { uid: one.token.uid, caller: None, event: ChangeEvent::Settle(one) };
             Ok(is_done(&self.changes.submit(change).await??))
         });
         futures::future::join_all(settled).await

@@ -6,6 +6,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use mainspring::model::id::{TimerId, shard_of};
+use mainspring::model::namespace::Salt;
 use mainspring_migrations::Migrator;
 use reqwest::Method;
 use sea_orm_migration::MigratorTrait;
@@ -43,14 +44,14 @@ fn bytes(sqlite: bool, hex: &str) -> String {
 }
 
 fn uid_of(sqlite: bool, id: &str) -> String {
-    let uid = TimerId::parse(id).expect("an id").uid("default").0;
+    let uid = TimerId::parse(id).expect("an id").uid(&Salt::own("default")).0;
     if sqlite { bytes(true, &uid.simple().to_string()) } else { format!("'{uid}'") }
 }
 
 /// The 28 columns of the first schema's `timers`, and first of its `history`, in their order.
 fn columns(sqlite: bool, url: &str, old: &Old) -> String {
     let Old { id, state, due_at, wake_at, attempt, epoch, claimed } = old;
-    let (uid, shard) = (uid_of(sqlite, id), shard_of("default", "user:1", SHARDS));
+    let (uid, shard) = (uid_of(sqlite, id), shard_of(&Salt::own("default"), "user:1", SHARDS));
     let target = json!({"webhook": {"url": url, "headers": {"x-team": "blue"}}});
     let policies = json!({"retry": {"attempts": 5, "first": "PT0.1S", "cap": "PT1S"}});
     let data = bytes(sqlite, "7b226e223a317d");
@@ -333,10 +334,10 @@ async fn nodes_of_release_1_are_replaced_one_after_the_other() {
 /// The rows above stand under keys of today's making, so these have to be those of the first version.
 #[test]
 fn keys_and_shards_are_those_of_the_first_version() {
-    let uid = TimerId::parse("order-8841-review").expect("an id").uid("default").0;
+    let uid = TimerId::parse("order-8841-review").expect("an id").uid(&Salt::own("default")).0;
     let key = uid.simple().to_string();
     assert_eq!(
-        (key.as_str(), shard_of("default", "user:1", SHARDS)),
+        (key.as_str(), shard_of(&Salt::own("default"), "user:1", SHARDS)),
         ("a8ffc67886642ff88f372147f8b9ef04", 7)
     );
 }

@@ -128,7 +128,8 @@ mod tests {
         let headers = BTreeMap::from([("x-shop".to_owned(), "a".to_owned())]);
         let hook = Webhook::new("https://shop.example/x", Some("whsec_c2VjcmV0".into()), headers).unwrap();
         let row = TimerRow {
-            uid: id.uid("default"),
+            uid: id.uid(&crate::model::namespace::Salt::own("default")),
+            namespace: crate::model::namespace::Namespace::OWN,
             id: "order-1".into(),
             caller_id: true,
             owner: Some("it's me".into()),

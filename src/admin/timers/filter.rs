@@ -10,6 +10,7 @@ use crate::admin::words::Zone;
 use crate::cold::{Filter, ListCursor};
 use crate::model::destination::is_name;
 use crate::model::id::TimerId;
+use crate::model::namespace::Salt;
 use crate::model::queue::To;
 use crate::model::schedule::is_schedule_id;
 use crate::model::target::Webhook;
@@ -60,7 +61,7 @@ pub struct Search {
 
 impl Search {
     /// Reads the query of an address. Times without an offset are those of `zone`.
-    pub fn read(query: &str, zone: Zone, namespace: &str) -> Self {
+    pub fn read(query: &str, zone: Zone, salt: &Salt) -> Self {
         let mut this = Self {
             asked: Asked::default(),
             filter: Filter::default(),
@@ -72,18 +73,18 @@ impl Search {
         for (name, value) in url::form_urlencoded::parse(query.as_bytes()) {
             let value = value.trim();
             if !value.is_empty() {
-                this.field(&name, value, zone, namespace);
+                this.field(&name, value, zone, salt);
             }
         }
         this.asked.any = !this.fields.is_empty();
         this
     }
 
-    fn field(&mut self, name: &str, value: &str, zone: Zone, namespace: &str) {
+    fn field(&mut self, name: &str, value: &str, zone: Zone, salt: &Salt) {
         match name {
             "id" => {
                 for id in value.split([' ', ',']).filter(|id| !id.is_empty()) {
-                    self.id(id, namespace);
+                    self.id(id, salt);
                 }
             }
             "owner" => {
@@ -169,7 +170,7 @@ impl Search {
         }
     }
 
-    fn id(&mut self, id: &str, namespace: &str) {
+    fn id(&mut self, id: &str, salt: &Salt) {
         if self.filter.uids.len() == MAX_IDS {
             self.wrongs.push(format!("At most {MAX_IDS} ids can be searched for at once."));
             return;
@@ -179,7 +180,7 @@ impl Search {
         }
         self.asked.id.push_str(id);
         match TimerId::parse(id) {
-            Ok(parsed) => self.filter.uids.push(parsed.uid(namespace)),
+            Ok(parsed) => self.filter.uids.push(parsed.uid(salt)),
             Err(why) => self.wrongs.push(format!("{id} is no id of a timer: {why}.")),
         }
         self.keep("id", id);
@@ -315,7 +316,7 @@ mod tests {
     use crate::model::time::UnixMs;
 
     fn search(query: &str) -> Search {
-        Search::read(query, Zone::parse("Asia/Shanghai").unwrap(), "default")
+        Search::read(query, Zone::parse("Asia/Shanghai").unwrap(), &Salt::own("default"))
     }
 
     #[test]

@@ -16,7 +16,7 @@ use super::frame::{Frame, Trouble};
 use super::guard::Visit;
 use super::words::{self, Moment, Zone};
 use super::{Admin, html};
-use crate::cold::TimerRow;
+use crate::cold::{TimerRow, Whose};
 use crate::model::operation::Action;
 use crate::model::time::UnixMs;
 use crate::model::timer::State as TimerState;
@@ -121,9 +121,9 @@ pub fn by_receiver<'a>(rows: impl Iterator<Item = &'a TimerRow>) -> Vec<(String,
 /// `GET /timers`: the address is the search. Fields as a form sends them are written in their own form by a redirect,
 /// so that the address means the same to everybody, whatever his time zone.
 pub async fn list(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Response, Trouble> {
-    let service = admin.service()?;
+    let service = admin.service(&visit)?;
     let query = visit.path.split_once('?').map_or("", |(_, query)| query);
-    let mut search = Search::read(query, visit.zone, service.store.namespace());
+    let mut search = Search::read(query, visit.zone, service.store.salt());
     if let Some(canonical) = search.canonical(query) {
         return Ok(Redirect::to(&canonical).into_response());
     }
@@ -147,7 +147,9 @@ pub async fn list(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Respo
             false => "Live and ended timers, in due order.",
         },
         oldest: list_of(&[("due_after", &UnixMs::new(0).rfc3339())]),
-        is_new: rows.is_empty() && asks_nothing && service.store.ledger().await?.registered == 0,
+        is_new: rows.is_empty()
+            && asks_nothing
+            && service.store.ledger(Whose::One(service.namespace())).await?.registered == 0,
         states: TimerState::ALL.map(TimerState::word),
         has_live: rows.iter().any(|row| row.is_live),
         is_first: search.cursor.is_none(),

@@ -57,7 +57,7 @@ impl Fact {
 
 async fn find(service: &Service, id: &str) -> Result<TimerRow, Trouble> {
     let parsed = TimerId::parse(id).map_err(|_| Trouble::no_timer(id))?;
-    let found = service.store.find(parsed.uid(service.store.namespace())).await?;
+    let found = service.store.find(parsed.uid(service.store.salt())).await?;
     found.ok_or_else(|| Trouble::no_timer(id))
 }
 
@@ -67,12 +67,12 @@ pub async fn one(
     Path(id): Path<String>,
     visit: Visit,
 ) -> Result<Response, Trouble> {
-    let service = admin.service()?;
+    let service = admin.service(&visit)?;
     let config = &admin.node.config;
-    let row = find(service, &id).await?;
-    let explained = explain(service, config, &row).await?;
+    let row = find(&service, &id).await?;
+    let explained = explain(&service, config, &row).await?;
     let now = service.store.clock().now();
-    let tier = Tiers::now(service, config.wheel.near.get()).of(&row).map(|tier| tier.word());
+    let tier = Tiers::now(&service, config.wheel.near.get()).of(&row).map(|tier| tier.word());
     let (life, events) = life::draw(&row, &explained, now, visit.zone);
     let frame = Frame::new(&admin, &visit, "/timers", format!("{} · {}", row.id, row.life.state.word()));
     let asks_for_content = visit.path.ends_with("?show=data");
@@ -103,8 +103,8 @@ pub async fn data(
     Path(id): Path<String>,
     visit: Visit,
 ) -> Result<Response, Trouble> {
-    let service = admin.service()?;
-    let row = find(service, &id).await?;
+    let service = admin.service(&visit)?;
+    let row = find(&service, &id).await?;
     let now = service.store.clock().now();
     let content = Content::new(&row, &visit.base, !admin.node.keys.is_open(), now);
     Ok(html(&DataPart { content }))

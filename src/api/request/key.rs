@@ -21,7 +21,7 @@ pub struct KeyIn {
     /// What it is called: who uses it, and for what.
     #[schema(value_type = schema::KeyName)]
     name: Option<String>,
-    /// The namespace in which it holds, or `*` for all. Default: the store's own.
+    /// The namespace in which it holds, or `*` for all. Default: the one that the call is about.
     #[schema(value_type = Option<schema::NamespaceOrAll>)]
     namespace: Option<String>,
     /// What it may do; each scope includes those before it, so one is enough.
@@ -41,8 +41,8 @@ pub struct KeyIn {
 pub struct WantedKey {
     /// What it is called.
     pub name: String,
-    /// It is of all namespaces.
-    pub is_of_all: bool,
+    /// The name of the namespace that it is to be of, or [`ALL`].
+    pub namespace: Option<String>,
     /// What it may do.
     pub scope: Scope,
     /// From when on it is refused.
@@ -51,8 +51,8 @@ pub struct WantedKey {
     pub certificate: Option<KeyHash>,
 }
 
-/// Reads and checks a key. `own` is the store's namespace, `now` the store's time.
-pub fn key(text: &[u8], own: &str, now: UnixMs) -> Result<WantedKey, Refused> {
+/// Reads and checks a key. `now` is the store's time.
+pub fn key(text: &[u8], now: UnixMs) -> Result<WantedKey, Refused> {
     let KeyIn { name, namespace, scopes, expires_at, certificate } = read(text, "")?;
     let mut errors = Vec::new();
     let mut wrong =
@@ -63,11 +63,6 @@ pub fn key(text: &[u8], own: &str, now: UnixMs) -> Result<WantedKey, Refused> {
             wrong("/name".into(), "bad_name", "1 to 64 of A-Z a-z 0-9 . _ -, not a dot first".into());
         }
         Some(_) => {}
-    }
-    let is_of_all = namespace.as_deref() == Some(ALL);
-    if let Some(namespace) = namespace.filter(|name| name != ALL && name != own) {
-        let detail = format!("there is no namespace `{namespace}`; there is `{own}`, and `*` is all");
-        wrong("/namespace".into(), "unknown_namespace", detail);
     }
     let scopes = scopes.unwrap_or_default();
     if scopes.is_empty() {
@@ -112,7 +107,7 @@ pub fn key(text: &[u8], own: &str, now: UnixMs) -> Result<WantedKey, Refused> {
         hash
     });
     match name {
-        Some(name) if errors.is_empty() => Ok(WantedKey { name, is_of_all, scope, expires_at, certificate }),
+        Some(name) if errors.is_empty() => Ok(WantedKey { name, namespace, scope, expires_at, certificate }),
         _ => Err(Refused::Fields(errors)),
     }
 }
@@ -125,11 +120,11 @@ mod tests {
 
     #[test]
     fn a_key_has_the_largest_of_its_scopes() {
-        let read = |text: &str| key(text.as_bytes(), "default", NOW).expect("is right");
+        let read = |text: &str| key(text.as_bytes(), NOW).expect("is right");
         let wanted = read(r#"{"name":"shop","scopes":["view","operate"]}"#);
         let expected = WantedKey {
             name: "shop".into(),
-            is_of_all: false,
+            namespace: None,
             scope: Scope::Operate,
             expires_at: None,
             certificate: None,
@@ -137,8 +132,11 @@ mod tests {
         assert_eq!(wanted, expected);
         let wanted =
             read(r#"{"name":"ops","namespace":"*","scopes":["admin"],"expires_at":"2100-01-01T00:00:00Z"}"#);
-        assert!(wanted.is_of_all && wanted.scope == Scope::Admin && wanted.expires_at.is_some());
-        assert!(!read(r#"{"name":"ops","namespace":"default","scopes":["view"]}"#).is_of_all);
+        assert!(
+            wanted.namespace.as_deref() == Some(ALL)
+                && wanted.scope == Scope::Admin
+                && wanted.expires_at.is_some()
+        );
     }
 
     #[test]
@@ -149,7 +147,6 @@ mod tests {
             (r#"{"name":"a"}"#, "/scopes", "missing"),
             (r#"{"name":"a","scopes":[]}"#, "/scopes", "missing"),
             (r#"{"name":"a","scopes":["view","root"]}"#, "/scopes/1", "unknown_scope"),
-            (r#"{"name":"a","scopes":["view"],"namespace":"other"}"#, "/namespace", "unknown_namespace"),
             (r#"{"name":"a","scopes":["view"],"certificate":"x"}"#, "/certificate", "bad_certificate"),
             (r#"{"name":"a","scopes":["view"],"expires_at":"tomorrow"}"#, "/expires_at", "bad_time"),
             (
@@ -158,7 +155,7 @@ mod tests {
                 "passed",
             ),
         ] {
-            let Err(Refused::Fields(errors)) = key(text.as_bytes(), "default", NOW) else { panic!("{text}") };
+            let Err(Refused::Fields(errors)) = key(text.as_bytes(), NOW) else { panic!("{text}") };
             let found: Vec<_> = errors.iter().map(|error| (error.pointer.as_str(), error.code)).collect();
             assert_eq!(found, [(pointer, code)], "{text}");
         }

@@ -12,6 +12,7 @@ use crate::api::problem::FieldError;
 use crate::api::schema;
 use crate::cold::Asking;
 use crate::model::id::{TimerId, Uid};
+use crate::model::namespace::Salt;
 use crate::model::queue::{
     Action, LeaseToken, MAX_GROUPS, MAX_ITEMS, MAX_LEASE, MAX_RESULT, MAX_WAIT, MIN_LEASE, Settings,
 };
@@ -77,7 +78,7 @@ pub struct LeaseIn {
 }
 
 /// Reads and checks what a worker asks for, and how long it waits.
-pub fn lease(text: &[u8], namespace: &str) -> Result<(Asking, Duration), Refused> {
+pub fn lease(text: &[u8], salt: &Salt) -> Result<(Asking, Duration), Refused> {
     let raw: LeaseIn = read(text, "")?;
     let mut errors = Vec::new();
     let mut wrong =
@@ -106,7 +107,7 @@ pub fn lease(text: &[u8], namespace: &str) -> Result<(Asking, Duration), Refused
     let mut exclude: HashSet<Uid> = HashSet::new();
     for (n, id) in raw.exclude.iter().take(MAX_ITEMS).enumerate() {
         match TimerId::parse(id) {
-            Ok(id) => drop(exclude.insert(id.uid(namespace))),
+            Ok(id) => drop(exclude.insert(id.uid(salt))),
             Err(why) => wrong(format!("/exclude/{n}"), "bad_id", why.to_string()),
         }
     }

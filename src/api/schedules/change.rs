@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Path, Request, State};
+use axum::extract::{Path, Request};
 use axum::http::StatusCode;
 
 use super::{SchedulePath, answer, checked_id, find, no_such, reach_of};
@@ -16,7 +16,7 @@ use crate::api::timers::change::PatchHeaders;
 use crate::api::timers::fit::NewData;
 use crate::api::timers::{MAX_BODY, context};
 use crate::api::view::ScheduleView;
-use crate::api::{ApiState, schema};
+use crate::api::{ApiState, Within, schema};
 use crate::cold::{MAX_SCHEDULES, ScheduleEdit, SchedulePut};
 use crate::service::Service;
 
@@ -31,7 +31,7 @@ const PATCH_TRIES: usize = 5;
     responses((status = 201, body = ScheduleView, description = "New"),
         (status = 200, body = ScheduleView, description = "In place of the former one, or the same content again"),
         (status = 412, body = Problem, description = "version_changed")))]
-pub async fn put(State(state): State<Arc<ApiState>>, Path(id): Path<String>, request: Request) -> ApiResult {
+pub async fn put(Within(state): Within, Path(id): Path<String>, request: Request) -> ApiResult {
     let service = state.service()?;
     checked_id(&id)?;
     let if_version = if_match(request.headers()).map(|version| version.0);
@@ -94,7 +94,7 @@ fn written(state: &ApiState, service: &Service, put: SchedulePut) -> ApiResult {
                 "it has to be `start_at` or later; without `start_at` that is when the schedule was made";
             Err(Problem::invalid(vec![FieldError::new("/end_at", "range", detail)]))
         }
-        SchedulePut::Full => Err(Problem::too_many(MAX_SCHEDULES, "schedules")),
+        SchedulePut::Full => Err(Problem::too_many(service.store.most_here(MAX_SCHEDULES), "schedules")),
     }
 }
 
@@ -104,11 +104,7 @@ fn written(state: &ApiState, service: &Service, put: SchedulePut) -> ApiResult {
     params(SchedulePath, PatchHeaders), request_body = schema::SchedulePatch,
     responses((status = 200, body = ScheduleView, description = "As after a PUT of the whole"),
         (status = 404, body = Problem), (status = 412, body = Problem, description = "version_changed")))]
-pub async fn patch(
-    State(state): State<Arc<ApiState>>,
-    Path(id): Path<String>,
-    request: Request,
-) -> ApiResult {
+pub async fn patch(Within(state): Within, Path(id): Path<String>, request: Request) -> ApiResult {
     let service = state.service()?;
     checked_id(&id)?;
     let if_version = if_match(request.headers()).map(|version| version.0);
@@ -147,7 +143,7 @@ pub async fn patch(
 #[utoipa::path(delete, path = "/v1/schedules/{id}", tag = "schedules", operation_id = "remove_schedule",
     params(SchedulePath),
     responses((status = 200, body = RemovedAnswer), (status = 404, body = Problem)))]
-pub async fn remove(State(state): State<Arc<ApiState>>, Path(id): Path<String>) -> ApiResult {
+pub async fn remove(Within(state): Within, Path(id): Path<String>) -> ApiResult {
     let service = state.service()?;
     checked_id(&id)?;
     match service.intake.remove_schedule(id.clone()).await? {
@@ -161,7 +157,7 @@ pub async fn remove(State(state): State<Arc<ApiState>>, Path(id): Path<String>) 
     params(SchedulePath),
     responses((status = 200, body = ScheduleView, description = "One that has ended stays as it is"),
         (status = 404, body = Problem)))]
-pub async fn pause(State(state): State<Arc<ApiState>>, Path(id): Path<String>) -> ApiResult {
+pub async fn pause(Within(state): Within, Path(id): Path<String>) -> ApiResult {
     set_paused(&state, id, true).await
 }
 
@@ -169,7 +165,7 @@ pub async fn pause(State(state): State<Arc<ApiState>>, Path(id): Path<String>) -
 #[utoipa::path(post, path = "/v1/schedules/{id}/resume", tag = "schedules", operation_id = "resume_schedule",
     params(SchedulePath),
     responses((status = 200, body = ScheduleView), (status = 404, body = Problem)))]
-pub async fn resume(State(state): State<Arc<ApiState>>, Path(id): Path<String>) -> ApiResult {
+pub async fn resume(Within(state): Within, Path(id): Path<String>) -> ApiResult {
     set_paused(&state, id, false).await
 }
 

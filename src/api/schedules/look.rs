@@ -1,17 +1,16 @@
 //! `GET`: one schedule, a list, the next nominal times of one, those of all.
 
 use std::collections::HashSet;
-use std::sync::Arc;
 
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{Path, Query, Request, State};
+use axum::extract::{Path, Query, Request};
 use axum::http::StatusCode;
 use axum::response::IntoResponse;
 use axum::{Extension, Json};
 use serde::{Deserialize, Serialize};
 
 use super::{SchedulePath, answer, find, next_at, view};
-use crate::api::ApiState;
+use crate::api::Within;
 use crate::api::auth::Caller;
 use crate::api::problem::{ApiResult, FieldError, Problem};
 use crate::api::request::bad_label;
@@ -19,7 +18,7 @@ use crate::api::schema;
 use crate::api::timers::bad_query;
 use crate::api::timers::read::{DEFAULT_LIST, MAX_LIST};
 use crate::api::view::ScheduleView;
-use crate::cold::{ScheduleFilter, SkippedRange};
+use crate::cold::{ScheduleFilter, SkippedRange, Whose};
 use crate::model::destination::is_name;
 use crate::model::queue::To;
 use crate::model::rule::RuleError;
@@ -39,7 +38,7 @@ const DAY_MS: i64 = 86_400_000;
 /// One schedule.
 #[utoipa::path(get, path = "/v1/schedules/{id}", tag = "schedules", operation_id = "schedule", params(SchedulePath),
     responses((status = 200, body = ScheduleView), (status = 404, body = Problem)))]
-pub async fn get(State(state): State<Arc<ApiState>>, Path(id): Path<String>) -> ApiResult {
+pub async fn get(Within(state): Within, Path(id): Path<String>) -> ApiResult {
     let service = state.service()?;
     answer(&state, service, StatusCode::OK, &find(service, &id).await?)
 }
@@ -83,7 +82,7 @@ pub struct SchedulesAnswer {
 #[utoipa::path(get, path = "/v1/schedules", tag = "schedules", operation_id = "schedules", params(ScheduleQuery),
     responses((status = 200, body = SchedulesAnswer)))]
 pub async fn list(
-    State(state): State<Arc<ApiState>>,
+    Within(state): Within,
     Extension(caller): Extension<Caller>,
     query: Result<Query<Vec<(String, String)>>, QueryRejection>,
 ) -> ApiResult {
@@ -163,7 +162,7 @@ pub struct NextAnswer {
     params(SchedulePath, NextQuery),
     responses((status = 200, body = NextAnswer), (status = 404, body = Problem)))]
 pub async fn next(
-    State(state): State<Arc<ApiState>>,
+    Within(state): Within,
     Extension(caller): Extension<Caller>,
     Path(id): Path<String>,
     query: Result<Query<NextQuery>, QueryRejection>,
@@ -222,7 +221,7 @@ pub struct SkippedItem {
     params(SchedulePath, SkippedQuery),
     responses((status = 200, body = SkippedAnswer), (status = 404, body = Problem)))]
 pub async fn skipped(
-    State(state): State<Arc<ApiState>>,
+    Within(state): Within,
     Path(id): Path<String>,
     query: Result<Query<SkippedQuery>, QueryRejection>,
 ) -> ApiResult {
@@ -291,7 +290,7 @@ pub struct UpcomingItem {
 #[utoipa::path(get, path = "/v1/schedules/upcoming", tag = "schedules", operation_id = "upcoming", params(UpcomingQuery),
     responses((status = 200, body = UpcomingAnswer)))]
 pub async fn upcoming(
-    State(state): State<Arc<ApiState>>,
+    Within(state): Within,
     query: Result<Query<UpcomingQuery>, QueryRejection>,
     request: Request,
 ) -> ApiResult {
@@ -301,7 +300,10 @@ pub async fn upcoming(
     let now = service.store.clock().now();
     let asked = asked(query, now).map_err(Problem::invalid)?;
     let (from, to) = (asked.from, asked.to_before);
-    let rows = service.store.rhythms(asked.queue.as_deref(), asked.to.as_ref()).await?;
+    let rows = service
+        .store
+        .rhythms(Whose::One(service.namespace()), asked.queue.as_deref(), asked.to.as_ref())
+        .await?;
     let found = state
         .check(caller, usize::MAX, move || {
             let (found, more) = ahead(&rows, from, to, now, MAX_TIMES)?;

@@ -1,16 +1,14 @@
 //! `run` and `backfill`: occurrences at somebody's wish.
 
-use std::sync::Arc;
-
 use axum::Json;
-use axum::extract::{Path, Request, State};
+use axum::extract::{Path, Request};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::IntoResponse;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::{SchedulePath, checked_id, find, no_such};
-use crate::api::ApiState;
+use crate::api::Within;
 use crate::api::etag::tagged;
 use crate::api::named::MAX_BODY;
 use crate::api::problem::{ApiResult, FieldError, Problem};
@@ -28,7 +26,7 @@ use crate::model::time::UnixMs;
     responses((status = 201, body = TimerView, description = "The timer, which is due now",
             headers(("location" = String, description = "The path of the timer"))),
         (status = 404, body = Problem)))]
-pub async fn run(State(state): State<Arc<ApiState>>, Path(id): Path<String>, request: Request) -> ApiResult {
+pub async fn run(Within(state): Within, Path(id): Path<String>, request: Request) -> ApiResult {
     let service = state.service()?;
     let caller = crate::api::state::caller(&request);
     let row = find(service, &id).await?;
@@ -77,11 +75,7 @@ pub struct BackfillAnswer {
 #[utoipa::path(post, path = "/v1/schedules/{id}/backfill", tag = "schedules", operation_id = "backfill_schedule",
     params(SchedulePath), request_body = BackfillIn,
     responses((status = 200, body = BackfillAnswer), (status = 404, body = Problem)))]
-pub async fn backfill(
-    State(state): State<Arc<ApiState>>,
-    Path(id): Path<String>,
-    request: Request,
-) -> ApiResult {
+pub async fn backfill(Within(state): Within, Path(id): Path<String>, request: Request) -> ApiResult {
     let service = state.service()?;
     checked_id(&id)?;
     let body = state.body(request, MAX_BODY).await?;

@@ -1,9 +1,7 @@
 //! `PATCH`, `DELETE`, `fire`, `pause` and `resume`: change a timer, cancel it, fire it now, keep it from firing.
 
-use std::sync::Arc;
-
 use axum::Json;
-use axum::extract::{Path, Request, State};
+use axum::extract::{Path, Request};
 use axum::http::StatusCode;
 use axum::response::IntoResponse;
 use serde::{Deserialize, Serialize};
@@ -11,13 +9,13 @@ use serde_json::value::RawValue;
 
 use super::fit::NewData;
 use super::{ApiResult, MAX_BODY, TimerPath, parse_id, timer_answer};
-use crate::api::ApiState;
 use crate::api::etag::if_match;
 use crate::api::problem::{FieldError, Problem};
 use crate::api::request::{self, DispatchIn, Refused, TargetIn};
 use crate::api::schema;
 use crate::api::state::caller;
 use crate::api::view::TimerView;
+use crate::api::{ApiState, Within};
 use crate::cold::{ChangeEvent, Edit, Error as ColdError, TimerRow, Unfit};
 use crate::model::id::TimerId;
 use crate::model::priority::Priority;
@@ -83,11 +81,7 @@ fn present<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<B
     responses((status = 200, body = TimerView, description = "A new generation if due time, payload, target or how it is given out changed"),
         (status = 404, body = Problem), (status = 409, body = Problem, description = "in_flight, already_fired, already_cancelled"),
         (status = 412, body = Problem, description = "version_changed")))]
-pub async fn patch(
-    State(state): State<Arc<ApiState>>,
-    Path(id): Path<String>,
-    request: Request,
-) -> ApiResult {
+pub async fn patch(Within(state): Within, Path(id): Path<String>, request: Request) -> ApiResult {
     let service = state.service()?;
     let timer_id = parse_id(&id)?;
     let if_version = if_match(request.headers());
@@ -102,7 +96,9 @@ pub async fn patch(
     } else {
         None
     };
-    request::check_data(raw.data.as_deref(), &mut errors);
+    let quotas = state.node.namespaces.quotas(service.namespace());
+    request::check_horizon(due_at, now, &quotas, &mut errors);
+    request::check_data(raw.data.as_deref(), &quotas, &mut errors);
     let labels = raw.labels.as_ref().map(|labels| request::labels(Some(labels), &mut errors));
     let is_empty = raw.data.is_none()
         && raw.target.is_none()
@@ -145,10 +141,7 @@ pub async fn patch(
     };
     loop {
         let event = ChangeEvent::Edit(edit.clone());
-        match changed(
-            service.intake.change(timer_id.uid(service.store.namespace()), event).await?,
-            &timer_id,
-        )? {
+        match changed(service.intake.change(timer_id.uid(service.store.salt()), event).await?, &timer_id)? {
             Made::Answered(row, Answer::Done) => {
                 return Ok(timer_answer(StatusCode::OK, &row, state.tiers(service)));
             }
@@ -178,7 +171,7 @@ pub struct Cancelled {
     responses((status = 200, body = Cancelled, description = "It is over; a repeat gives the same answer"),
         (status = 404, body = Problem),
         (status = 409, body = Problem, description = "in_flight: the cancel is recorded, no further attempt starts; already_fired")))]
-pub async fn cancel(State(state): State<Arc<ApiState>>, Path(id): Path<String>) -> ApiResult {
+pub async fn cancel(Within(state): Within, Path(id): Path<String>) -> ApiResult {
     let service = state.service()?;
     let (row, answer) = change(service, &parse_id(&id)?, ChangeEvent::Cancel).await?;
     let acked = row.seats.as_ref().map(|seats| seats.acked).filter(|acked| *acked > 0);
@@ -193,7 +186,7 @@ pub async fn cancel(State(state): State<Arc<ApiState>>, Path(id): Path<String>) 
 #[utoipa::path(post, path = "/v1/timers/{id}/fire", tag = "timers", params(TimerPath),
     responses((status = 202, body = TimerView, description = "It is due now, as a new generation"), (status = 404, body = Problem),
         (status = 409, body = Problem, description = "in_flight, already_fired, already_cancelled")))]
-pub async fn fire(State(state): State<Arc<ApiState>>, Path(id): Path<String>) -> ApiResult {
+pub async fn fire(Within(state): Within, Path(id): Path<String>) -> ApiResult {
     act(&state, &id, ChangeEvent::Fire(None), StatusCode::ACCEPTED).await
 }
 
@@ -202,7 +195,7 @@ pub async fn fire(State(state): State<Arc<ApiState>>, Path(id): Path<String>) ->
     responses((status = 200, body = TimerView, description = "It is paused; a repeat gives the same answer"),
         (status = 404, body = Problem),
         (status = 409, body = Problem, description = "in_flight, already_fired, already_cancelled")))]
-pub async fn pause(State(state): State<Arc<ApiState>>, Path(id): Path<String>) -> ApiResult {
+pub async fn pause(Within(state): Within, Path(id): Path<String>) -> ApiResult {
     act(&state, &id, ChangeEvent::Pause(None), StatusCode::OK).await
 }
 
@@ -211,7 +204,7 @@ pub async fn pause(State(state): State<Arc<ApiState>>, Path(id): Path<String>) -
     responses((status = 200, body = TimerView, description = "It waits for its due time, or is due; or it has expired"),
         (status = 404, body = Problem),
         (status = 409, body = Problem, description = "in_flight, already_fired, already_cancelled")))]
-pub async fn resume(State(state): State<Arc<ApiState>>, Path(id): Path<String>) -> ApiResult {
+pub async fn resume(Within(state): Within, Path(id): Path<String>) -> ApiResult {
     act(&state, &id, ChangeEvent::Resume(None), StatusCode::OK).await
 }
 
@@ -226,7 +219,7 @@ async fn act(state: &ApiState, id: &str, event: ChangeEvent, done: StatusCode) -
 
 /// Makes a caller's change without new data; returns the timer as it is then, and the answer.
 async fn change(service: &Service, id: &TimerId, event: ChangeEvent) -> Result<(TimerRow, Answer), Problem> {
-    match changed(service.intake.change(id.uid(service.store.namespace()), event).await?, id)? {
+    match changed(service.intake.change(id.uid(service.store.salt()), event).await?, id)? {
         Made::Answered(row, answer) => Ok((*row, answer)),
         Made::Unfitted(_) => Err(ColdError::Busy.into()),
     }

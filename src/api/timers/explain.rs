@@ -1,14 +1,12 @@
 //! `GET /v1/timers/{id}/explain`: a timer's life in order, and what it waits for, in words.
 
-use std::sync::Arc;
-
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::Path;
 use axum::response::IntoResponse;
 use serde::Serialize;
 
 use super::{ApiResult, TimerPath, read};
-use crate::api::ApiState;
+use crate::api::Within;
 use crate::api::problem::Problem;
 use crate::api::schema;
 use crate::api::view::TimerView;
@@ -52,7 +50,7 @@ impl From<LifeEvent> for EventView {
 /// Its life in order, and what it waits for.
 #[utoipa::path(get, path = "/v1/timers/{id}/explain", tag = "timers", params(TimerPath),
     responses((status = 200, body = Explanation), (status = 404, body = Problem)))]
-pub async fn explain(State(state): State<Arc<ApiState>>, Path(id): Path<String>) -> ApiResult {
+pub async fn explain(Within(state): Within, Path(id): Path<String>) -> ApiResult {
     let service = state.service()?;
     let row = read::find(service, &id).await?;
     let explained = explained(service, &state.node.config, &row).await?;

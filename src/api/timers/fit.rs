@@ -69,6 +69,47 @@ pub(in crate::api) async fn register(
     state: &ApiState,
     service: &Service,
     caller: Caller,
+    mut timers: Vec<NewTimer>,
+    way: Way,
+) -> Result<Vec<Result<Registered, Failure>>, Problem> {
+    let (namespace, namespaces) = (service.namespace(), &state.node.namespaces);
+    if namespaces.quotas(namespace).live_timers.is_none() {
+        return register_admitted(state, service, caller, timers, way).await;
+    }
+    let (admitted, refusal) = namespaces.admit(namespace, timers.len());
+    let over = timers.split_off(admitted);
+    // What is there already makes no timer more: a call that is repeated is answered as before.
+    let own: Vec<_> = over.iter().filter(|timer| timer.caller_id).map(|timer| timer.uid).collect();
+    let there = if own.is_empty() { Default::default() } else { service.store.find_many(&own).await? };
+    let is_there =
+        |timer: &NewTimer| there.get(&timer.uid).is_some_and(|row| !(timer.again && row.life.state.is_end()));
+    let is_refused: Vec<bool> = over.iter().map(|timer| !is_there(timer)).collect();
+    timers.extend(over.into_iter().filter(is_there));
+    let given = timers.len();
+    let registered = match timers.is_empty() {
+        true => Ok(Vec::new()),
+        false => register_admitted(state, service, caller, timers, way).await,
+    };
+    let is_new = |answer: &&Result<Registered, Failure>| matches!(answer, Ok(Registered::New(_)));
+    let made = registered
+        .as_ref()
+        .map_or(0, |answers| answers[..admitted.min(answers.len())].iter().filter(is_new).count());
+    namespaces.give_back(namespace, admitted - made);
+    let mut registered = registered?.into_iter();
+    debug_assert_eq!(registered.len(), given, "each has its answer");
+    let mut answers: Vec<_> = registered.by_ref().take(admitted).collect();
+    let refused = refusal.map(Problem::over);
+    answers.extend(is_refused.into_iter().map(|is_refused| match &refused {
+        Some(problem) if is_refused => Err(Failure::Problem(problem.clone())),
+        _ => registered.next().unwrap_or(Err(Failure::Cold(ColdError::Busy))),
+    }));
+    Ok(answers)
+}
+
+async fn register_admitted(
+    state: &ApiState,
+    service: &Service,
+    caller: Caller,
     timers: Vec<NewTimer>,
     way: Way,
 ) -> Result<Vec<Result<Registered, Failure>>, Problem> {
@@ -207,8 +248,8 @@ async fn book(
     let names: Vec<String> = names.collect::<BTreeSet<_>>().into_iter().cloned().collect();
     match (names.is_empty(), anew) {
         (true, _) => Ok(Book::new()),
-        (false, true) => service.templates.renew(&names).await,
-        (false, false) => service.templates.get(&names).await,
+        (false, true) => service.templates.renew(service.namespace(), &names).await,
+        (false, false) => service.templates.get(service.namespace(), &names).await,
     }
 }
 
@@ -219,6 +260,7 @@ async fn fit(
     book: &Book,
     given: Vec<Given>,
 ) -> Result<Vec<Result<Fitted, Vec<FieldError>>>, Problem> {
+    let most = state.node.namespaces.quotas(caller.namespace).payload_bytes;
     let mut answers = Vec::with_capacity(given.len());
     let mut given = given.into_iter().peekable();
     while given.peek().is_some() {
@@ -230,8 +272,9 @@ async fn fit(
             effort += template.as_ref().map_or(0, |template| work(template, &one));
             group.push((one, template));
         }
-        let fit =
-            move || group.into_iter().map(|(given, template)| fit_one(given, template)).collect::<Vec<_>>();
+        let fit = move || {
+            group.into_iter().map(|(given, template)| fit_one(given, template, most)).collect::<Vec<_>>()
+        };
         answers.extend(state.check(caller, effort, fit).await?);
     }
     Ok(answers)
@@ -241,10 +284,22 @@ fn work(template: &Template, given: &Given) -> usize {
     template.effort(given.data.as_ref().map_or(0, Vec::len).min(MAX_DATA))
 }
 
-fn fit_one(given: Given, template: Option<Arc<Template>>) -> Result<Fitted, Vec<FieldError>> {
+fn fit_one(
+    given: Given,
+    template: Option<Arc<Template>>,
+    most: Option<usize>,
+) -> Result<Fitted, Vec<FieldError>> {
     let Given { name, data } = given;
     let Some(template) = template else { return Err(vec![unknown_template(&name)]) };
     match template.fit(data.as_deref()) {
+        // Defaults have made it larger.
+        Ok(Some(data)) if let Some(most) = most.filter(|most| data.len() > *most) => {
+            let detail = format!(
+                "{} bytes with the defaults of its template; this namespace's quota `payload_bytes` is {most}",
+                data.len()
+            );
+            Err(vec![FieldError::new("/data", "quota", detail)])
+        }
         Ok(data) => Ok(Fitted { data, template: TemplateUse { name, fitted: Some(template.hash) } }),
         Err(misfits) => Err(misfits.into_iter().map(|misfit: Misfit| FieldError::from(misfit)).collect()),
     }

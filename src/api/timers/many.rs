@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::body::Bytes;
-use axum::extract::{Request, State};
+use axum::extract::Request;
 use axum::response::IntoResponse;
 use serde::de::{IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -16,7 +16,7 @@ use super::{ApiResult, MAX_BODY, context, trace_of};
 use crate::api::problem::{FieldError, Problem};
 use crate::api::request::{self, Context, Naming, RawTimer, Refused};
 use crate::api::schema;
-use crate::api::{ApiState, Caller, RequestId};
+use crate::api::{ApiState, Caller, RequestId, Within};
 use crate::cold::{Error as ColdError, NewTimer, Registered};
 use crate::model::id::TimerId;
 use crate::service::Service;
@@ -251,7 +251,7 @@ pub struct BatchAnswer {
 #[utoipa::path(post, path = "/v1/timers/batch", tag = "timers", request_body(content = Batch, description = "At most 16 MiB"),
     responses((status = 200, body = BatchAnswer, description = "The result of each item, refused ones too")))]
 pub async fn batch(
-    State(state): State<Arc<ApiState>>,
+    Within(state): Within,
     axum::Extension(caller): axum::Extension<Caller>,
     axum::Extension(request_id): axum::Extension<RequestId>,
     request: Request,
@@ -261,7 +261,7 @@ pub async fn batch(
     let body = state.body(request, MAX_BATCH_BODY).await?;
     let (bytes, size) = (body.bytes.clone(), body.bytes.len());
     let items = state.check(caller, size, move || split(&bytes)).await??;
-    state.auth.charge(&caller, items.len().saturating_sub(1))?;
+    state.charge(caller, items.len().saturating_sub(1)).await?;
     let mut results = Vec::with_capacity(items.len());
     let mut items = items.into_iter();
     // One group after another: the second of two equal ids meets the registration of the first.

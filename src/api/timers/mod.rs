@@ -79,7 +79,8 @@ fn trace_of(headers: &HeaderMap) -> Option<Trace> {
 pub(super) fn context<'a>(state: &'a ApiState, service: &'a Service, trace: Option<Trace>) -> Context<'a> {
     Context {
         now: service.store.clock().now(),
-        namespace: service.store.namespace(),
+        salt: service.store.salt(),
+        quotas: state.node.namespaces.quotas(service.namespace()),
         guard: &state.guard,
         fresh: uuid::Uuid::now_v7(),
         trace,

@@ -1,17 +1,16 @@
 //! `GET`: one timer, its attempts, a list in due order.
 
 use std::collections::{BTreeMap, HashSet};
-use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{Path, Query, State};
+use axum::extract::{Path, Query};
 use axum::http::StatusCode;
 use axum::response::IntoResponse;
 use serde::Serialize;
 
 use super::{ApiResult, TimerPath, bad_query, parse_id, timer_answer};
-use crate::api::ApiState;
+use crate::api::Within;
 use crate::api::problem::{FieldError, Problem};
 use crate::api::request::{bad_label, escaped};
 use crate::api::schema;
@@ -19,6 +18,7 @@ use crate::api::view::{AttemptView, TimerView};
 use crate::cold::{Filter, ListCursor, TimerRow};
 use crate::model::destination::is_name;
 use crate::model::id::TimerId;
+use crate::model::namespace::Salt;
 use crate::model::queue::To;
 use crate::model::schedule::is_schedule_id;
 use crate::model::target::Webhook;
@@ -34,13 +34,13 @@ pub const DEFAULT_LIST: usize = 100;
 /// One timer, live or ended.
 #[utoipa::path(get, path = "/v1/timers/{id}", tag = "timers", params(TimerPath),
     responses((status = 200, body = TimerView), (status = 404, body = Problem)))]
-pub async fn get(State(state): State<Arc<ApiState>>, Path(id): Path<String>) -> ApiResult {
+pub async fn get(Within(state): Within, Path(id): Path<String>) -> ApiResult {
     let service = state.service()?;
     Ok(timer_answer(StatusCode::OK, &find(service, &id).await?, state.tiers(service)))
 }
 
 pub(super) async fn find(service: &Service, id: &str) -> Result<TimerRow, Problem> {
-    let uid = parse_id(id)?.uid(service.store.namespace());
+    let uid = parse_id(id)?.uid(service.store.salt());
     service.store.find(uid).await?.ok_or_else(|| Problem::no_timer(id))
 }
 
@@ -53,7 +53,7 @@ pub struct AttemptsAnswer {
 /// A timer's attempts that have ended, oldest first.
 #[utoipa::path(get, path = "/v1/timers/{id}/attempts", tag = "timers", params(TimerPath),
     responses((status = 200, body = AttemptsAnswer), (status = 404, body = Problem)))]
-pub async fn attempts(State(state): State<Arc<ApiState>>, Path(id): Path<String>) -> ApiResult {
+pub async fn attempts(Within(state): Within, Path(id): Path<String>) -> ApiResult {
     let service = state.service()?;
     let row = find(service, &id).await?;
     let items: Vec<AttemptView> = service
@@ -130,12 +130,12 @@ pub struct ListQuery {
     params(ListQuery),
     responses((status = 200, description = "A page may be short, or empty, and still have a next one. A timer that a newer version wrote is left out", body = ListAnswer)))]
 pub async fn list(
-    State(state): State<Arc<ApiState>>,
+    Within(state): Within,
     query: Result<Query<Vec<(String, String)>>, QueryRejection>,
 ) -> ApiResult {
     let service = state.service()?;
     let Query(query) = query.map_err(|why| bad_query(&why))?;
-    let (filter, limit, cursor) = page_of(query, service.store.namespace())?;
+    let (filter, limit, cursor) = page_of(query, service.store.salt())?;
     let page = service.store.list(&filter, cursor, limit).await?;
     let items: Vec<TimerView> =
         page.rows.iter().map(|row| TimerView::new(row, state.tiers(service))).collect();
@@ -145,7 +145,7 @@ pub async fn list(
 /// What a list is asked for.
 fn page_of(
     query: Vec<(String, String)>,
-    namespace: &str,
+    salt: &Salt,
 ) -> Result<(Filter, usize, Option<ListCursor>), Problem> {
     let (mut limit, mut cursor) = (DEFAULT_LIST, None);
     let (mut errors, mut fields) = (Vec::new(), Vec::new());
@@ -169,7 +169,7 @@ fn page_of(
             _ => fields.push((name, value)),
         }
     }
-    let filter = filter_of(fields, namespace, Field::OfQuery).unwrap_or_else(|more| {
+    let filter = filter_of(fields, salt, Field::OfQuery).unwrap_or_else(|more| {
         errors.extend(more);
         Filter::default()
     });
@@ -198,7 +198,7 @@ impl Field {
 /// The filter that these fields are.
 pub fn filter_of(
     fields: Vec<(String, String)>,
-    namespace: &str,
+    salt: &Salt,
     place: Field,
 ) -> Result<Filter, Vec<FieldError>> {
     let mut filter = Filter::default();
@@ -211,7 +211,7 @@ pub fn filter_of(
                     bad("range", format!("at most {MAX_IDS} ids"));
                     break;
                 }
-                Ok(id) => filter.uids.push(id.uid(namespace)),
+                Ok(id) => filter.uids.push(id.uid(salt)),
                 Err(why) => bad("bad_id", why.to_string()),
             },
             "receiver" => match Webhook::new(&value, None, BTreeMap::new()) {

@@ -1,9 +1,7 @@
 //! `PUT` and `POST`: register one timer, under its caller's id or under one that the service makes.
 
-use std::sync::Arc;
-
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{Path, Query, Request, State};
+use axum::extract::{Path, Query, Request};
 use axum::http::{HeaderValue, StatusCode, header};
 use serde::Deserialize;
 
@@ -14,7 +12,7 @@ use crate::api::request::{Naming, RawTimer, no_destination};
 use crate::api::schema;
 use crate::api::state::caller;
 use crate::api::view::TimerView;
-use crate::api::{ApiState, Caller};
+use crate::api::{ApiState, Caller, Within};
 use crate::cold::{Error as ColdError, NewTimer, Registered};
 use crate::model::id::{TimerId, idempotency_uid};
 use crate::service::Service;
@@ -37,7 +35,7 @@ pub struct PutQuery {
         (status = 200, body = TimerView, description = "The same content again: its state, ended or not"),
         (status = 409, body = Problem, description = "id_taken: other content under this id")))]
 pub async fn put(
-    State(state): State<Arc<ApiState>>,
+    Within(state): Within,
     Path(id): Path<String>,
     query: Result<Query<PutQuery>, QueryRejection>,
     request: Request,
@@ -45,7 +43,7 @@ pub async fn put(
     let Query(query) = query.map_err(|why| bad_query(&why))?;
     let service = state.service()?;
     let id = parse_id(&id)?;
-    let (of_server, caller) = (id.server_uid().is_some(), caller(&request));
+    let (of_server, caller) = (id.is_of_server(), caller(&request));
     let new = new_timer(&state, request, Naming::Path(id.clone()), query.again).await?;
     if of_server {
         return put_of_server(&state, service, &id, &new).await;
@@ -111,7 +109,7 @@ pub struct PostHeaders {
             headers(("location" = String, description = "The path of the new timer"))),
         (status = 200, body = TimerView, description = "The same key and body again"),
         (status = 422, body = Problem, description = "Not valid, or key_reused: the key with another body")))]
-pub async fn post(State(state): State<Arc<ApiState>>, request: Request) -> ApiResult {
+pub async fn post(Within(state): Within, request: Request) -> ApiResult {
     let service = state.service()?;
     let naming = match request.headers().get("idempotency-key") {
         None => Naming::Server,
@@ -120,7 +118,7 @@ pub async fn post(State(state): State<Arc<ApiState>>, request: Request) -> ApiRe
                 let detail = "1 to 255 printable ASCII characters";
                 Problem::invalid(vec![FieldError::new("?idempotency-key", "bad_key", detail)])
             })?;
-            Naming::Key(idempotency_uid(service.store.namespace(), key))
+            Naming::Key(idempotency_uid(service.store.salt(), key))
         }
     };
     let caller = caller(&request);

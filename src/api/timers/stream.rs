@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, BodyDataStream, Bytes};
-use axum::extract::{Request, State};
+use axum::extract::Request;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::IntoResponse;
 use futures::StreamExt;
@@ -29,7 +29,7 @@ use super::many::{CheckedItem, ItemResult, register_group};
 use super::{ApiResult, MAX_BODY, context, trace_of};
 use crate::api::problem::{FieldError, Problem};
 use crate::api::request::{RawTimer, Refused};
-use crate::api::{ApiState, Caller, RequestId};
+use crate::api::{ApiState, Caller, RequestId, Within};
 use crate::cold::MAX_REGISTER_BATCH;
 use crate::model::trace::Trace;
 use crate::service::Service;
@@ -57,7 +57,7 @@ type Chunks = Peekable<BodyDataStream>;
                 answer ends early (the node stops), lines without a result were not acknowledged: send them again"),
         (status = 415, body = Problem, description = "not_ndjson: the content type is another one")))]
 pub async fn stream(
-    State(state): State<Arc<ApiState>>,
+    Within(state): Within,
     axum::Extension(caller): axum::Extension<Caller>,
     axum::Extension(request_id): axum::Extension<RequestId>,
     request: Request,
@@ -213,6 +213,13 @@ impl Reader {
         // A chunk and what was left of the one before are far smaller than the memory.
         let share = u32::try_from(bytes.min(MAX_WAITING)).unwrap_or(u32::MAX);
         let mut memory = Arc::clone(&self.memory).acquire_many_owned(share).await.map_err(|_| WriterEnded)?;
+        // Its client waits: what comes faster than its namespace may bring it is not read yet.
+        let first = usize::from(self.charged);
+        let timers = lines.len().saturating_sub(first);
+        tokio::select! {
+            () = self.queue.closed() => return Err(WriterEnded),
+            () = self.state.node.namespaces.charge_patiently(self.caller.namespace, timers) => {}
+        }
         // A stream that has brought as much as a large body is one.
         self.checked = self.checked.saturating_add(bytes);
         let (all, caller, trace) = (Arc::clone(&self.state), self.caller, self.trace);

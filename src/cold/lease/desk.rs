@@ -6,6 +6,7 @@ use super::{Asking, Leased};
 use crate::cold::places::{PlaceWrites, QueueTerms, Told};
 use crate::cold::row::TimerRow;
 use crate::model::id::Uid;
+use crate::model::namespace::Namespace;
 use crate::model::priority::Priority;
 use crate::model::queue::{DEFAULT_LEASE, Held, LeaseToken, Place};
 use crate::model::subscription::Lifecycle;
@@ -16,6 +17,7 @@ const MAX_GIVEN: usize = 2000;
 
 /// What a transaction of a lease has in hand.
 pub(super) struct Desk<'a> {
+    pub namespace: Namespace,
     pub queue: &'a str,
     pub now: UnixMs,
     pub node: &'a str,
@@ -93,7 +95,7 @@ impl Desk<'_> {
 
     /// Gives a worker what is ready, in turn by priority, until it has what it asked for.
     pub fn give_ready(&mut self, i: usize, asking: &Asking, ready: &mut Ready, turn: &mut Turn) {
-        let audiences = asking.audiences(self.queue);
+        let audiences = asking.audiences(self.namespace, self.queue);
         // Where each priority is looked at next: what this worker may not have is passed over, for this worker.
         let mut at = [0; 3];
         while self.given[i].len() < asking.most {
@@ -111,7 +113,7 @@ impl Desk<'_> {
 
     /// What was given out here, and this worker may have no place of.
     pub fn taken_from(&self, asking: &Asking) -> BTreeSet<Uid> {
-        let audiences = asking.audiences(self.queue);
+        let audiences = asking.audiences(self.namespace, self.queue);
         self.changed.iter().copied().filter(|uid| !self.may_have(asking, &audiences, *uid)).collect()
     }
 
@@ -134,7 +136,7 @@ impl Desk<'_> {
         row.claimed_at = Some(self.now);
         row.node = Some(self.node.to_owned());
         self.changed.insert(uid);
-        self.places.put(uid, self.queue, place.clone());
+        self.places.put(uid, (self.namespace, self.queue), place.clone());
         let waited_ms = ready_at.map_or(0, |at| (self.now.get() - at.get()).max(0));
         let told = Told {
             kind: Lifecycle::QueueLeased,

@@ -46,7 +46,11 @@ impl ColdStore {
                 }
             }
         }
-        new.retain(|uid, timer| !desk.rows.contains_key(uid) && timer.target.queue() == Some(desk.queue));
+        new.retain(|uid, timer| {
+            !desk.rows.contains_key(uid)
+                && timer.namespace == desk.namespace
+                && timer.target.queue() == Some(desk.queue)
+        });
         let had = new.values().filter(|row| row.life.tries > 0).map(|row| row.uid).collect();
         for (uid, places) in self.places_of(tx, had).await? {
             if let Some(row) = new.get_mut(&uid) {

@@ -24,6 +24,7 @@ use crate::cold::row::{TimerRow, body_of};
 use crate::cold::sql::{Column, Statement, Tx};
 use crate::cold::{ColdStore, Error};
 use crate::model::id::Uid;
+use crate::model::namespace::Namespace;
 use crate::model::queue::{Held, LeaseToken, To, holder};
 use crate::model::time::{Span, UnixMs};
 
@@ -60,10 +61,10 @@ pub struct Asking {
 
 impl Asking {
     /// For whom there may be something for it.
-    pub fn audiences(&self, queue: &str) -> BTreeSet<i64> {
+    pub fn audiences(&self, namespace: Namespace, queue: &str) -> BTreeSet<i64> {
         let own = To::Worker(self.worker.clone());
         let groups = self.groups.iter().map(|group| To::Group(group.clone()));
-        [To::Any, own].into_iter().chain(groups).map(|to| to.audience(queue)).collect()
+        [To::Any, own].into_iter().chain(groups).map(|to| to.audience(namespace, queue)).collect()
     }
 }
 
@@ -105,7 +106,7 @@ pub struct LeaseAnswer {
 }
 
 impl ColdStore {
-    /// Gives out what is ready in a queue to these workers, the first first; at most [`MAX_ASKING`] of them. Never before
+    /// Gives out what is ready in a queue of the namespace to these workers, the first first; at most [`MAX_ASKING`] of them. Never before
     /// the due time by the store's clock.
     pub async fn lease(
         &self,
@@ -132,15 +133,16 @@ impl ColdStore {
     ) -> Result<LeaseAnswer, Error> {
         let mut tx = self.pool.begin().await?;
         let (now, may_give) = self.lease_clock(&mut tx).await?;
-        let names = || vec![queue.to_owned()];
-        let terms = match self.queue_terms(&mut tx, names()).await?.remove(queue) {
+        let name = BTreeSet::from([(self.namespace(), queue.to_owned())]);
+        let terms = match self.queue_terms(&mut tx, &name).await?.into_values().next() {
             Some(terms) => terms,
             None => {
-                self.make_queues(&mut tx, names().into_iter().collect()).await?;
+                self.make_queues(&mut tx, name).await?;
                 QueueTerms::default()
             }
         };
         let mut desk = Desk {
+            namespace: self.namespace(),
             queue,
             now,
             node,
@@ -202,7 +204,7 @@ impl ColdStore {
         }
         let mut most: BTreeMap<i64, usize> = BTreeMap::new();
         for &i in &redo {
-            let most = most.entry(holder(desk.queue, &asking[i].worker)).or_default();
+            let most = most.entry(holder(desk.namespace, desk.queue, &asking[i].worker)).or_default();
             *most = asking[i].most.max(MIN_OWN).max(*most);
         }
         let mut s = Statement::new(self.dialect(), "lease_own");
@@ -275,7 +277,7 @@ impl ColdStore {
         }
         let mut wanted: BTreeMap<i64, usize> = BTreeMap::new();
         for &i in who {
-            for audience in asking[i].audiences(desk.queue) {
+            for audience in asking[i].audiences(desk.namespace, desk.queue) {
                 *wanted.entry(audience).or_default() += asking[i].most;
             }
         }
@@ -294,7 +296,7 @@ impl ColdStore {
             .iter()
             .copied()
             .filter(|&i| is_short(desk, i) && !desk.again.contains(&i))
-            .filter(|&i| ready.was_cut_for(&asking[i].audiences(desk.queue)))
+            .filter(|&i| ready.was_cut_for(&asking[i].audiences(desk.namespace, desk.queue)))
             .collect();
         // Who has nothing goes first, and is served again if it is not its turn now.
         hidden.sort_by_key(|&i| !desk.given[i].is_empty());
@@ -306,8 +308,11 @@ impl ColdStore {
                 continue;
             }
             let most = asking[i].most - desk.given[i].len();
-            let wanted =
-                asking[i].audiences(desk.queue).into_iter().map(|audience| (audience, most)).collect();
+            let wanted = asking[i]
+                .audiences(desk.namespace, desk.queue)
+                .into_iter()
+                .map(|audience| (audience, most))
+                .collect();
             let more = self.lock_ready(tx, desk, &wanted, Some(&asking[i]), rows).await?;
             let mut more = Ready::of(desk, more);
             desk.give_ready(i, &asking[i], &mut more, turn);

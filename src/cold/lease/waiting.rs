@@ -55,7 +55,7 @@ impl ColdStore {
     /// Timers of a queue of which these workers have places whose leases have ended, and nobody has looked since.
     pub async fn ended_leases(&self, queue: &str, workers: &[&str]) -> Result<Vec<Uid>, Error> {
         let mut s = Statement::new(self.dialect(), "ended_leases");
-        let holders = workers.iter().map(|worker| holder(queue, worker)).collect();
+        let holders = workers.iter().map(|worker| holder(self.namespace(), queue, worker)).collect();
         let batch = s.batch("b", vec![("b_holder", Column::Int(holders))]);
         let now = s.now(self.bound_now());
         let limit = s.int(MAX_BATCH as i64);

@@ -19,6 +19,7 @@ use super::super::decide::{Context, Writes, decide};
 use super::super::list::{Filter, ListCursor, Page, Taken, cursor_at};
 use super::super::row::TimerRow;
 use super::super::sql::{Column, Dialect, Statement, Tx};
+use super::super::totals::Counts;
 use super::super::{ColdStore, Error};
 use super::{Begun, OperationRow, Stepped, Worker, list_position};
 use crate::model::id::Uid;
@@ -168,8 +169,9 @@ impl ColdStore {
             };
             let Some(held) = held else { return Ok(None) };
             let held: Vec<Uid> = held.into_iter().collect();
-            changes.extend(held.iter().map(|uid| Change { uid: *uid, event: event.clone() }));
-            let within = Box::pin(self.apply_within(&mut tx, &changes, &held, false, &[])).await?;
+            changes.extend(held.iter().map(|uid| Change { uid: *uid, caller: None, event: event.clone() }));
+            let within =
+                Box::pin(self.apply_within(&mut tx, &changes, &held, false, Counts::default())).await?;
             late = Some(within.late);
             within.answers
         };
@@ -215,7 +217,7 @@ impl ColdStore {
             now: self.clock.now(),
             watermark: LAST,
             planted: self.planted,
-            namespace: &self.namespace,
+            salt: &self.own,
             // No change of an operation asks what its queue says.
             queue: None,
         };

@@ -24,11 +24,9 @@ use super::audit::Deed;
 use super::list::ListCursor;
 use super::sql::{Column, Row, Statement, Tx};
 use super::{ColdStore, Error};
+use crate::model::namespace::Namespace;
 use crate::model::operation::{Action, OperationId, OperationState, Refusal};
 use crate::model::time::UnixMs;
-
-/// The namespace of all operations, as a number: there is one for now.
-const NAMESPACE: i64 = 0;
 
 /// The most operations that run at a time.
 pub const MAX_RUNNING: i64 = 100;
@@ -59,6 +57,8 @@ pub struct NewOperation {
 pub struct OperationRow {
     /// Its id.
     pub id: OperationId,
+    /// Its namespace: it takes timers of no other.
+    pub namespace: Namespace,
     /// The word of what it does; one that this version does not know is shown all the same.
     pub action: String,
     /// The filter as the caller gave it, as JSON.
@@ -89,7 +89,7 @@ pub struct OperationRow {
 
 /// The columns of [`OperationRow`], in order.
 const COLUMNS: &str = "id, action, filter, selection, dry_run, state, position, matched, done, refused, failure, \
-                       created_at, ended_at, node";
+                       created_at, ended_at, node, namespace";
 
 impl OperationRow {
     /// As the audit has it.
@@ -117,6 +117,7 @@ impl OperationRow {
             created_at: UnixMs::new(row.get(11)?),
             ended_at: row.get::<Option<i64>>(12)?.map(UnixMs::new),
             node: row.get(13)?,
+            namespace: Namespace(row.get(14)?),
         })
     }
 
@@ -147,6 +148,7 @@ fn list_position(stored: Option<&str>) -> Result<Option<ListCursor>, Error> {
 /// A running operation, as far as it matters who may take it.
 struct Running {
     id: Uuid,
+    namespace: Namespace,
     /// It moves timers.
     moves: bool,
     /// Some node has worked on it.
@@ -167,6 +169,7 @@ impl Running {
         let action = Action::from_word(&action);
         Ok(Self {
             id: row.get(0)?,
+            namespace: Namespace(row.get(6)?),
             moves: action.is_some_and(Action::moves) && !row.get::<bool>(3)?,
             has_begun: row.get(4)?,
             is_free: row.get(5)?,
@@ -177,14 +180,17 @@ impl Running {
 
 /// Of running operations, those that a node may take.
 ///
-/// Of those that move timers one goes on at a time, because a timer names only the last one that moved it: two with the
+/// Of those of a namespace that move timers one goes on at a time, because a timer names only the last one that moved it: two with the
 /// same timer would move it again and again. It is the one that has begun, or else the oldest; the others wait until it has
 /// ended. Nobody gets a turn unless `is_locked` holds for all of them: then nobody else gives one.
 fn free_of(running: &[Running], is_locked: impl Fn(Uuid) -> bool) -> Vec<Uuid> {
-    let movers = || running.iter().filter(|one| one.moves);
-    let next = movers().find(|one| one.has_begun).or_else(|| movers().find(|one| one.is_readable));
-    let turn = next.filter(|_| movers().all(|one| is_locked(one.id))).map(|one| one.id);
-    let may_go = |one: &&Running| one.is_free && one.is_readable && (!one.moves || turn == Some(one.id));
+    let turn = |of: &Running| {
+        // No timer is of two namespaces.
+        let movers = || running.iter().filter(|one| one.moves && one.namespace == of.namespace);
+        let next = movers().find(|one| one.has_begun).or_else(|| movers().find(|one| one.is_readable));
+        next.filter(|_| movers().all(|one| is_locked(one.id))).map(|one| one.id)
+    };
+    let may_go = |one: &&Running| one.is_free && one.is_readable && (!one.moves || turn(one) == Some(one.id));
     running.iter().filter(may_go).map(|one| one.id).collect()
 }
 
@@ -213,23 +219,26 @@ impl ColdStore {
     /// forgotten.
     pub async fn create_operation(&self, new: &NewOperation) -> Result<Option<OperationRow>, Error> {
         let mut tx = self.pool.begin().await?;
+        self.hold_here(&mut tx).await?;
         let mut s = Statement::new(self.dialect(), "create_operation");
+        let here = self.here(&mut s);
         let (now, id) = (s.now(self.bound_now()), s.uuid(new.id.0));
         let (action, filter) = (s.text(new.action.word()), s.text(&new.filter));
         let selection = s.text(&new.selection.stored());
         s.push(&format!(
             "INSERT INTO operations (namespace, id, action, filter, selection, dry_run, state, matched, done, refused, \
-             created_at, lease_until) SELECT {NAMESPACE}, {id}, {action}, {filter}, {selection}, {dry}, 0, 0, 0, '{{}}', \
-             {now}, 0 WHERE (SELECT count(*) FROM operations WHERE state = 0) < {MAX_RUNNING} \
+             created_at, lease_until) SELECT {here}, {id}, {action}, {filter}, {selection}, {dry}, 0, 0, 0, '{{}}', \
+             {now}, 0 WHERE (SELECT count(*) FROM operations WHERE namespace = {here} AND state = 0) < {MAX_RUNNING} \
              ON CONFLICT (namespace, id) DO NOTHING RETURNING {COLUMNS}",
             dry = new.dry_run,
         ));
         let made = tx.fetch(s).await?.first().map(OperationRow::read).transpose()?;
         if made.is_some() {
             let mut s = Statement::new(self.dialect(), "forget_operations");
+            let here = self.here(&mut s);
             s.push(&format!(
-                "DELETE FROM operations WHERE namespace = {NAMESPACE} AND id IN (SELECT id FROM operations \
-                 WHERE namespace = {NAMESPACE} AND state <> 0 ORDER BY id DESC LIMIT 1000 OFFSET {KEPT})"
+                "DELETE FROM operations WHERE namespace = {here} AND id IN (SELECT id FROM operations \
+                 WHERE namespace = {here} AND state <> 0 ORDER BY id DESC LIMIT 1000 OFFSET {KEPT})"
             ));
             tx.execute(s).await?;
         }
@@ -245,15 +254,17 @@ impl ColdStore {
     /// All operations that are kept, the last one first.
     pub async fn operations(&self) -> Result<Vec<OperationRow>, Error> {
         let mut s = Statement::new(self.dialect(), "operations");
-        s.push(&format!("SELECT {COLUMNS} FROM operations WHERE namespace = {NAMESPACE} ORDER BY id DESC"));
+        let here = self.here(&mut s);
+        s.push(&format!("SELECT {COLUMNS} FROM operations WHERE namespace = {here} ORDER BY id DESC"));
         self.pool.read(s).await?.iter().map(OperationRow::read).collect()
     }
 
     /// One operation.
     pub async fn operation(&self, id: OperationId) -> Result<Option<OperationRow>, Error> {
         let mut s = Statement::new(self.dialect(), "operation");
+        let here = self.here(&mut s);
         let id = s.uuid(id.0);
-        s.push(&format!("SELECT {COLUMNS} FROM operations WHERE namespace = {NAMESPACE} AND id = {id}"));
+        s.push(&format!("SELECT {COLUMNS} FROM operations WHERE namespace = {here} AND id = {id}"));
         self.pool.read(s).await?.first().map(OperationRow::read).transpose()
     }
 
@@ -277,11 +288,12 @@ impl ColdStore {
     ) -> Result<(), Error> {
         let (mut tx, object) = (self.pool.begin().await?, id.to_string());
         let mut s = Statement::new(self.dialect(), "end_operation");
+        let here = self.here(&mut s);
         let (now, id) = (s.now(self.bound_now()), s.uuid(id.0));
         let failure = failure.map_or_else(|| "NULL".to_owned(), |why| s.text(why));
         s.push(&format!(
             "UPDATE operations SET state = {}, ended_at = {now}, failure = {failure} \
-             WHERE namespace = {NAMESPACE} AND id = {id} AND state = 0 RETURNING {COLUMNS}",
+             WHERE namespace = {here} AND id = {id} AND state = 0 RETURNING {COLUMNS}",
             state.code()
         ));
         if let Some(ended) = tx.fetch(s).await?.first().map(OperationRow::read).transpose()? {
@@ -316,8 +328,7 @@ impl ColdStore {
         let (lease, lock) = (s.int(worker.lease_ms), self.dialect().lock("FOR UPDATE SKIP LOCKED"));
         s.push(&format!(
             "WITH {batch} UPDATE operations SET node = {node}, token = {token}, lease_until = {now} + {lease} \
-             WHERE namespace = {NAMESPACE} AND id IN (SELECT id FROM operations WHERE namespace = {NAMESPACE} \
-               AND state = 0 AND lease_until < {now} AND id IN (SELECT free_id FROM free) ORDER BY id {lock}) \
+             WHERE id IN (SELECT id FROM operations WHERE state = 0 AND lease_until < {now} AND id IN (SELECT free_id FROM free) ORDER BY id {lock}) \
              RETURNING {COLUMNS}"
         ));
         let rows = tx.fetch(s).await?;
@@ -332,8 +343,8 @@ impl ColdStore {
         let mut s = Statement::new(self.dialect(), "running_operations");
         let now = s.now(self.bound_now());
         s.push(&format!(
-            "SELECT id, action, selection, dry_run, node IS NOT NULL, lease_until < {now} FROM operations \
-             WHERE namespace = {NAMESPACE} AND state = 0 ORDER BY id"
+            "SELECT id, action, selection, dry_run, node IS NOT NULL, lease_until < {now}, namespace FROM operations \
+             WHERE state = 0 ORDER BY id"
         ));
         s
     }
@@ -344,7 +355,7 @@ impl ColdStore {
         let movers = movers.map(|action| format!("'{}'", action.word())).collect::<Vec<_>>().join(", ");
         let mut s = Statement::new(self.dialect(), "lock_movers");
         s.push(&format!(
-            "SELECT id FROM operations WHERE namespace = {NAMESPACE} AND state = 0 AND NOT dry_run \
+            "SELECT id FROM operations WHERE state = 0 AND NOT dry_run \
              AND action IN ({movers}) ORDER BY id {}",
             self.dialect().lock("FOR UPDATE SKIP LOCKED")
         ));
@@ -365,11 +376,12 @@ impl ColdStore {
     async fn begin_step(&self, operation: &OperationRow, worker: &Worker) -> Result<Begun, Error> {
         let mut tx = self.pool.begin().await?;
         let mut s = Statement::new(self.dialect(), "operation_begin");
+        let here = self.here(&mut s);
         let now = s.now(self.bound_now());
         let (id, token, lease) = (s.uuid(operation.id.0), s.uuid(worker.token), s.int(worker.lease_ms));
         s.push(&format!(
             "UPDATE operations SET lease_until = {now} + {lease} \
-             WHERE namespace = {NAMESPACE} AND id = {id} AND state = 0 AND token = {token} RETURNING {COLUMNS}"
+             WHERE namespace = {here} AND id = {id} AND state = 0 AND token = {token} RETURNING {COLUMNS}"
         ));
         let Some(row) = tx.fetch(s).await?.first().map(OperationRow::read).transpose()? else {
             return Ok(Begun::Nothing(None));
@@ -384,6 +396,7 @@ impl ColdStore {
     /// Ends a step: writes how far the operation has come.
     async fn end_step(&self, tx: &mut Tx, operation: &OperationRow) -> Result<(), Error> {
         let mut s = Statement::new(self.dialect(), "operation_step");
+        let here = self.here(&mut s);
         let now = s.now(self.bound_now());
         let (id, state) = (s.uuid(operation.id.0), operation.state.code());
         let (matched, done) = (s.int(operation.matched), s.int(operation.done));
@@ -392,7 +405,7 @@ impl ColdStore {
         let ended_at = if operation.state == OperationState::Running { "NULL" } else { now.as_str() };
         s.push(&format!(
             "UPDATE operations SET state = {state}, position = {position}, matched = {matched}, done = {done}, \
-             refused = {refused}, ended_at = {ended_at} WHERE namespace = {NAMESPACE} AND id = {id}"
+             refused = {refused}, ended_at = {ended_at} WHERE namespace = {here} AND id = {id}"
         ));
         tx.execute(s).await.map(drop)
     }

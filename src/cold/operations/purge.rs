@@ -2,12 +2,12 @@
 //! taken until their time comes, by a hash that tells nothing else. The ledger keeps counting them, as it does when history
 //! is removed by its age.
 
-use std::collections::BTreeMap;
-
 use super::super::row::TimerRow;
 use super::super::sql::{Column, Statement, Tx};
-use super::super::{ColdStore, Error};
+use super::super::totals::Counts;
+use super::super::{ColdStore, Error, history};
 use super::{Begun, OperationRow, SETTLED, Selection, Stepped, Worker, list_position};
+use crate::model::namespace::Namespace;
 use crate::model::operation::{OperationState, Refusal};
 
 /// The total that rises with every purge. Whoever has counted rows of history compares it before he relies on that.
@@ -65,12 +65,9 @@ impl ColdStore {
         );
         s.push(&format!(
             "WITH {batch} DELETE FROM history WHERE (uid, generation, ended_at) IN \
-             (SELECT b_uid, b_generation, b_ended FROM b) RETURNING state"
+             (SELECT b_uid, b_generation, b_ended FROM b) RETURNING state, namespace"
         ));
-        let mut counts: BTreeMap<i16, i64> = BTreeMap::new();
-        for row in tx.fetch(s).await? {
-            *counts.entry(row.get(0)?).or_default() += 1;
-        }
+        let counts = history::removed(&tx.fetch(s).await?)?;
         let mut s = Statement::new(self.dialect(), "purge_attempts");
         let created_at = Column::Int(rows.iter().map(|row| row.created_at.get()).collect());
         let batch = s.batch("b", vec![("b_uid", uids()), ("b_created", created_at)]);
@@ -78,10 +75,11 @@ impl ColdStore {
             "WITH {batch} DELETE FROM attempts WHERE (uid, created_at) IN (SELECT b_uid, b_created FROM b)"
         ));
         tx.execute(s).await?;
-        let counts: Vec<(i16, i64)> = counts.into_iter().collect();
         self.fold(tx, &counts).await?;
-        let removed: i64 = counts.iter().map(|(_, count)| count).sum();
-        self.count(tx, &[(PURGED, removed)]).await?;
+        let removed: i64 = counts.values().sum();
+        let mut purged = Counts::default();
+        purged.add(Namespace::OWN, PURGED, removed);
+        self.count(tx, &purged).await?;
         Ok(usize::try_from(removed).unwrap_or(0))
     }
 }

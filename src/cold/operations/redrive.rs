@@ -15,6 +15,7 @@ use super::super::outbox::Happened;
 use super::super::register::NewTimer;
 use super::super::row::TimerRow;
 use super::super::sql::{Column, Statement, Tx};
+use super::super::totals::Counts;
 use super::super::{ColdStore, Error};
 use super::{Begun, OperationRow, Selection, Worker};
 use crate::model::id::{TimerId, Uid};
@@ -116,7 +117,9 @@ impl ColdStore {
         self.end_step(&mut tx, &now).await?;
         let set = self.listeners(&mut tx).await?;
         let late = self.tell(&mut tx, &set, Happened::registered(made.iter())).await?;
-        self.count(&mut tx, &[("registered", made.len() as i64)]).await?;
+        let mut counts = Counts::default();
+        counts.add(self.namespace(), "registered", made.len() as i64);
+        self.count(&mut tx, &counts).await?;
         tx.commit().await.map_err(Error::at_commit)?;
         self.tell_late(late).await?;
         let Page { keys, waits, scanned, .. } = page;
@@ -228,9 +231,13 @@ impl ColdStore {
             }
             is_first
         });
-        let missing = self.missing_destinations(tx, dead.iter().map(|row| &row.target)).await?;
+        let missing =
+            self.missing_destinations(tx, dead.iter().map(|row| (row.namespace, &row.target))).await?;
         dead.retain(|row| {
-            let is_there = row.target.destination().is_none_or(|name| !missing.contains(name));
+            let is_there = row
+                .target
+                .destination()
+                .is_none_or(|name| !missing.contains(&(row.namespace, name.to_owned())));
             if !is_there {
                 refused.insert(key(row), Refusal::NoDestination);
             }
@@ -275,8 +282,9 @@ impl ColdStore {
         if fresh.is_empty() {
             return Ok(HashMap::new());
         }
+        self.hold_namespaces(tx, &fresh.iter().map(|row| row.namespace).collect()).await?;
         // Their queue may have been removed since.
-        self.keep_queues(tx, fresh.iter().map(|row| &row.target)).await?;
+        self.keep_queues(tx, fresh.iter().map(|row| (row.namespace, &row.target))).await?;
         let rows = tx.fetch(self.insert_statement(&fresh.iter().collect::<Vec<_>>())).await?;
         rows.iter().map(|row| Ok((Uid(row.get(0)?), UnixMs::new(row.get(1)?)))).collect()
     }
@@ -323,8 +331,9 @@ fn anew(row: &TimerRow, now: UnixMs) -> NewTimer {
     let row = row.clone();
     NewTimer {
         uid: row.uid,
+        namespace: row.namespace,
         // Others are not read ([`ColdStore::dead_rows`]).
-        id: TimerId::parse(&row.id).unwrap_or_else(|_| TimerId::of_server(row.uid)),
+        id: TimerId::parse(&row.id).unwrap_or_else(|_| TimerId::of_server(row.uid, row.namespace)),
         caller_id: row.caller_id,
         again: true,
         owner: row.owner,

@@ -13,6 +13,7 @@ use crate::cold::outbox::{Batch, Happened};
 use crate::cold::register::NewTimer;
 use crate::cold::row::TimerRow;
 use crate::cold::sql::{Column, Statement, Tx};
+use crate::cold::totals::Counts;
 use crate::cold::{ColdStore, Error};
 use crate::model::id::Uid;
 use crate::model::schedule::{Occurrence, Turn, occurrence_id};
@@ -52,7 +53,8 @@ impl ColdStore {
         let set = Box::pin(self.listeners(tx)).await?;
         let late = Box::pin(self.tell(tx, &set, Happened::registered(rows.iter()))).await?;
         self.tell_skips(tx, &set, &skips, now).await?;
-        let counts = [("registered", rows.len() as i64)];
+        let mut counts = Counts::default();
+        counts.add(self.namespace(), "registered", rows.len() as i64);
         made.rows.extend(rows);
         if changes.is_empty() {
             self.count(tx, &counts).await?;
@@ -60,7 +62,7 @@ impl ColdStore {
         }
         let uids: BTreeSet<Uid> = changes.iter().map(|change| change.uid).collect();
         let uids: Vec<Uid> = uids.into_iter().collect();
-        let within = Box::pin(self.apply_within(tx, &changes, &uids, skip_locked, &counts)).await?;
+        let within = Box::pin(self.apply_within(tx, &changes, &uids, skip_locked, counts)).await?;
         let Within { answers, skipped, late: later } = within;
         for (change, answer) in changes.into_iter().zip(answers) {
             if skipped.contains(&change.uid) {
@@ -88,7 +90,7 @@ impl ColdStore {
     /// The timer of a nominal time, and whether that was missed; `None` for a moment that no id can be made of.
     fn occurrence(&self, row: &ScheduleRow, make: Make, now: UnixMs) -> Option<(NewTimer, bool)> {
         let id = occurrence_id(&row.id, make.at)?;
-        let mut uid = id.uid(&self.namespace);
+        let mut uid = id.uid(&self.salt);
         if self.planted.is(Defect::OccurrenceMadeTwice) {
             uid = Uid(Uuid::from_u128(uid.0.as_u128() ^ u128::from(now.get().unsigned_abs())));
         }
@@ -99,7 +101,7 @@ impl ColdStore {
             judge_after: None,
             skipped: None,
         };
-        Some((row.content.timer(id, uid, make.at, now, occurrence), make.is_missed))
+        Some((row.content.timer(self.namespace(), id, uid, make.at, now, occurrence), make.is_missed))
     }
 
     /// Inserts occurrences whose ids are not taken. One that a change has cancelled is made again.
@@ -150,8 +152,8 @@ impl ColdStore {
         }
         // As registrations do, so that two of them do not deadlock.
         fresh.sort_by_key(|row| row.uid);
-        let missing = self.missing_destinations(tx, fresh.iter().map(|row| &row.target)).await?;
-        if let Some(name) = missing.iter().next() {
+        let targets = fresh.iter().map(|row| (row.namespace, &row.target));
+        if let Some((_, name)) = self.missing_destinations(tx, targets).await?.first() {
             return Err(Error::Corrupt(format!("a schedule for destination `{name}`, which there is not")));
         }
         let kept = Box::pin(self.insert_free(tx, &callers, fresh)).await?;
@@ -188,7 +190,7 @@ impl ColdStore {
             "b",
             vec![
                 ("b_id", Column::Text(rows.iter().map(|row| row.id.clone()).collect())),
-                of_batch(rows.len()),
+                of_batch(self.namespace(), rows.len()),
                 ("b_state", int(|row| row.state.code().into())),
                 ("b_made", int(|row| row.made)),
                 ("b_last", int(|row| row.last_nominal.get())),

@@ -8,13 +8,15 @@ use std::time::Duration;
 
 use super::judge::{self, Decided};
 use super::step::{Made, Present, decide, present};
-use super::{AFTER, COLUMNS, Content, MAX_SCHEDULES, MOST_GONE, NAMESPACE, PAUSED_MS, ScheduleRow, TZDB};
+use super::{AFTER, COLUMNS, Content, MAX_SCHEDULES, MOST_GONE, PAUSED_MS, ScheduleRow, TZDB};
 use crate::cold::apply::{Applied, Change, ChangeEvent};
 use crate::cold::audit::Deed;
 use crate::cold::outbox::Batch;
 use crate::cold::sql::{Column, Statement, Tx};
+use crate::cold::totals::Counts;
 use crate::cold::{ColdStore, Error};
 use crate::model::id::{Epoch, Uid, shard_of};
+use crate::model::namespace::Namespace;
 use crate::model::pointer::Pointer;
 use crate::model::schedule::{Overlap, Plan, ScheduleState};
 use crate::model::template::{TemplateHash, TemplateUse};
@@ -102,24 +104,30 @@ impl ColdStore {
         let mut made = Made::default();
         let unchanged = |put| Ok(Some((put, Made::default())));
         let mut tx = self.pool.begin().await?;
+        self.hold_here(&mut tx).await?;
         let before = self.lock_schedule(&mut tx, &edit.id).await?;
         let version = before.as_ref().map_or(0, |(row, _)| row.version);
         if edit.if_version.is_some_and(|wanted| wanted != version) {
             return unchanged(SchedulePut::OtherVersion(version));
         }
         let target = edit.content.target();
-        if let Some(name) = self.missing_destinations(&mut tx, std::iter::once(&target)).await?.pop_first() {
-            return unchanged(SchedulePut::NoDestination(name));
+        if let Some(name) = self
+            .missing_destinations(&mut tx, std::iter::once((self.namespace(), &target)))
+            .await?
+            .pop_first()
+        {
+            return unchanged(SchedulePut::NoDestination(name.1));
         }
         let is_same = before.as_ref().is_some_and(|(row, _)| row.request_hash == edit.request_hash);
         if let Some(name) = edit.content.template().filter(|_| !is_same) {
             let of = TemplateUse { name: name.to_owned(), fitted: edit.fitted };
-            let says = self.templates_in_use(&mut tx, std::iter::once(&of)).await?;
-            if of.fitted.is_none() || says.get(name) != of.fitted.as_ref() {
+            let says = self.templates_in_use(&mut tx, std::iter::once((self.namespace(), &of))).await?;
+            let says = says.into_values().next();
+            if of.fitted.is_none() || says != of.fitted {
                 return unchanged(SchedulePut::Unfitted);
             }
         }
-        self.keep_queues(&mut tx, std::iter::once(&target)).await?;
+        self.keep_queues(&mut tx, std::iter::once((self.namespace(), &target))).await?;
         let (mut late, mut decided, mut was) = (Vec::new(), Decided::default(), None);
         let is_new = before.is_none();
         let (mut row, now) = match before {
@@ -192,8 +200,8 @@ impl ColdStore {
             ["skips WHERE namespace = {n} AND schedule =", "schedules WHERE namespace = {n} AND id ="]
         {
             let mut s = Statement::new(self.dialect(), "remove_schedule");
-            let id = s.text(id);
-            s.push(&format!("DELETE FROM {} {id}", table.replace("{n}", &NAMESPACE.to_string())));
+            let (here, id) = (self.here(&mut s), s.text(id));
+            s.push(&format!("DELETE FROM {} {id}", table.replace("{n}", &here)));
             tx.execute(s).await?;
         }
         let was = Some(row.audited());
@@ -265,10 +273,9 @@ impl ColdStore {
         id: &str,
     ) -> Result<Option<(ScheduleRow, Present)>, Error> {
         let mut s = Statement::new(self.dialect(), "lock_schedule");
+        let here = self.here(&mut s);
         let (id, lock) = (s.text(id), self.dialect().lock("FOR UPDATE"));
-        s.push(&format!(
-            "SELECT {COLUMNS} FROM schedules WHERE namespace = {NAMESPACE} AND id = {id} {lock}"
-        ));
+        s.push(&format!("SELECT {COLUMNS} FROM schedules WHERE namespace = {here} AND id = {id} {lock}"));
         let Some(row) = tx.fetch(s).await?.first().map(ScheduleRow::read).transpose()? else {
             return Ok(None);
         };
@@ -363,20 +370,21 @@ impl ColdStore {
         let (zones, most) = (s.text(TZDB), s.int(i64::try_from(most).unwrap_or(1)));
         // What has ended and has nothing ahead is left as it is.
         s.push(&format!(
-            "WITH {batch} SELECT id FROM b CROSS JOIN schedules WHERE shard = b_shard AND make_at IS NOT NULL \
+            "WITH {batch} SELECT id, namespace FROM b CROSS JOIN schedules WHERE shard = b_shard AND make_at IS NOT NULL \
              AND tzdb < {zones} LIMIT {most}"
         ));
         let (mut made, mut count) = (Made::default(), 0);
         for row in self.pool.read(s).await? {
             let id: String = row.get(0)?;
-            match Box::pin(self.follow_zones_of(&id, reach)).await {
+            let within = self.within(Namespace(row.get(1)?));
+            match Box::pin(within.follow_zones_of(&id, reach)).await {
                 Ok(one) => made.add(one),
                 Err(why) if why.is_passing() => return Err(why),
                 // It does not hold up the others.
                 Err(why) => {
                     tracing::error!(schedule = id, %why, "a schedule does not follow the data of the time zones");
                     let mut tx = self.pool.begin().await?;
-                    self.note_zones(&mut tx, &id).await?;
+                    within.note_zones(&mut tx, &id).await?;
                     tx.commit().await?;
                 }
             }
@@ -388,8 +396,9 @@ impl ColdStore {
     /// Notes that a schedule follows the data of this build.
     async fn note_zones(&self, tx: &mut Tx, id: &str) -> Result<(), Error> {
         let mut s = Statement::new(self.dialect(), "schedule_follows_zones");
+        let here = self.here(&mut s);
         let (id, zones) = (s.text(id), s.text(TZDB));
-        s.push(&format!("UPDATE schedules SET tzdb = {zones} WHERE namespace = {NAMESPACE} AND id = {id}"));
+        s.push(&format!("UPDATE schedules SET tzdb = {zones} WHERE namespace = {here} AND id = {id}"));
         tx.execute(s).await.map(drop)
     }
 
@@ -446,9 +455,11 @@ impl ColdStore {
             return Ok(BTreeSet::new());
         }
         uids.sort_unstable();
-        let changes: Vec<Change> =
-            uids.iter().map(|uid| Change { uid: *uid, event: ChangeEvent::Withdrawn }).collect();
-        let within = Box::pin(self.apply_within(tx, &changes, &uids, false, &[])).await?;
+        let changes: Vec<Change> = uids
+            .iter()
+            .map(|uid| Change { uid: *uid, caller: None, event: ChangeEvent::Withdrawn })
+            .collect();
+        let within = Box::pin(self.apply_within(tx, &changes, &uids, false, Counts::default())).await?;
         late.push(within.late);
         let is_done = |answer: &Applied| matches!(answer, Applied::Live(_, Answer::Done));
         let done = changes.iter().zip(&within.answers).filter(|(_, answer)| is_done(answer));
@@ -466,7 +477,7 @@ impl ColdStore {
         condition: &str,
     ) -> Result<Vec<(Uid, UnixMs)>, Error> {
         let mut s = Statement::new(self.dialect(), "schedule_occurrences");
-        let id = s.text(id);
+        let id = s.text(&self.namespace().qualified(id));
         s.push(&format!(
             "SELECT uid, nominal FROM timers WHERE schedule = {id} AND schedule IS NOT NULL AND nominal IS NOT NULL \
              AND {condition} ORDER BY nominal LIMIT 2000"
@@ -477,7 +488,8 @@ impl ColdStore {
     /// Keeps occurrences ahead that nobody has touched from firing while their schedule is paused, or lets them again.
     async fn judge_ahead(&self, tx: &mut Tx, id: &str, paused: bool, now: UnixMs) -> Result<(), Error> {
         let mut s = Statement::new(self.dialect(), "schedule_judge_ahead");
-        let (id, now, scheduled) = (s.text(id), s.int(now.get()), State::Scheduled.code());
+        let id = s.text(&self.namespace().qualified(id));
+        let (now, scheduled) = (s.int(now.get()), State::Scheduled.code());
         // A later moment than the nominal time is no reason to fire what fell into the pause.
         let (which, judge_after) = match paused {
             true => ("version = 1", format!("due_at - {PAUSED_MS}")),
@@ -495,6 +507,17 @@ impl ColdStore {
     /// Whether the store takes one more. To count them takes as long as there are many: it is done once for a hundredth of
     /// what is free, as other nodes make some meanwhile.
     async fn has_schedule_room(&self, tx: &mut Tx) -> Result<bool, Error> {
+        if self.namespace() != Namespace::OWN {
+            let most = self.most_here(MAX_SCHEDULES);
+            let mut s = Statement::new(self.dialect(), "schedules_here");
+            let here = self.here(&mut s);
+            s.push(&format!(
+                "SELECT count(*) FROM (SELECT 1 FROM schedules WHERE namespace = {here} LIMIT {most}) x"
+            ));
+            if tx.fetch(s).await?.first().map_or(Ok(0), |row| row.get::<i64>(0))? >= most {
+                return Ok(false);
+            }
+        }
         let mut room = self.schedule_room.lock().await;
         *room -= 1;
         if *room >= 0 {
@@ -515,14 +538,15 @@ impl ColdStore {
         edit: &ScheduleEdit,
     ) -> Result<Option<(ScheduleRow, UnixMs)>, Error> {
         let mut s = Statement::new(self.dialect(), "insert_schedule");
+        let here = self.here(&mut s);
         let now = s.now(self.bound_now());
-        let (id, shard) = (s.text(&edit.id), s.int(shard_of(&self.namespace, &edit.id, self.shards).into()));
+        let (id, shard) = (s.text(&edit.id), s.int(shard_of(&self.salt, &edit.id, self.shards).into()));
         let (plan, content) = (s.text(&json(&edit.plan)), s.text(&json(&edit.content)));
         let (request, hash, zones) = (s.text(&edit.request), s.bytes(Some(&edit.request_hash)), s.text(TZDB));
         s.push(&format!(
             "INSERT INTO schedules (namespace, id, shard, state, plan, content, request, request_hash, kind, lane, made, \
                last_nominal, failures, version, created_at, changed_at, tzdb) \
-             SELECT {NAMESPACE}, {id}, {shard}, 0, {plan}, {content}, {request}, {hash}, 0, 0, 0, {now}, 0, 1, {now}, {now}, {zones} \
+             SELECT {here}, {id}, {shard}, 0, {plan}, {content}, {request}, {hash}, 0, 0, 0, {now}, 0, 1, {now}, {now}, {zones} \
              WHERE true ON CONFLICT (namespace, id) DO NOTHING \
              RETURNING {COLUMNS}, {now}"
         ));
@@ -534,9 +558,10 @@ impl ColdStore {
     async fn write_schedule(&self, tx: &mut Tx, row: &ScheduleRow) -> Result<(), Error> {
         let target = row.content.target();
         let mut s = Statement::new(self.dialect(), "write_schedule");
+        let here = self.here(&mut s);
         let (id, plan, content) = (s.text(&row.id), s.text(&json(&row.plan)), s.text(&json(&row.content)));
         let (request, hash) = (s.text(&row.request), s.bytes(Some(&row.request_hash)));
-        let (kind, lane) = (s.int(target.kind().into()), s.int(target.lane()));
+        let (kind, lane) = (s.int(target.kind().into()), s.int(target.lane(row.namespace)));
         let mut maybe = |text: Option<&str>| text.map_or_else(|| "NULL".to_owned(), |text| s.text(text));
         let (owner, labels) = (maybe(row.content.owner()), maybe(row.content.labels()));
         let (given_to, template) = (maybe(row.content.given_to().as_deref()), maybe(row.content.template()));
@@ -545,7 +570,7 @@ impl ColdStore {
         s.push(&format!(
             "UPDATE schedules SET plan = {plan}, content = {content}, request = {request}, request_hash = {hash}, \
                kind = {kind}, lane = {lane}, given_to = {given_to}, template = {template}, owner = {owner}, labels = {labels}, \
-               version = {version}, changed_at = {changed_at}, tzdb = {zones} WHERE namespace = {NAMESPACE} AND id = {id}"
+               version = {version}, changed_at = {changed_at}, tzdb = {zones} WHERE namespace = {here} AND id = {id}"
         ));
         tx.execute(s).await.map(drop)
     }
@@ -553,19 +578,19 @@ impl ColdStore {
     /// The number of schedules whose occurrences are for a queue.
     pub(in crate::cold) fn scheduled_for_queue(&self, name: &str) -> Statement {
         let mut s = Statement::new(self.dialect(), "queue_schedules");
+        let here = self.here(&mut s);
         let of = self.of_queue(name, &mut s);
-        s.push(&format!(
-            "SELECT CAST(count(*) AS BIGINT) FROM schedules WHERE namespace = {NAMESPACE} AND {of}"
-        ));
+        s.push(&format!("SELECT CAST(count(*) AS BIGINT) FROM schedules WHERE namespace = {here} AND {of}"));
         s
     }
 
     /// The number of schedules whose payload is fitted to a template.
     pub(in crate::cold) fn templated_schedules(&self, name: &str) -> Statement {
         let mut s = Statement::new(self.dialect(), "template_schedules");
+        let here = self.here(&mut s);
         let name = s.text(name);
         s.push(&format!(
-            "SELECT CAST(count(*) AS BIGINT) FROM schedules WHERE namespace = {NAMESPACE} AND template = {name}"
+            "SELECT CAST(count(*) AS BIGINT) FROM schedules WHERE namespace = {here} AND template = {name}"
         ));
         s
     }
@@ -573,10 +598,9 @@ impl ColdStore {
     /// The number of schedules whose occurrences go to a destination.
     pub(in crate::cold) fn scheduled_statement(&self, name: &str) -> Statement {
         let mut s = Statement::new(self.dialect(), "destination_schedules");
+        let here = self.here(&mut s);
         let of = self.of_destination(name, &mut s);
-        s.push(&format!(
-            "SELECT CAST(count(*) AS BIGINT) FROM schedules WHERE namespace = {NAMESPACE} AND {of}"
-        ));
+        s.push(&format!("SELECT CAST(count(*) AS BIGINT) FROM schedules WHERE namespace = {here} AND {of}"));
         s
     }
 }

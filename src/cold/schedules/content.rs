@@ -11,6 +11,7 @@ use crate::cold::ColdStore;
 use crate::cold::register::NewTimer;
 use crate::cold::row::TimerRow;
 use crate::model::id::{TimerId, Uid};
+use crate::model::namespace::Namespace;
 use crate::model::policy::Policies;
 use crate::model::priority::Priority;
 use crate::model::queue::Dispatch;
@@ -112,10 +113,19 @@ impl Content {
     }
 
     /// An occurrence that is due at `at`, or, if it is spread, from then on.
-    pub fn timer(&self, id: TimerId, uid: Uid, at: UnixMs, now: UnixMs, occurrence: Occurrence) -> NewTimer {
+    pub fn timer(
+        &self,
+        namespace: Namespace,
+        id: TimerId,
+        uid: Uid,
+        at: UnixMs,
+        now: UnixMs,
+        occurrence: Occurrence,
+    ) -> NewTimer {
         let is_rounded = self.minute && self.spread.is_none();
         NewTimer {
             uid,
+            namespace,
             id,
             caller_id: occurrence.nominal.is_some(),
             again: false,
@@ -155,6 +165,6 @@ impl ColdStore {
             judge_after: None,
             skipped: None,
         };
-        row.content.timer(TimerId::of_server(uid), uid, now, now, occurrence)
+        row.content.timer(row.namespace, TimerId::of_server(uid, row.namespace), uid, now, now, occurrence)
     }
 }

@@ -78,7 +78,7 @@ impl Decided {
     }
 
     fn change(&mut self, uid: Uid, event: ChangeEvent) {
-        self.changes.push(Change { uid, event });
+        self.changes.push(Change { uid, caller: None, event });
     }
 
     /// Adds a nominal time to the last range, or begins another.

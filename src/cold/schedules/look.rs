@@ -1,8 +1,8 @@
 //! Looks at schedules: lists, and how many there are.
 
-use super::{AFTER, COLUMNS, MAX_SCHEDULES, NAMESPACE, ScheduleRow};
+use super::{AFTER, COLUMNS, MAX_SCHEDULES, ScheduleRow};
 use crate::cold::sql::{Row, Statement};
-use crate::cold::{ColdStore, Error};
+use crate::cold::{ColdStore, Error, Whose};
 use crate::model::queue::To;
 use crate::model::schedule::{Plan, ScheduleState};
 use crate::model::time::UnixMs;
@@ -56,7 +56,8 @@ impl ColdStore {
         limit: usize,
     ) -> Result<SchedulePage, Error> {
         let mut s = Statement::new(self.dialect(), "schedules");
-        let mut conditions = vec![format!("namespace = {NAMESPACE}")];
+        let here = self.here(&mut s);
+        let mut conditions = vec![format!("namespace = {here}")];
         conditions.extend(after.map(|id| format!("id > {}", s.text(id))));
         conditions.extend(filter.state.map(|state| format!("state = {}", state.code())));
         conditions.extend(filter.owner.as_deref().map(|owner| format!("owner = {}", s.text(owner))));
@@ -81,10 +82,18 @@ impl ColdStore {
     }
 
     /// The rhythms of all schedules that are active, by id; with a queue, or to whom they are given out there, only those.
-    pub async fn rhythms(&self, queue: Option<&str>, to: Option<&To>) -> Result<Vec<Rhythm>, Error> {
+    pub async fn rhythms(
+        &self,
+        whose: Whose,
+        queue: Option<&str>,
+        to: Option<&To>,
+    ) -> Result<Vec<Rhythm>, Error> {
         let mut s = Statement::new(self.dialect(), "rhythms");
         let active = ScheduleState::Active.code();
-        let mut which = vec![format!("namespace = {NAMESPACE} AND state = {active}")];
+        let mut which = vec![format!("state = {active}")];
+        if let Whose::One(namespace) = whose {
+            which.push(format!("namespace = {}", s.int(namespace.0.into())));
+        }
         which.extend(queue.map(|name| self.of_queue(name, &mut s)));
         which.extend(to.map(|to| format!("given_to = {}", s.text(&to.to_string()))));
         s.push(&format!(
@@ -104,9 +113,7 @@ impl ColdStore {
     /// How many schedules are in each state.
     pub async fn schedule_counts(&self) -> Result<Vec<(ScheduleState, i64)>, Error> {
         let mut s = Statement::new(self.dialect(), "schedule_counts");
-        s.push(&format!(
-            "SELECT state, count(*) FROM schedules WHERE namespace = {NAMESPACE} GROUP BY state"
-        ));
+        s.push("SELECT state, count(*) FROM schedules GROUP BY state");
         let mut counts = Vec::new();
         for row in self.pool.read(s).await? {
             counts.extend(ScheduleState::from_code(row.get(0)?).zip(Some(row.get(1)?)));

@@ -30,13 +30,11 @@ use serde_json::{Value, json};
 
 use super::sql::{Column, Row};
 use super::{ColdStore, Error};
+use crate::model::namespace::Namespace;
 use crate::model::rule::RuleError;
 use crate::model::schedule::{Plan, ScheduleState, Turn};
 use crate::model::time::UnixMs;
 use crate::model::timer::State;
-
-/// The namespace of all schedules, as a number: there is one for now.
-const NAMESPACE: i64 = 0;
 
 /// A batch `b`, of which PostgreSQL expects one row: it does not know the limit when it plans. Of more rows it might rather
 /// read all schedules, which are few when it makes the plan, and keep to that when they are many.
@@ -44,8 +42,8 @@ const ROW_BY_ROW: &str = "(SELECT * FROM b LIMIT (SELECT 2147483647)) few";
 
 /// The namespace as a column of a batch. Said outright it is a condition by itself, by which a plan that was made for few
 /// schedules would go: it would read all of them.
-fn of_batch(rows: usize) -> (&'static str, Column) {
-    ("b_namespace", Column::Int(vec![NAMESPACE; rows]))
+fn of_batch(namespace: Namespace, rows: usize) -> (&'static str, Column) {
+    ("b_namespace", Column::Int(vec![namespace.0.into(); rows]))
 }
 
 /// The most schedules of a store.
@@ -87,6 +85,8 @@ fn waits(now: &str) -> String {
 /// A schedule as the store has it.
 #[derive(Clone)]
 pub struct ScheduleRow {
+    /// Its namespace.
+    pub namespace: Namespace,
     /// Its id.
     pub id: String,
     /// The shard whose owner makes its occurrences.
@@ -125,10 +125,10 @@ pub struct ScheduleRow {
 
 /// The columns of [`ScheduleRow`], in order.
 const COLUMNS: &str = "id, shard, state, plan, content, request, request_hash, made, last_nominal, paused_until, make_at, \
-                       failures, gone, version, created_at, changed_at, tzdb";
+                       failures, gone, version, created_at, changed_at, tzdb, namespace";
 
 /// How many they are.
-const AFTER: usize = 17;
+const AFTER: usize = 18;
 
 /// The version of the time zones' data in this build, such as `2026a`. A later one is greater.
 const TZDB: &str = chrono_tz::IANA_TZDB_VERSION;
@@ -158,6 +158,7 @@ impl ScheduleRow {
         let gone: Option<String> = row.get(12)?;
         let gone = gone.map(|text| serde_json::from_str::<Vec<i64>>(&text)).transpose();
         Ok(Self {
+            namespace: Namespace(row.get(17)?),
             id: row.get(0)?,
             shard: row.get(1)?,
             state: ScheduleState::from_code(row.get(2)?).ok_or_else(|| bad("state"))?,
@@ -240,8 +241,9 @@ impl ColdStore {
     /// The schedule with this id.
     pub async fn schedule(&self, id: &str) -> Result<Option<ScheduleRow>, Error> {
         let mut s = super::sql::Statement::new(self.dialect(), "schedule");
+        let here = self.here(&mut s);
         let id = s.text(id);
-        s.push(&format!("SELECT {COLUMNS} FROM schedules WHERE namespace = {NAMESPACE} AND id = {id}"));
+        s.push(&format!("SELECT {COLUMNS} FROM schedules WHERE namespace = {here} AND id = {id}"));
         self.pool.read(s).await?.first().map(ScheduleRow::read).transpose()
     }
 }

@@ -8,13 +8,14 @@ use std::time::Duration;
 
 use serde_json::json;
 
+use super::ScheduleRow;
 use super::judge::Skip;
 use super::step::Made;
-use super::{NAMESPACE, ScheduleRow};
 use crate::cold::audit::Deed;
 use crate::cold::outbox::Happened;
 use crate::cold::register::NewTimer;
 use crate::cold::sql::{Row, Statement, Tx};
+use crate::cold::totals::Counts;
 use crate::cold::{ColdStore, Error};
 use crate::model::rule::RuleError;
 use crate::model::schedule::{Occurrence, Overlap, Skipped, Timing, Turn, occurrence_id};
@@ -107,8 +108,9 @@ impl ColdStore {
             }
             self.insert_range(tx, &row.id, &rule, *skip, now.get()).await?;
             let mut s = Statement::new(self.dialect(), "forget_skips");
+            let here = self.here(&mut s);
             let id = s.text(&row.id);
-            let of = format!("namespace = {NAMESPACE} AND schedule = {id}");
+            let of = format!("namespace = {here} AND schedule = {id}");
             s.push(&format!(
                 "DELETE FROM skips WHERE {of} AND first_nominal < (SELECT first_nominal FROM skips WHERE {of} \
                  ORDER BY first_nominal DESC LIMIT 1 OFFSET {})",
@@ -129,10 +131,11 @@ impl ColdStore {
         before: UnixMs,
     ) -> Result<bool, Error> {
         let mut s = Statement::new(self.dialect(), "extend_skips");
+        let here = self.here(&mut s);
         let (id, rule, reason) = (s.text(id), s.text(rule), skip.reason.code());
         let (last, count, before) = (s.int(skip.last.get()), s.int(skip.count), s.int(before.get()));
         s.push(&format!(
-            "UPDATE skips SET last_nominal = {last}, count = count + {count} WHERE namespace = {NAMESPACE} \
+            "UPDATE skips SET last_nominal = {last}, count = count + {count} WHERE namespace = {here} \
              AND schedule = {id} AND last_nominal = {before} AND reason = {reason} AND rule = {rule} \
              AND count + {count} <= {MOST_OF_RANGE}"
         ));
@@ -148,12 +151,13 @@ impl ColdStore {
         at: i64,
     ) -> Result<(), Error> {
         let mut s = Statement::new(self.dialect(), "insert_skips");
+        let here = self.here(&mut s);
         let (id, rule, reason) = (s.text(id), s.text(rule), skip.reason.code());
         let (first, last) = (s.int(skip.first.get()), s.int(skip.last.get()));
         let (count, at) = (s.int(skip.count), s.int(at));
         s.push(&format!(
             "INSERT INTO skips (namespace, schedule, first_nominal, last_nominal, count, reason, rule, at) \
-             VALUES ({NAMESPACE}, {id}, {first}, {last}, {count}, {reason}, {rule}, {at})"
+             VALUES ({here}, {id}, {first}, {last}, {count}, {reason}, {rule}, {at})"
         ));
         tx.execute(s).await.map(drop)
     }
@@ -161,9 +165,10 @@ impl ColdStore {
     /// How many nominal times of a schedule are recorded as skipped, by reason.
     pub async fn skipped_times(&self, id: &str) -> Result<Vec<(Skipped, i64)>, Error> {
         let mut s = Statement::new(self.dialect(), "skipped_times");
+        let here = self.here(&mut s);
         let id = s.text(id);
         s.push(&format!(
-            "SELECT reason, CAST(sum(count) AS BIGINT) FROM skips WHERE namespace = {NAMESPACE} AND schedule = {id} \
+            "SELECT reason, CAST(sum(count) AS BIGINT) FROM skips WHERE namespace = {here} AND schedule = {id} \
              GROUP BY reason ORDER BY reason"
         ));
         let mut found = Vec::new();
@@ -176,9 +181,10 @@ impl ColdStore {
     /// The latest nominal times of a schedule that are recorded as skipped, the last range first; at most 1,000 are kept.
     pub async fn skipped_ranges(&self, id: &str, limit: usize) -> Result<Vec<SkippedRange>, Error> {
         let mut s = Statement::new(self.dialect(), "skipped_ranges");
+        let here = self.here(&mut s);
         let (id, limit) = (s.text(id), s.int(i64::try_from(limit).unwrap_or(MOST_RANGES)));
         s.push(&format!(
-            "SELECT reason, first_nominal, last_nominal, count, at FROM skips WHERE namespace = {NAMESPACE} \
+            "SELECT reason, first_nominal, last_nominal, count, at FROM skips WHERE namespace = {here} \
              AND schedule = {id} ORDER BY first_nominal DESC, id DESC LIMIT {limit}"
         ));
         let mut found = Vec::new();
@@ -237,7 +243,9 @@ impl ColdStore {
         late.push(Box::pin(self.tell(&mut tx, &set, Happened::registered(rows.iter()))).await?);
         let became = Some(json!({"from": from, "to": to, "made": rows.len()}));
         self.audit(&mut tx, Deed { action: "schedule.backfill", object: id, was: None, became }).await?;
-        self.count(&mut tx, &[("registered", rows.len() as i64)]).await?;
+        let mut counts = Counts::default();
+        counts.add(self.namespace(), "registered", rows.len() as i64);
+        self.count(&mut tx, &counts).await?;
         tx.commit().await.map_err(Error::at_commit)?;
         self.tell_all_late(late).await?;
         self.note_made(&made);
@@ -248,9 +256,10 @@ impl ColdStore {
 
     async fn ranges(&self, tx: &mut Tx, id: &str, from: UnixMs, to: UnixMs) -> Result<Vec<Range>, Error> {
         let mut s = Statement::new(self.dialect(), "skips");
+        let here = self.here(&mut s);
         let (id, from, to) = (s.text(id), s.int(from.get()), s.int(to.get()));
         s.push(&format!(
-            "SELECT id, first_nominal, last_nominal, reason, rule, at FROM skips WHERE namespace = {NAMESPACE} \
+            "SELECT id, first_nominal, last_nominal, reason, rule, at FROM skips WHERE namespace = {here} \
              AND schedule = {id} AND first_nominal <= {to} AND last_nominal >= {from} ORDER BY first_nominal, id"
         ));
         tx.fetch(s).await?.iter().map(Range::read).collect()
@@ -296,7 +305,7 @@ impl ColdStore {
         let due = (0..).map(|n| now.plus(Duration::from_millis(n)));
         let timer = |(nominal, at): (&UnixMs, UnixMs)| {
             let id = occurrence_id(&row.id, *nominal)?;
-            let uid = id.uid(&self.namespace);
+            let uid = id.uid(&self.salt);
             let occurrence = Occurrence {
                 schedule: row.id.clone(),
                 nominal: Some(*nominal),
@@ -304,7 +313,10 @@ impl ColdStore {
                 judge_after: None,
                 skipped: None,
             };
-            Some(NewTimer { spread: None, ..row.content.timer(id, uid, at, now, occurrence) })
+            Some(NewTimer {
+                spread: None,
+                ..row.content.timer(self.namespace(), id, uid, at, now, occurrence)
+            })
         };
         times.iter().zip(due).filter_map(timer).collect()
     }

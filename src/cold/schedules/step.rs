@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::judge::{self, Decided, Live, Lost};
 use super::turn::Ended;
-use super::{AFTER, COLUMNS, NAMESPACE, ROW_BY_ROW, SOON_MS, ScheduleRow, of_batch, waits};
+use super::{AFTER, COLUMNS, ROW_BY_ROW, SOON_MS, ScheduleRow, of_batch, waits};
 use crate::cold::apply::{Applied, Change};
 use crate::cold::columns;
 use crate::cold::register::{NewTimer, Registered};
@@ -15,6 +15,7 @@ use crate::cold::row::TimerRow;
 use crate::cold::sql::{Column, Row, Statement, Tx};
 use crate::cold::{ColdStore, Error};
 use crate::model::id::{Epoch, Generation, Uid};
+use crate::model::namespace::Namespace;
 use crate::model::rule::RuleError;
 use crate::model::schedule::{Skipped, Turn};
 use crate::model::time::{LAST, UnixMs};
@@ -111,15 +112,33 @@ impl ColdStore {
             return Ok(Made::default());
         }
         let found = self.schedules_to_look_at(owned).await?;
-        if found.is_empty() {
-            return Ok(Made::default());
+        let is_cut = found.values().map(BTreeMap::len).sum::<usize>() as i64 >= MOST_SCHEDULES;
+        let mut made = Made { is_cut, ..Made::default() };
+        // A transaction for each namespace: none waits for another's locks.
+        let (mut is_any_made, mut failure) = (false, None);
+        for (namespace, found) in found {
+            let within = self.within(namespace);
+            let one = match Box::pin(within.look_at(&found, reach)).await {
+                Err(why) if !why.is_passing() => Box::pin(within.look_at_each(&found, reach)).await,
+                made => made,
+            };
+            match one {
+                Ok(one) => {
+                    is_any_made = true;
+                    made.add(one);
+                }
+                Err(why) => failure = failure.or(Some(why)),
+            }
         }
-        let made = match Box::pin(self.look_at(&found, reach)).await {
-            Err(why) if !why.is_passing() => Box::pin(self.look_at_each(&found, reach)).await?,
-            made => made?,
-        };
-        let is_cut = made.is_cut || found.len() as i64 >= MOST_SCHEDULES;
-        Ok(Made { is_cut, ..made })
+        match failure {
+            // What others have made is told, and the next look tries the rest again.
+            Some(why) if is_any_made => {
+                tracing::warn!(%why, "the schedules of a namespace could not be looked at; they are tried again");
+                Ok(made)
+            }
+            Some(why) => Err(why),
+            None => Ok(made),
+        }
     }
 
     /// Each by itself: one that the database refuses is put off, and does not hold up the others.
@@ -151,9 +170,10 @@ impl ColdStore {
 
     async fn put_off_within(&self, tx: &mut Tx, ids: &[String]) -> Result<(), Error> {
         let mut s = Statement::new(self.dialect(), "schedule_put_off");
+        let here = self.here(&mut s);
         let (now, ids) = (s.now(self.bound_now()), s.among_texts(ids));
         s.push(&format!(
-            "UPDATE schedules SET make_at = {now} + {FAILED_MS} WHERE namespace = {NAMESPACE} AND id {ids}"
+            "UPDATE schedules SET make_at = {now} + {FAILED_MS} WHERE namespace = {here} AND id {ids}"
         ));
         tx.execute(s).await.map(drop)
     }
@@ -162,7 +182,7 @@ impl ColdStore {
     async fn schedules_to_look_at(
         &self,
         owned: &[(i32, Epoch)],
-    ) -> Result<BTreeMap<String, (i32, Epoch)>, Error> {
+    ) -> Result<BTreeMap<Namespace, BTreeMap<String, (i32, Epoch)>>, Error> {
         let mut s = Statement::new(self.dialect(), "schedule_look");
         let shards = owned.iter().map(|(shard, _)| i64::from(*shard)).collect();
         let batch = s.batch("b", vec![("b_shard", Column::Int(shards))]);
@@ -170,25 +190,30 @@ impl ColdStore {
         let (waits, last) = (waits(&now), s.int(LAST.get()));
         // Each part reads one of the partial indexes.
         s.push(&format!(
-            "WITH {batch}, due AS (SELECT id AS found, shard AS in_shard FROM b CROSS JOIN schedules \
+            "WITH {batch}, due AS (SELECT id AS found, shard AS in_shard, namespace AS of_namespace FROM b CROSS JOIN schedules \
                  WHERE shard = b_shard AND make_at IS NOT NULL AND make_at <= {now} ORDER BY make_at LIMIT {MOST_SCHEDULES}), \
-               judged AS (SELECT schedule AS found, min(shard) AS in_shard FROM b CROSS JOIN timers \
+               judged AS (SELECT schedule AS found, min(shard) AS in_shard, CAST(COALESCE(min(namespace), 0) AS SMALLINT) AS of_namespace FROM b CROSS JOIN timers \
                  WHERE shard = b_shard AND judge_after IS NOT NULL AND state = 0 AND judge_after <= {now} \
                  AND (judge_after >= due_at OR due_at <= {now}) AND {MAY_FIRE} \
                  GROUP BY schedule LIMIT {MOST_SCHEDULES}), \
-               refused AS (SELECT schedule AS found, min(shard) AS in_shard FROM b CROSS JOIN timers \
+               refused AS (SELECT schedule AS found, min(shard) AS in_shard, CAST(COALESCE(min(namespace), 0) AS SMALLINT) AS of_namespace FROM b CROSS JOIN timers \
                  WHERE shard = b_shard AND overlap IS NOT NULL AND state = 0 AND due_at <= {now} \
                  AND (judge_after IS NULL OR judge_after < {last}) AND {MAY_FIRE} AND {waits} GROUP BY schedule LIMIT {MOST_SCHEDULES}) \
-             SELECT found, in_shard FROM due UNION SELECT found, in_shard FROM judged \
-             UNION SELECT found, in_shard FROM refused"
+             SELECT found, in_shard, of_namespace, true FROM due UNION SELECT found, in_shard, of_namespace, false FROM judged \
+             UNION SELECT found, in_shard, of_namespace, false FROM refused"
         ));
-        let mut found = BTreeMap::new();
+        let (mut found, mut count) = (BTreeMap::<Namespace, BTreeMap<_, _>>::new(), 0);
         for row in self.pool.read(s).await? {
-            let (id, shard): (String, i32) = (row.get(0)?, row.get(1)?);
-            if let Some((shard, epoch)) = owned.iter().find(|(one, _)| *one == shard) {
-                found.insert(id, (*shard, *epoch));
+            let (id, shard, namespace): (String, i32, i16) = (row.get(0)?, row.get(1)?, row.get(2)?);
+            let namespace = Namespace(namespace);
+            // A timer has it with its namespace.
+            let id = if row.get(3)? { id } else { namespace.plain(id) };
+            if let Some((shard, epoch)) = owned.iter().find(|(one, _)| *one == shard)
+                && found.entry(namespace).or_default().insert(id, (*shard, *epoch)).is_none()
+            {
+                count += 1;
             }
-            if found.len() as i64 >= MOST_SCHEDULES {
+            if count >= MOST_SCHEDULES {
                 break;
             }
         }
@@ -276,7 +301,7 @@ impl ColdStore {
             "b",
             vec![
                 ("b_id", Column::Text(found.keys().cloned().collect())),
-                of_batch(found.len()),
+                of_batch(self.namespace(), found.len()),
                 ("b_shard", Column::Int(found.values().map(|(shard, _)| i64::from(*shard)).collect())),
                 ("b_epoch", Column::Int(found.values().map(|(_, epoch)| epoch.0).collect())),
             ],
@@ -313,9 +338,10 @@ impl ColdStore {
     async fn let_orphans_go(&self, tx: &mut Tx, ids: &[String]) -> Result<(), Error> {
         let mut s = Statement::new(self.dialect(), "schedule_orphans");
         let batch = s.batch("b", vec![("b_id", Column::Text(ids.to_vec()))]);
+        let here = self.here(&mut s);
         s.push(&format!(
             "WITH {batch} SELECT b_id FROM b WHERE NOT EXISTS (SELECT 1 FROM schedules \
-             WHERE namespace = {NAMESPACE} AND id = b_id)"
+             WHERE namespace = {here} AND id = b_id)"
         ));
         for row in tx.fetch(s).await? {
             self.let_go(tx, &row.get::<String>(0)?).await?;
@@ -331,7 +357,7 @@ impl ColdStore {
     ) -> Result<Vec<crate::model::pointer::Pointer>, Error> {
         use crate::cold::claim::{POINTER, pointer_of};
         let mut s = Statement::new(self.dialect(), "schedule_let_go");
-        let (now, id) = (s.now(self.bound_now()), s.text(id));
+        let (now, id) = (s.now(self.bound_now()), s.text(&self.namespace().qualified(id)));
         let last = s.int(LAST.get());
         let (pointer, lock) = (columns::list(POINTER), self.dialect().lock("FOR UPDATE"));
         s.push(&format!(
@@ -352,6 +378,7 @@ impl ColdStore {
         ids: Vec<String>,
     ) -> Result<HashMap<String, Vec<Live>>, Error> {
         let mut s = Statement::new(self.dialect(), "schedule_live");
+        let ids = ids.iter().map(|id| self.namespace().qualified(id).into_owned()).collect();
         let batch = s.batch("b", vec![("b_id", Column::Text(ids))]);
         let now = s.now(self.bound_now());
         let missed = MISSED.as_millis();
@@ -382,7 +409,7 @@ impl ColdStore {
                 judge_after: row.get::<Option<i64>>(7)?.map(UnixMs::new),
                 is_unserved: row.get(8)?,
             };
-            live.entry(row.get(0)?).or_default().push(one);
+            live.entry(self.namespace().plain(row.get(0)?)).or_default().push(one);
         }
         Ok(live)
     }
@@ -397,8 +424,10 @@ impl ColdStore {
             let skipped = all.iter().filter(|one| one.is_scheduled && one.turn == Some(Turn::Skip));
             skipped.map(|one| one.due_at.get()).min()
         };
-        let (ids, since): (Vec<String>, Vec<i64>) =
-            live.iter().filter_map(|(id, all)| Some((id.clone(), since(all)?))).unzip();
+        let (ids, since): (Vec<String>, Vec<i64>) = live
+            .iter()
+            .filter_map(|(id, all)| Some((self.namespace().qualified(id).into_owned(), since(all)?)))
+            .unzip();
         if ids.is_empty() {
             return Ok(HashMap::new());
         }
@@ -412,7 +441,7 @@ impl ColdStore {
         let mut ended: HashMap<String, Vec<Ended>> = HashMap::new();
         for row in tx.fetch(s).await? {
             let one = Ended { nominal: UnixMs::new(row.get(1)?), ended_at: UnixMs::new(row.get(2)?) };
-            ended.entry(row.get(0)?).or_default().push(one);
+            ended.entry(self.namespace().plain(row.get(0)?)).or_default().push(one);
         }
         Ok(ended)
     }

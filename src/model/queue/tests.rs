@@ -50,8 +50,8 @@ fn whom_a_timer_is_for_is_read_as_it_is_written() {
         assert_eq!(To::try_from(text.to_owned()), Err(BadTo), "{text}");
     }
     let group = To::Group("a".into());
-    assert_ne!(group.audience("q"), group.audience("p"));
-    assert_ne!(group.audience("q"), To::Worker("a".into()).audience("q"));
+    assert_ne!(group.audience(Namespace::OWN, "q"), group.audience(Namespace::OWN, "p"));
+    assert_ne!(group.audience(Namespace::OWN, "q"), To::Worker("a".into()).audience(Namespace::OWN, "q"));
 }
 
 #[test]

@@ -8,6 +8,7 @@ use mainspring::clock::{Clock, ManualClock};
 use mainspring::cold::{Backlogged, ColdStore, Identity, NewTimer, Probe, TimerRow};
 use mainspring::config::Config;
 use mainspring::model::id::{Epoch, TimerId};
+use mainspring::model::namespace::{Namespace, Salt};
 use mainspring::model::pointer::Pointer;
 use mainspring::model::policy::Policies;
 use mainspring::model::priority::Priority;
@@ -88,7 +89,8 @@ impl Fixture {
     async fn put(&self, id: &str, due_in: Duration) {
         let id = TimerId::parse(id).expect("an id");
         let timer = NewTimer {
-            uid: id.uid("default"),
+            uid: id.uid(&Salt::own("default")),
+            namespace: Namespace::OWN,
             id,
             caller_id: true,
             again: false,
@@ -114,7 +116,7 @@ impl Fixture {
     }
 
     async fn find(&self, id: &str) -> TimerRow {
-        let uid = TimerId::parse(id).expect("an id").uid("default");
+        let uid = TimerId::parse(id).expect("an id").uid(&Salt::own("default"));
         self.store.find(uid).await.expect("looks").expect("is there")
     }
 

@@ -116,6 +116,53 @@ async fn of_each_scope() -> (Node, Vec<(&'static str, Visitor)>) {
 }
 
 #[tokio::test]
+async fn a_visitor_sees_the_namespace_of_his_key() {
+    let node = keyed().await;
+    let admin = node.api().with_key(KEY);
+    let mut visitors = Vec::new();
+    for name in ["team-a", "team-b"] {
+        let made = admin.send(Method::PUT, &format!("/v1/namespaces/{name}"), &[], Some(&json!({}))).await;
+        assert_eq!(made.status, 201, "{}", made.body);
+        let key = json!({"name": name, "namespace": name, "scopes": ["operate"]});
+        let (_, key) = admin.post("/v1/keys", &key).await;
+        let text = key["key"].as_str().expect("a key");
+        let api = node.api().with_key(text);
+        let put = async |path: &str, body: serde_json::Value| {
+            let answer = api.send(Method::PUT, &format!("/v1/{path}/of-{name}"), &[], Some(&body)).await;
+            assert_eq!(answer.status, 201, "{}", answer.body);
+        };
+        put("timers", later()).await;
+        put("queues", json!({})).await;
+        put("templates", json!({"schema": true})).await;
+        put("schedules", json!({"cron": "@yearly", "target": {"queue": "q"}})).await;
+        visitors.push((name, Visitor::logged_in(&node, text).await));
+    }
+    for (n, (own, visitor)) in visitors.iter().enumerate() {
+        let other = visitors[1 - n].0;
+        for (path, is_there) in [
+            ("/timers", true),
+            ("/queues", true),
+            ("/schedules", true),
+            ("/templates", true),
+            ("/late", false),
+            ("/ahead", false),
+            ("/operations", false),
+            ("/audit", true),
+        ] {
+            let page = visitor.get(path).await;
+            assert_eq!(page.status, 200, "{path}");
+            assert_eq!(page.text.contains(&format!("of-{own}")), is_there, "{path}");
+            assert!(!page.text.contains(other), "{path} tells {own} of {other}");
+        }
+        for kind in ["timers", "templates", "schedules"] {
+            assert_eq!(visitor.get(&format!("/{kind}/of-{own}")).await.status, 200);
+            assert_eq!(visitor.get(&format!("/{kind}/of-{other}")).await.status, 404, "{kind}");
+        }
+        assert_eq!(visitor.get("/nodes").await.status, 404);
+    }
+}
+
+#[tokio::test]
 async fn a_visitor_may_do_what_his_key_may_and_is_shown_no_more() {
     let (node, visitors) = of_each_scope().await;
     let api = node.api().with_key(KEY);

@@ -9,6 +9,7 @@ use futures::future::BoxFuture;
 use mainspring::cold::{Asking, Call, ColdStore, Error, FailPoint, NewTimer, Turn};
 use mainspring::metrics::Metrics;
 use mainspring::model::id::Uid;
+use mainspring::model::namespace::Namespace;
 use mainspring::model::priority::Priority;
 use mainspring::model::queue::Dispatch;
 use mainspring::ownership::Ownership;
@@ -39,7 +40,7 @@ async fn a_caller_that_goes_before_it_has_looked_costs_nothing(f: Fixture) {
     let timer = for_queue(f.timer("t", 0), Dispatch::default());
     f.register(std::slice::from_ref(&timer)).await;
     let desks = desks(&f);
-    let mut call = Box::pin(desks.lease("q", asking("w1"), Duration::ZERO));
+    let mut call = Box::pin(desks.lease((Namespace::OWN, "q"), asking("w1"), Duration::ZERO));
     assert!(futures::poll!(&mut call).is_pending(), "it stands at the desk");
     desks.drain().await;
     let places = f.store.places(timer.uid).await.expect("reads");
@@ -65,7 +66,7 @@ async fn turns_go_on_from_call_to_call(f: Fixture) {
     let desks = desks(&f);
     let mut got = Vec::new();
     for _ in 0..42 {
-        let given = desks.lease("q", asking("w1"), Duration::ZERO).await.expect("leases");
+        let given = desks.lease((Namespace::OWN, "q"), asking("w1"), Duration::ZERO).await.expect("leases");
         got.extend(given.items.iter().map(|item| item.timer.clone()));
         given.keep();
         // The desk is gone before the next call.
@@ -91,7 +92,7 @@ async fn nobody_waits_for_the_next_look_behind_what_hides(f: Fixture) {
     // Nothing wakes the desk but these calls; by itself it looks after five seconds.
     let calls = (0..WORKERS).map(|n| {
         let one = Asking { exclude: exclude.clone(), ..asking(&format!("w{n}")) };
-        desks.lease("q", one, Duration::from_secs(20))
+        desks.lease((Namespace::OWN, "q"), one, Duration::from_secs(20))
     });
     let all = tokio::time::timeout(Duration::from_secs(4), futures::future::join_all(calls));
     let all = all.await.expect("at once");
@@ -128,7 +129,7 @@ async fn what_a_broken_commit_gave_out_is_taken_back(f: Fixture) {
     f.register(std::slice::from_ref(&timer)).await;
     let point = Arc::new(BrokenCommit(AtomicBool::new(true)));
     let desks = desks_of(&f, f.store.with_fail_point(point, f.clock.clone()));
-    let answer = desks.lease("q", asking("w1"), Duration::ZERO).await;
+    let answer = desks.lease((Namespace::OWN, "q"), asking("w1"), Duration::ZERO).await;
     assert!(matches!(answer, Err(Refused::Cold(Error::Ambiguous(_)))), "nobody knows");
     desks.drain().await;
     assert!(f.store.places(timer.uid).await.expect("reads").is_empty(), "it was committed, and taken back");

@@ -67,6 +67,8 @@ async fn every_change_of_an_operator_leaves_a_row_with_who_made_it() {
         ("DELETE /v1/destinations/{name}", "d", None, "destination.remove"),
         ("POST /v1/operations", "", Some(redrive), "operation.begin"),
         ("POST /v1/operations/{id}/stop", &operation, None, "operation.stop"),
+        ("PUT /v1/namespaces/{name}", "n", Some(json!({"quotas": {"live_timers": 5}})), "namespace.put"),
+        ("DELETE /v1/namespaces/{name}", "n", None, "namespace.remove"),
         ("POST /v1/keys", "", Some(json!({"name": "k", "scopes": ["view"]})), "key.make"),
     ];
     let mut done: BTreeSet<String> = BTreeSet::new();

@@ -188,6 +188,7 @@ fn body_for(method: &Method, path: &str) -> (&'static str, Option<String>) {
         ("PUT", Some("{name}")) if path.starts_with("/v1/subscriptions") => {
             Some(json!({"destination": "full", "events": ["*"]}))
         }
+        ("PUT", Some("{name}")) if path.starts_with("/v1/namespaces") => Some(json!({"quotas": {}})),
         ("PUT", Some("{name}")) if path.starts_with("/v1/templates") => Some(json!({"schema": true})),
         ("PUT", Some("{name}")) => Some(json!({"webhook": {"url": NOWHERE}})),
         ("PATCH", Some("{name}")) => Some(json!({"concurrency": 5})),
@@ -217,7 +218,7 @@ async fn every_answer_is_in_the_document_and_every_status_of_the_document_is_giv
     let on_one: Vec<_> = calls.iter().filter(|(_, path)| path.contains('{')).cloned().collect();
     let with_json: Vec<_> = calls.iter().filter(|(m, path)| document.takes_json(m, path)).cloned().collect();
     let writes: Vec<_> = under_v1.iter().filter(|(method, _)| method != Method::GET).cloned().collect();
-    assert_eq!((health.len(), on_one.len(), with_json.len()), (4, 43, 17));
+    assert_eq!((health.len(), on_one.len(), with_json.len()), (4, 46, 18));
     assert!(under_v1.len() >= 24);
 
     let mut checked = Checked { document: &mut document, api: node.api() };
@@ -230,6 +231,7 @@ async fn every_answer_is_in_the_document_and_every_status_of_the_document_is_giv
     schedules(&mut checked).await;
     queues(&mut checked).await;
     templates(&mut checked).await;
+    namespaces(&mut checked, &node).await;
     for path in ["/v1/ledger", "/v1/nodes", "/v1/wheels", "/v1/receivers", "/v1/forecast"] {
         assert_eq!(checked.call(Method::GET, path, "", None).await.status, 200);
     }
@@ -309,6 +311,37 @@ async fn every_answer_is_in_the_document_and_every_status_of_the_document_is_giv
     assert_eq!(never, slow.collect(), "in the document, and never given");
 }
 
+/// Namespaces with quotas and without, and what keeps one from being made or removed.
+async fn namespaces(checked: &mut Checked<'_>, node: &Node) {
+    const ONE: &str = "/v1/namespaces/{name}";
+    let full = json!({"quotas": {"requests_per_second": 100, "live_timers": 5, "payload_bytes": 100, "horizon": "P30D"}});
+    for (body, status) in [(&full, 201), (&json!({}), 200)] {
+        assert!(checked.document.faults("/components/schemas/NamespaceTerms", body).is_empty(), "{body}");
+        let answer = checked.call(Method::PUT, ONE, "billing", Some(body)).await;
+        assert_eq!(answer.status, status, "{}", answer.body);
+    }
+    for (path, status) in [(ONE, 200), ("/v1/namespaces", 200)] {
+        assert_eq!(checked.call(Method::GET, path, "billing", None).await.status, status);
+    }
+    for bad in [
+        json!({"quotas": {"live_timers": 0}}),
+        json!({"quotas": {"payload_bytes": 65537}}),
+        json!({"limits": {}}),
+    ] {
+        assert!(!checked.document.faults("/components/schemas/NamespaceTerms", &bad).is_empty(), "{bad}");
+        assert_eq!(checked.call(Method::PUT, ONE, "billing", Some(&bad)).await.status, 422);
+    }
+    assert_eq!(checked.call(Method::DELETE, ONE, "default", None).await.status, 409);
+    assert_eq!(checked.call(Method::DELETE, ONE, "billing", None).await.status, 200);
+    // A node of the version before is alive.
+    let url = format!("sqlite://{}/mainspring.db", node.dir().display());
+    let old = "INSERT INTO nodes (name, incarnation, address, version, started_at, beat_at, release) \
+               VALUES ('old', 'old-1', '127.0.0.1:1', '0.1.0', 1, 9000000000000, 2)";
+    crate::support::run_sql(&url, old).await;
+    assert_eq!(checked.call(Method::PUT, ONE, "billing", Some(&full)).await.status, 409);
+    crate::support::run_sql(&url, "DELETE FROM nodes WHERE name = 'old'").await;
+}
+
 /// Keys with everything and with little; what is refused, and what a key does not see.
 async fn keys(checked: &mut Checked<'_>, node: &Node) {
     const ONE: &str = "/v1/keys/{id}";
@@ -344,6 +377,8 @@ async fn keys(checked: &mut Checked<'_>, node: &Node) {
         (Method::GET, "/v1/receivers"),
         (Method::GET, "/v1/wheels"),
         (Method::GET, "/v1/wheels/stream"),
+        (Method::GET, "/v1/namespaces"),
+        (Method::PUT, "/v1/namespaces/{name}"),
     ] {
         assert_eq!(checked.call(method, path, &made[0].0, None).await.status, 404, "{path}");
     }

@@ -52,10 +52,27 @@ const OPERATE: [&str; 24] = [
 const AUDIT: &str = "GET /v1/audit";
 
 /// Calls on what only `admin` may see.
-const ADMIN: [&str; 3] = ["GET /v1/keys", "POST /v1/keys", "DELETE /v1/keys/{id}"];
+const ADMIN: [&str; 7] = [
+    "GET /v1/keys",
+    "POST /v1/keys",
+    "DELETE /v1/keys/{id}",
+    "GET /v1/namespaces",
+    "GET /v1/namespaces/{name}",
+    "PUT /v1/namespaces/{name}",
+    "DELETE /v1/namespaces/{name}",
+];
 
 /// Calls on the service as a whole: of a key of one namespace they are hidden.
-const OF_ALL: [&str; 4] = ["GET /v1/wheels", "GET /v1/wheels/stream", "GET /v1/nodes", "GET /v1/receivers"];
+const OF_ALL: [&str; 8] = [
+    "GET /v1/wheels",
+    "GET /v1/wheels/stream",
+    "GET /v1/nodes",
+    "GET /v1/receivers",
+    "GET /v1/namespaces",
+    "GET /v1/namespaces/{name}",
+    "PUT /v1/namespaces/{name}",
+    "DELETE /v1/namespaces/{name}",
+];
 
 const SCOPES: [&str; 4] = ["view", "register", "operate", "admin"];
 
@@ -67,7 +84,7 @@ pub async fn made(api: &Api, body: &Value) -> (String, String) {
     (text("id"), text("key"))
 }
 
-fn key(name: &str, scope: &str, namespace: &str) -> Value {
+pub fn key(name: &str, scope: &str, namespace: &str) -> Value {
     json!({"name": name, "scopes": [scope], "namespace": namespace})
 }
 
@@ -173,7 +190,7 @@ async fn a_server_is_open_until_its_first_key_is_made_and_answers_nobody_else_fr
     assert_eq!(api.timer("before").await.0, 200);
     // Without its last key nobody could make another one.
     refused(&api.send(Method::DELETE, &format!("/v1/keys/{id}"), &[], None).await, 409, "last_admin");
-    let (_, second) = made(&api, &key("second", "admin", "default")).await;
+    let (_, second) = made(&api, &key("second", "admin", "*")).await;
     assert_eq!(api.send(Method::DELETE, &format!("/v1/keys/{id}"), &[], None).await.status, 200);
     refused(&api.send(Method::GET, "/v1/timers", &[], None).await, 401, "unknown_key");
     assert_eq!(node.api().with_key(second).get("/v1/timers").await.0, 200);

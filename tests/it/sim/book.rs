@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use mainspring::cold::{Applied, NewTimer, TimerRow};
 use mainspring::model::id::{TimerId, Uid};
+use mainspring::model::namespace::Salt;
 use mainspring::model::pointer::Via;
 use mainspring::model::subscription::Lifecycle;
 use mainspring::model::timer::{Answer, State, Token};
@@ -493,6 +494,6 @@ fn members(delivery: &Delivery) -> Vec<(Uid, Token)> {
     if !delivery.members.is_empty() {
         return delivery.members.clone();
     }
-    let uid = TimerId::parse(&delivery.subject).expect("an id").uid("default");
+    let uid = TimerId::parse(&delivery.subject).expect("an id").uid(&Salt::own("default"));
     vec![(uid, Token { generation: delivery.generation, attempt: delivery.attempt })]
 }

@@ -273,8 +273,10 @@ impl Clients {
                 }
                 Ask::Cancel(uid) => {
                     let asked = this.book.lock().expect("plain").cancelling(*uid);
-                    let applied =
-                        writer.apply(&[Change { uid: *uid, event: ChangeEvent::Cancel }]).await.remove(0);
+                    let applied = writer
+                        .apply(&[Change { uid: *uid, caller: None, event: ChangeEvent::Cancel }])
+                        .await
+                        .remove(0);
                     if let Ok(applied) = &applied {
                         this.book.lock().expect("plain").cancelled(applied, asked);
                     }
@@ -282,7 +284,7 @@ impl Clients {
                 }
                 Ask::Pause(uid) => {
                     let event = ChangeEvent::Pause(None);
-                    let applied = writer.apply(&[Change { uid: *uid, event }]).await.remove(0);
+                    let applied = writer.apply(&[Change { uid: *uid, caller: None, event }]).await.remove(0);
                     if let Ok(Applied::Live(row, Answer::Done) | Applied::Same(row)) = &applied {
                         this.book.lock().expect("plain").paused(row.uid);
                     }
@@ -291,7 +293,7 @@ impl Clients {
                 Ask::Resume(uid) => {
                     this.book.lock().expect("plain").resuming(*uid);
                     let event = ChangeEvent::Resume(None);
-                    outcome_of(&writer.apply(&[Change { uid: *uid, event }]).await.remove(0))
+                    outcome_of(&writer.apply(&[Change { uid: *uid, caller: None, event }]).await.remove(0))
                 }
                 Ask::Move(uid, _) | Ask::Fire(uid) => {
                     if matches!(ask, Ask::Fire(_)) {
@@ -303,7 +305,7 @@ impl Clients {
                         }
                         _ => ChangeEvent::Fire(None),
                     };
-                    let applied = writer.apply(&[Change { uid: *uid, event }]).await.remove(0);
+                    let applied = writer.apply(&[Change { uid: *uid, caller: None, event }]).await.remove(0);
                     if let Ok(Applied::Live(row, Answer::Done) | Applied::Same(row)) = &applied {
                         this.book.lock().expect("plain").moved(row, now);
                     }

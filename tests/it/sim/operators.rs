@@ -4,6 +4,7 @@
 use std::sync::{Arc, Mutex};
 
 use mainspring::cold::{Filter, OperationRow, Selection};
+use mainspring::model::namespace::Namespace;
 use mainspring::model::operation::{Action, OperationId, OperationState};
 use mainspring::model::timer::State;
 
@@ -266,11 +267,15 @@ impl Control {
             let answer = match &wish {
                 Wish::Begin(plan) => {
                     let filter = format!(r#"{{"number":{}}}"#, plan.number);
-                    let begun = operations.begin(plan.action, filter, plan.selection(), plan.dry_run).await;
+                    let begun = operations
+                        .begin(Namespace::OWN, plan.action, filter, plan.selection(), plan.dry_run)
+                        .await;
                     begun.map(|row| row.into_iter().collect::<Vec<_>>())
                 }
-                Wish::Look => operations.list().await,
-                Wish::Stop(_, id) => operations.end(*id).await.map(|row| row.into_iter().collect()),
+                Wish::Look => operations.list(Namespace::OWN).await,
+                Wish::Stop(_, id) => {
+                    operations.end(Namespace::OWN, *id).await.map(|row| row.into_iter().collect())
+                }
             };
             let Ok(rows) = answer else {
                 this.world.tell(process, format!("{name} is not answered"));

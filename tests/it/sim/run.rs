@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use mainspring::cold::{ColdStore, Filter, TimerRow};
 use mainspring::config::Config;
 use mainspring::model::id::{TimerId, Uid};
+use mainspring::model::namespace::Salt;
 use mainspring::model::schedule::ScheduleState;
 use mainspring::model::time::UnixMs;
 use mainspring::planted::Defect;
@@ -374,7 +375,7 @@ impl Run {
     }
 
     async fn pending(&self) -> i64 {
-        self.common.store.ledger().await.expect("reads").pending
+        self.common.store.ledger(mainspring::cold::Whose::All).await.expect("reads").pending
     }
 
     /// The lifecycle events that nodes have still to send.
@@ -445,7 +446,8 @@ impl Run {
                 self.world.wrong(format!("schedule {id}: {what}"));
             }
             all.extend(
-                rows.into_iter().map(|row| (TimerId::parse(&row.id).expect("an id").uid("default"), row)),
+                rows.into_iter()
+                    .map(|row| (TimerId::parse(&row.id).expect("an id").uid(&Salt::own("default")), row)),
             );
         }
         all

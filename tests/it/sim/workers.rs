@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use mainspring::cold::{Applied, Asking, Change, ChangeEvent, Leased, Settlement, Turn};
 use mainspring::model::id::Uid;
+use mainspring::model::namespace::Namespace;
 use mainspring::model::queue::{Action, Dispatch, LeaseToken, To, lane};
 use mainspring::model::time::Span;
 use mainspring::model::timer::Answer;
@@ -264,7 +265,7 @@ impl Workers {
         let (writer, name, process) = (node.writer.clone(), node.name.clone(), node.process);
         let asking: Vec<Asking> = workers.iter().map(|who| self.asking(*who)).collect();
         async move {
-            let answer = writer.lease(QUEUE, &asking, &name, &mut Turn::default()).await;
+            let answer = writer.lease(Namespace::OWN, QUEUE, &asking, &name, &mut Turn::default()).await;
             let is_well = self.crew.lock().expect("plain").is_well;
             let Ok(answer) = answer else {
                 self.unanswered(job);
@@ -301,8 +302,8 @@ impl Workers {
         let (writer, process) = (node.writer.clone(), node.process);
         async move {
             let Deed::Settle(_, token, action, _) = job.deed else { return 0 };
-            let settlement = Settlement { token, lane: lane(QUEUE), action, result: None };
-            let change = Change { uid: token.uid, event: ChangeEvent::Settle(settlement) };
+            let settlement = Settlement { token, lane: lane(Namespace::OWN, QUEUE), action, result: None };
+            let change = Change { uid: token.uid, caller: None, event: ChangeEvent::Settle(settlement) };
             let settled = match writer.apply(&[change]).await.remove(0) {
                 Ok(Applied::Live(_, Answer::Done)) => Settled::Done,
                 Ok(Applied::Live(_, Answer::Stale) | Applied::NotLive) => Settled::LeaseLost,

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use mainspring::cold::{Applied, Backlogged, Change, ChangeEvent, Edit, NewTimer};
 use mainspring::model::id::{Epoch, Generation, Uid};
+use mainspring::model::namespace::Namespace;
 use mainspring::model::pointer::{Pointer, Via};
 use mainspring::model::policy::{Late, Policies, Then};
 use mainspring::model::priority::Priority;
@@ -173,7 +174,8 @@ async fn of_a_claim_and_a_cancel_exactly_one_wins(f: Fixture) {
     let cancels = async |range: Range<usize>| {
         let mut cancelled = HashSet::new();
         let pointed = due[range].iter().map(|(pointer, _)| pointer.uid);
-        let changes: Vec<_> = pointed.map(|uid| Change { uid, event: ChangeEvent::Cancel }).collect();
+        let changes: Vec<_> =
+            pointed.map(|uid| Change { uid, caller: None, event: ChangeEvent::Cancel }).collect();
         for (applied, change) in f.apply(&changes).await.into_iter().zip(&changes) {
             match applied {
                 Applied::Live(_, Answer::Cancelled) => drop(cancelled.insert(change.uid)),
@@ -288,7 +290,7 @@ async fn a_backlog_of_low_ones_hides_no_high_one(f: Fixture) {
     ];
     f.register(&timers).await;
     f.clock.advance(Duration::from_secs(60));
-    let lane = timers[0].target.lane();
+    let lane = timers[0].target.lane(Namespace::OWN);
     let found = async |backlogged: Backlogged| {
         let found = f.due_but(&owned, &backlogged).await;
         let id = |uid: Uid| timers.iter().find(|timer| timer.uid == uid).map(|timer| timer.id.to_string());
@@ -316,7 +318,7 @@ async fn an_unreadable_timer_is_left_alone(f: Fixture) {
     let claimed = f.store.claim(&due, "a", 0).await.expect("claims");
     assert_eq!(claimed.rows.iter().map(|row| row.uid).collect::<Vec<_>>(), [good]);
     assert_eq!(claimed.unreadable, [bad]);
-    let cancel = |uid| Change { uid, event: ChangeEvent::Cancel };
+    let cancel = |uid| Change { uid, caller: None, event: ChangeEvent::Cancel };
     let answers = f.apply(&[cancel(bad), cancel(good)]).await;
     assert!(matches!(answers[..], [Applied::Unreadable, Applied::Live(_, Answer::InFlight)]), "{answers:?}");
 }

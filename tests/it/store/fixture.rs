@@ -112,7 +112,7 @@ impl Fixture {
     }
 
     pub async fn change(&self, uid: Uid, event: ChangeEvent) -> (TimerRow, Answer) {
-        match self.store.apply(&[Change { uid, event }]).await.remove(0).expect("applies") {
+        match self.store.apply(&[Change { uid, caller: None, event }]).await.remove(0).expect("applies") {
             Applied::Live(row, answer) => (*row, answer),
             Applied::Same(row) => (*row, Answer::Done),
             other => panic!("{other:?}"),

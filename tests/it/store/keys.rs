@@ -2,6 +2,7 @@
 
 use mainspring::cold::{KeyMade, KeyRevoked, KeyRow, NewKey};
 use mainspring::model::key::{KeyId, Scope};
+use mainspring::model::namespace::Namespace;
 use mainspring::model::time::UnixMs;
 
 use super::fixture::{Fixture, on_both_stores};
@@ -11,7 +12,7 @@ fn key(number: u64, scope: Scope) -> NewKey {
     NewKey {
         id: KeyId::new(number),
         name: format!("k{number}"),
-        is_of_all: false,
+        namespace: Some(Namespace::OWN),
         scope,
         hash,
         is_certificate: false,
@@ -34,12 +35,12 @@ async fn a_key_is_kept_as_it_was_made(f: Fixture) {
     let none = f.store.keys_mark().await.expect("reads");
     assert_eq!(none.count, 0);
     let until = UnixMs::new(f.now().get() + 5000);
-    let wanted = NewKey { is_of_all: true, expires_at: Some(until), ..key(7, Scope::Operate) };
+    let wanted = NewKey { namespace: None, expires_at: Some(until), ..key(7, Scope::Operate) };
     let (row, wanted_again) = (made(&f, wanted.clone()).await, wanted.clone());
     let expected = KeyRow {
         id: wanted.id,
         name: wanted.name,
-        is_of_all: true,
+        namespace: None,
         scope: Scope::Operate,
         hash: wanted.hash,
         is_certificate: false,

@@ -124,7 +124,7 @@ async fn a_timer_that_ends_is_neither_missing_nor_twice(f: Fixture) {
     let (store, over) = (f.store.clone(), Arc::clone(&ended));
     let ending = tokio::spawn(async move {
         for timer in &timers {
-            let cancel = Change { uid: timer.uid, event: ChangeEvent::Cancel };
+            let cancel = Change { uid: timer.uid, caller: None, event: ChangeEvent::Cancel };
             store.apply(&[cancel]).await.remove(0).expect("cancels");
         }
         over.store(true, Ordering::Release);

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use mainspring::cold::Whose;
 use mainspring::cold::{
     ChangeEvent, Edit, Filter, NewOperation, NewTimer, OperationRow, Registered, SETTLED, Selection,
     TimerRow, Worker,
@@ -349,7 +350,7 @@ async fn purge(f: &Fixture, mut operation: OperationRow) -> OperationRow {
 
 async fn a_purge_removes_what_is_kept_of_ended_timers(f: Fixture) {
     let [dead, cancelled, live, other] = ended(&f).await;
-    let before = f.store.ledger().await.expect("reads");
+    let before = f.store.ledger(Whose::All).await.expect("reads");
     let row = f.find(dead).await;
     assert_eq!(f.store.attempts(&row).await.expect("reads").len(), 2);
     let (dry, operation) =
@@ -374,7 +375,7 @@ async fn a_purge_removes_what_is_kept_of_ended_timers(f: Fixture) {
     // Its id stays taken, and the ledger remembers it.
     let again = NewTimer { owner: Some("me".into()), ..f.timer("cancelled", 5000) };
     assert!(matches!(f.register(std::slice::from_ref(&again)).await[..], [Registered::Taken]));
-    let after = f.store.ledger().await.expect("reads");
+    let after = f.store.ledger(Whose::All).await.expect("reads");
     assert_eq!((after.registered, after.dead, after.cancelled), (before.registered, 1, before.cancelled + 1));
     f.balanced().await;
     let nothing = begin(&f, 3, Action::Purge, None, false).await;

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
+use mainspring::cold::Whose;
 use mainspring::cold::{ChangeEvent, Filter, NewTimer, Registered, SCALES, Summary};
 use mainspring::model::time::UnixMs;
 use mainspring::model::timer::State;
@@ -26,7 +27,7 @@ async fn history_goes_after_its_retention_and_the_totals_stay(f: Fixture) {
         matches!(f.register(&[f.timer("t0", 5000)]).await[..], [Registered::New(_)]),
         "the id is free again"
     );
-    let ledger = f.store.ledger().await.expect("reads");
+    let ledger = f.store.ledger(Whose::All).await.expect("reads");
     assert_eq!((ledger.registered, ledger.cancelled, ledger.pending), (7, 5, 2));
     f.balanced().await;
 }

@@ -64,6 +64,7 @@ async fn ended(f: &Fixture, rows: &[TimerRow], result: AttemptResult) {
     let again = f.now().plus(Duration::from_secs(1));
     let change = |row: &TimerRow| Change {
         uid: row.uid,
+        caller: None,
         event: ChangeEvent::Attempted(Next::Retry(again), record(row, result)),
     };
     f.apply(&rows.iter().map(change).collect::<Vec<_>>()).await;
@@ -221,7 +222,8 @@ async fn a_set_whose_outcome_is_unknown_is_repeated_whole(f: Fixture) {
     let uids = put(&f, &[("a", 0), ("b", 0), ("c", 0)]).await;
     let first = claim_due(&f, &owned).await;
     f.clock.advance(Duration::from_secs(3600));
-    let expired = |row: &TimerRow| Change { uid: row.uid, event: ChangeEvent::ClaimExpired(token(row)) };
+    let expired =
+        |row: &TimerRow| Change { uid: row.uid, caller: None, event: ChangeEvent::ClaimExpired(token(row)) };
     // Of one the expiry is recorded later.
     f.apply(&[expired(&first[0][0]), expired(&first[0][2])]).await;
     let row = f.find(uids[0]).await;
@@ -240,8 +242,11 @@ async fn what_was_not_sent_is_made_into_a_set_anew(f: Fixture) {
     let owned = f.own_all().await;
     put(&f, &[("a", 0), ("b", 0)]).await;
     let sets = claim_due(&f, &owned).await;
-    let released =
-        |row: &TimerRow| Change { uid: row.uid, event: ChangeEvent::Released(token(row), row.epoch) };
+    let released = |row: &TimerRow| Change {
+        uid: row.uid,
+        caller: None,
+        event: ChangeEvent::Released(token(row), row.epoch),
+    };
     f.apply(&sets[0].iter().map(released).collect::<Vec<_>>()).await;
     put(&f, &[("c", 0)]).await;
     let sets = claim_due(&f, &owned).await;
@@ -255,8 +260,11 @@ async fn a_set_that_is_made_anew_is_another_delivery(f: Fixture) {
     let owned = f.own_all().await;
     put(&f, &[("a", -2), ("b", -1), ("c", 0)]).await;
     let first = claim_due(&f, &owned).await.remove(0);
-    let released =
-        |row: &TimerRow| Change { uid: row.uid, event: ChangeEvent::Released(token(row), row.epoch) };
+    let released = |row: &TimerRow| Change {
+        uid: row.uid,
+        caller: None,
+        event: ChangeEvent::Released(token(row), row.epoch),
+    };
     f.apply(&[released(&first[0]), released(&first[2])]).await;
     ended(&f, &first[1..2], AttemptResult::Unknown).await;
     f.clock.advance(Duration::from_secs(1));
@@ -331,7 +339,12 @@ async fn the_first_members_retry_holds_for_all(f: Fixture) {
     let sets = claim_due(&f, &owned).await;
     assert_eq!(ids(&sets), ["a b"]);
     f.clock.advance(Duration::from_secs(3600));
-    f.apply(&[Change { uid: second.uid, event: ChangeEvent::ClaimExpired(token(&sets[0][1])) }]).await;
+    f.apply(&[Change {
+        uid: second.uid,
+        caller: None,
+        event: ChangeEvent::ClaimExpired(token(&sets[0][1])),
+    }])
+    .await;
     let row = f.find(second.uid).await;
     assert_eq!((row.life.state, row.policies.retry), (State::Retrying, Some(once)), "its own is kept");
 }

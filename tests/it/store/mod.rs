@@ -10,6 +10,7 @@ mod live_operations;
 mod look;
 mod merge;
 mod moved;
+mod namespaces;
 mod operations;
 mod outbox;
 mod owners;

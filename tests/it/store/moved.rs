@@ -79,7 +79,7 @@ async fn any_change_keeps_the_pointer_and_one_that_changes_nothing_needs_none(f:
     reaching_ten_minutes(&f).await;
     let uid = f.put("t", MINUTE).await;
     let labels = Edit { labels: Some(Some(r#"{"a":"b"}"#.into())), ..Edit::default() };
-    let change = |event| Change { uid, event };
+    let change = |event| Change { uid, caller: None, event };
     let (row, _) = f.change(uid, ChangeEvent::Edit(labels.clone())).await;
     assert_eq!(row.pointed_at, Some(at(MINUTE)));
     let same = f.apply(&[change(ChangeEvent::Edit(labels))]).await.remove(0);

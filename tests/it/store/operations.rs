@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use mainspring::cold::Whose;
 use mainspring::cold::{
     ChangeEvent, NewOperation, NewTimer, OperationRow, Registered, SETTLED, Selection, Worker,
 };
@@ -73,7 +74,7 @@ async fn a_step_without_the_lease_changes_nothing(f: Fixture) {
     let second = f.store.redrive(&taken, &other, 9).await.expect("steps");
     let after = second.operation.expect("is there");
     assert_eq!((after.matched, after.done, after.state), (4, 4, OperationState::Done));
-    let ledger = f.store.ledger().await.expect("reads");
+    let ledger = f.store.ledger(Whose::All).await.expect("reads");
     assert_eq!((ledger.registered, ledger.dead, ledger.pending), (8, 4, 4));
     f.balanced().await;
     let rows = f.store.operations().await.expect("reads");
@@ -96,7 +97,7 @@ async fn what_dies_after_the_begin_is_not_taken(f: Fixture) {
     dead(&f, &owned, &["c"]).await;
     let second = f.store.redrive(&first, &one, 9).await.expect("steps").operation.expect("goes on");
     assert_eq!((second.matched, second.done, second.state), (2, 2, OperationState::Done));
-    let ledger = f.store.ledger().await.expect("reads");
+    let ledger = f.store.ledger(Whose::All).await.expect("reads");
     assert_eq!(
         (ledger.registered, ledger.dead, ledger.pending),
         (5, 4, 1),
@@ -187,7 +188,7 @@ async fn a_stop_and_an_end_are_final(f: Fixture) {
     assert_eq!((row.state, row.failure.as_deref()), (OperationState::Failed, Some("it is broken")));
     let none = OperationId(Uuid::from_u128(9));
     assert!(f.store.stop_operation(none).await.expect("answers").is_none());
-    assert_eq!(f.store.ledger().await.expect("reads").pending, 0);
+    assert_eq!(f.store.ledger(Whose::All).await.expect("reads").pending, 0);
 }
 
 async fn what_ran_is_forgotten_in_the_end_and_what_runs_is_bounded(f: Fixture) {

@@ -10,6 +10,7 @@ use mainspring::cold::{
     LeftOut, Removed, Subscribed, SubscriptionRow, Uses,
 };
 use mainspring::model::id::Uid;
+use mainspring::model::namespace::Namespace;
 use mainspring::model::policy::{Late, Policies, Then};
 use mainspring::model::subscription::{Asked, Lifecycle, Subscription};
 use mainspring::model::target::Target;
@@ -88,7 +89,8 @@ async fn what_happens_to_a_timer_is_told_in_order(f: Fixture) {
     assert_eq!(done, [delivered]);
 
     let cancelled = f.put("cancelled", 60_000).await;
-    let twice = [relabel("{}"), ChangeEvent::Cancel].map(|event| Change { uid: cancelled, event });
+    let twice =
+        [relabel("{}"), ChangeEvent::Cancel].map(|event| Change { uid: cancelled, caller: None, event });
     f.apply(&twice).await;
     f.change(f.put("dead", 0).await, relabel("{}")).await;
     let row = f.claim_due(&owned).await.remove(0);
@@ -240,7 +242,7 @@ async fn of_too_many_the_oldest_are_dropped_and_that_is_told(f: Fixture) {
     f.register(&timers).await;
     let before = waiting(&f, &subscription).await;
     let all = asked(&["*"], Value::Null, false);
-    let compiled = Subscription::new(subscription.id, "s".into(), "log".into(), Some(&all));
+    let compiled = Subscription::new(subscription.id, Namespace::OWN, "s".into(), "log".into(), Some(&all));
     let dropped = async |count| {
         let mut dropped = Vec::new();
         f.store.drop_oldest(&compiled, count, |some| dropped.push(some)).await.expect("drops");
@@ -329,7 +331,7 @@ async fn what_was_dropped_is_told_also_when_the_rest_fails(f: Fixture) {
     );
     behind_its_back(&f, &many).await;
     let all = asked(&["*"], Value::Null, false);
-    let one = Subscription::new(subscription.id, "s".into(), "log".into(), Some(&all));
+    let one = Subscription::new(subscription.id, Namespace::OWN, "s".into(), "log".into(), Some(&all));
     let (store, _) = behind_point(&f, Some(("begin", 2)));
     let mut dropped = Vec::new();
     let rest = store.drop_oldest(&one, 10_400, |some| dropped.push(some)).await;
@@ -393,7 +395,10 @@ async fn a_destination_that_fails_is_told(f: Fixture) {
     // As a node knows the set.
     f.store.take_subscriptions(&f.me).await.expect("takes");
     let tell = async |kind, name: &str| {
-        f.store.tell_destination(kind, name, "a", Some("answered 500")).await.expect("writes")
+        f.store
+            .tell_destination(kind, (Namespace::OWN, name), "a", Some("answered 500"))
+            .await
+            .expect("writes")
     };
     tell(Lifecycle::DestinationFailing, "shop").await;
     tell(Lifecycle::DestinationRecovered, "shop").await;
@@ -573,6 +578,6 @@ async fn a_node_that_has_left_looks_before_it_writes() {
 impl Fixture {
     /// A change that is answered and changes nothing.
     async fn change_nothing(&self, uid: Uid) {
-        self.apply(&[Change { uid, event: ChangeEvent::Cancel }]).await;
+        self.apply(&[Change { uid, caller: None, event: ChangeEvent::Cancel }]).await;
     }
 }

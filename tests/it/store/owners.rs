@@ -62,7 +62,7 @@ async fn rows_that_a_stranger_has_locked_are_passed_by() {
         [f.find(locked).await, f.find(free).await].map(|row| (row.uid, record(&row, AttemptResult::Ok)));
     assert_eq!(f.store.finish_delivered(&done).await.expect("ends"), [free]);
     let event = ChangeEvent::Attempted(Next::GiveUp, done[0].1.clone());
-    let applied = f.store.apply_unlocked(&[Change { uid: locked, event }]).await.remove(0);
+    let applied = f.store.apply_unlocked(&[Change { uid: locked, caller: None, event }]).await.remove(0);
     assert!(matches!(applied, Err(Error::Busy)), "{applied:?}");
     stranger.rollback().await.expect("unlocks");
     assert_eq!(f.store.finish_delivered(&done).await.expect("ends"), [locked]);

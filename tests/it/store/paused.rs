@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use mainspring::cold::Whose;
 use mainspring::cold::{Applied, Change, ChangeEvent, Edit, NewTimer, Range};
 use mainspring::model::id::Version;
 use mainspring::model::merge::Merge;
@@ -86,7 +87,7 @@ async fn lateness_is_judged_at_the_resume(f: Fixture) {
     assert_eq!(ahead.expire_at, Some(UnixMs::new(timers[2].due_at.get() + 10_000)));
     let claimed = f.claim_due(&owned).await;
     assert_eq!(claimed.iter().map(|row| row.id.as_str()).collect::<Vec<_>>(), ["in-time"]);
-    let ledger = f.store.ledger().await.expect("reads");
+    let ledger = f.store.ledger(Whose::All).await.expect("reads");
     assert_eq!((ledger.registered, ledger.expired, ledger.pending), (3, 1, 2));
     f.balanced().await;
 }
@@ -105,8 +106,11 @@ async fn a_paused_timer_can_be_changed_and_stays_paused(f: Fixture) {
     assert_eq!((shifted.life.state, shifted.life.due_at.get()), (State::Paused, f.now().get() + 400));
     f.clock.advance(Duration::from_secs(10));
     assert!(f.claim_due(&owned).await.is_empty());
-    let stale =
-        f.store.apply(&[Change { uid, event: ChangeEvent::Resume(Some(Version(1))) }]).await.remove(0);
+    let stale = f
+        .store
+        .apply(&[Change { uid, caller: None, event: ChangeEvent::Resume(Some(Version(1))) }])
+        .await
+        .remove(0);
     assert!(matches!(stale, Ok(Applied::OtherVersion(_))), "{stale:?}");
     let (fired, _) = f.change(uid, ChangeEvent::Fire(None)).await;
     assert_eq!((fired.life.state, fired.life.due_at), (State::Scheduled, f.now()));

@@ -9,12 +9,15 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
+use mainspring::cold::Whose;
 use mainspring::cold::{
     Applied, Asking, Backlogged, Call, Change, ChangeEvent, ColdStore, DueRow, Edit, Error, FailPoint,
     Filter, Leased, NewOperation, NewTimer, QueueRemoved, Registered, Selection, Settlement, TimerRow, Turn,
     Worker,
 };
 use mainspring::model::id::Uid;
+use mainspring::model::namespace::Namespace;
+use mainspring::model::namespace::Salt;
 use mainspring::model::operation::{self, OperationId};
 use mainspring::model::policy::{Late, Policies, Retry, Then};
 use mainspring::model::priority::Priority;
@@ -83,8 +86,9 @@ impl Fixture {
     }
 
     async fn settle_in(&self, queue: &str, token: LeaseToken, action: Action) -> Option<TimerRow> {
-        let settlement = Settlement { token, lane: lane(queue), action, result: Some("{\"n\":1}".into()) };
-        let change = Change { uid: token.uid, event: ChangeEvent::Settle(settlement) };
+        let settlement =
+            Settlement { token, lane: lane(Namespace::OWN, queue), action, result: Some("{\"n\":1}".into()) };
+        let change = Change { uid: token.uid, caller: None, event: ChangeEvent::Settle(settlement) };
         match self.apply(&[change]).await.remove(0) {
             Applied::Live(row, Answer::Done) => Some(*row),
             Applied::Live(_, Answer::Stale) | Applied::NotLive => None,
@@ -106,8 +110,10 @@ impl Fixture {
         assert!(found.iter().all(|due| due.pointer.is_for_queue));
         let plain: Vec<_> = plain.into_iter().map(|due| due.pointer).collect();
         self.store.park(&plain).await.expect("parks");
-        let looks: Vec<Change> =
-            others.into_iter().map(|due| Change { uid: due.pointer.uid, event: ChangeEvent::Look }).collect();
+        let looks: Vec<Change> = others
+            .into_iter()
+            .map(|due| Change { uid: due.pointer.uid, caller: None, event: ChangeEvent::Look })
+            .collect();
         self.apply(&looks).await;
         found.len()
     }
@@ -294,7 +300,7 @@ async fn a_cancel_tells_the_truth_about_places(f: Fixture) {
     let ended = f.find(uid).await;
     assert_eq!((ended.life.state, ended.life.uncertain), (State::Cancelled, true));
     assert_eq!(ended.seats.map(|seats| seats.acked), Some(2));
-    let ledger = f.store.ledger().await.expect("reads");
+    let ledger = f.store.ledger(Whose::All).await.expect("reads");
     assert_eq!((ledger.registered, ledger.delivered, ledger.cancelled), (5, 1, 4));
     f.balanced().await;
 }
@@ -332,8 +338,9 @@ async fn a_cancel_is_true_after_a_change_of_target(f: Fixture) {
     assert_eq!(f.change(back, ChangeEvent::Cancel).await.1, Answer::Stopped, "a worker had it");
     let batch = f.put_for("batch", 0, times(2, false)).await;
     let item = f.item("w1").await;
-    let ack = Settlement { token: item.token, lane: lane(Q), action: Action::Ack, result: None };
-    let both = [ChangeEvent::Settle(ack), away()].map(|event| Change { uid: batch, event });
+    let ack =
+        Settlement { token: item.token, lane: lane(Namespace::OWN, Q), action: Action::Ack, result: None };
+    let both = [ChangeEvent::Settle(ack), away()].map(|event| Change { uid: batch, caller: None, event });
     let answers = f.apply(&both).await;
     assert!(matches!(answers[1], Applied::Live(_, Answer::InFlight)), "{:?}", answers[1]);
 
@@ -345,7 +352,11 @@ async fn a_cancel_is_true_after_a_change_of_target(f: Fixture) {
     f.change(sent, ChangeEvent::Attempted(next, failed)).await;
     assert_eq!(f.change(sent, retarget(Target::Queue(Q.into()))).await.1, Answer::Done);
     for _ in 0..2 {
-        let answer = match f.apply(&[Change { uid: sent, event: ChangeEvent::Cancel }]).await.remove(0) {
+        let answer = match f
+            .apply(&[Change { uid: sent, caller: None, event: ChangeEvent::Cancel }])
+            .await
+            .remove(0)
+        {
             Applied::Live(_, answer) => answer,
             _ => {
                 let row = f.find(sent).await;
@@ -450,7 +461,7 @@ async fn a_change_gives_out_anew_what_is_not_settled(f: Fixture) {
     f.change(uid, ChangeEvent::Resume(None)).await;
     let target = Some(Target::Queue("elsewhere".into()));
     let (row, _) = f.change(uid, ChangeEvent::Edit(Edit { target, ..Edit::default() })).await;
-    assert_eq!(row.lane, lane("elsewhere"));
+    assert_eq!(row.lane, lane(Namespace::OWN, "elsewhere"));
     f.nothing_for("w1").await;
     let given = f.store.lease("elsewhere", &[asking("w1")], "a", &mut Turn::default()).await.expect("leases");
     assert_eq!(given.given[0].len(), 1);
@@ -486,7 +497,8 @@ async fn a_queue_says_what_waits_in_it_and_goes_when_nothing_does(f: Fixture) {
     let exclude = HashSet::from([ready]);
     let item = f.lease(Asking { lease: None, exclude, ..asking("w1") }).await.remove(0);
     assert_eq!(item.lease_until, f.now().plus(lease.get()), "what the queue says");
-    let depth = f.store.queue_depths(&[Q, "none"]).await.expect("counts");
+    let depth =
+        f.store.queue_depths(&[Q, "none"].map(|name| lane(Namespace::OWN, name))).await.expect("counts");
     let oldest = Some(UnixMs::new(f.now().get() - 7));
     assert_eq!(
         (depth[0].ready, depth[0].leased, depth[0].scheduled, depth[0].oldest_ready_at),
@@ -499,7 +511,7 @@ async fn a_queue_says_what_waits_in_it_and_goes_when_nothing_does(f: Fixture) {
     let row = f.settle(&item, Action::Retry(Some(0))).await.expect("counts");
     assert_eq!(row.life.state, State::Dead);
     for id in ["ready", "later"] {
-        let uid = mainspring::model::id::TimerId::parse(id).expect("an id").uid("default");
+        let uid = mainspring::model::id::TimerId::parse(id).expect("an id").uid(&Salt::own("default"));
         assert_eq!(f.change(uid, ChangeEvent::Cancel).await.1, Answer::Cancelled);
     }
     assert_eq!(f.store.remove_queue(Q).await.expect("writes"), QueueRemoved::Done);

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use mainspring::cold::Whose;
 use mainspring::cold::{Applied, Change, ChangeEvent, Edit, NewTimer, Registered};
 use mainspring::model::id::{Generation, Uid, Version};
 use mainspring::model::time::UnixMs;
@@ -30,7 +31,7 @@ async fn an_ended_id_stays_taken_and_again_starts_the_next_generation(f: Fixture
     let (_, answer) = f.change(uid, ChangeEvent::Cancel).await;
     assert_eq!(answer, Answer::Cancelled, "nothing of this registration was sent");
     f.balanced().await;
-    let ledger = f.store.ledger().await.expect("reads");
+    let ledger = f.store.ledger(Whose::All).await.expect("reads");
     assert_eq!((ledger.registered, ledger.delivered, ledger.cancelled, ledger.pending), (2, 1, 1, 0));
 }
 
@@ -61,7 +62,7 @@ async fn of_equal_ids_in_one_batch_the_first_is_new(f: Fixture) {
         ),
         "{answers:?}"
     );
-    assert_eq!(f.store.ledger().await.expect("reads").registered, 2);
+    assert_eq!(f.store.ledger(Whose::All).await.expect("reads").registered, 2);
     f.balanced().await;
 }
 
@@ -82,7 +83,7 @@ async fn changes_of_one_timer_in_one_batch_see_each_other(f: Fixture) {
     let later = f.now().plus(Duration::from_secs(120));
     let edit = |due_at| ChangeEvent::Edit(Edit { due_at: Some(due_at), ..Edit::default() });
     let batch = [edit(later), ChangeEvent::Fire(None), ChangeEvent::Cancel, ChangeEvent::Cancel]
-        .map(|event| Change { uid, event });
+        .map(|event| Change { uid, caller: None, event });
     let answers = f.apply(&batch).await;
     assert!(
         matches!(&answers[..], [Applied::Live(a, Answer::Done), Applied::Live(b, Answer::Done), Applied::Live(c, Answer::Cancelled), Applied::NotLive]
@@ -108,7 +109,7 @@ async fn an_edit_changes_only_what_it_names(f: Fixture) {
     let data = Edit { data: Some(Some(b"[1]".to_vec())), if_version: Some(Version(2)), ..Edit::default() };
     let (row, _) = f.change(uid, ChangeEvent::Edit(data.clone())).await;
     assert_eq!((row.life.generation, row.life.version), (Generation(2), Version(3)));
-    let again = f.apply(&[Change { uid, event: ChangeEvent::Edit(data) }]).await;
+    let again = f.apply(&[Change { uid, caller: None, event: ChangeEvent::Edit(data) }]).await;
     assert!(matches!(again[..], [Applied::OtherVersion(Version(3))]), "{again:?}");
     let row = f.find(uid).await;
     assert_eq!((row.data.as_deref(), row.labels.as_deref()), (Some(&b"[1]"[..]), Some(r#"{"a":"b"}"#)));
@@ -124,7 +125,7 @@ async fn who_waits_for_a_timer_holds_no_other() {
     let lock =
         |uid: Uid| sea_orm::sqlx::query("SELECT 1 FROM timers WHERE uid = $1 FOR UPDATE NOWAIT").bind(uid.0);
     lock(uids[1]).execute(&mut *other).await.expect("locks");
-    let cancel = |uid| Change { uid, event: ChangeEvent::Cancel };
+    let cancel = |uid| Change { uid, caller: None, event: ChangeEvent::Cancel };
     let (store, changes) = (f.store.clone(), uids.map(cancel));
     let applying = tokio::spawn(async move { store.apply(&changes).await });
     somebody_waits(&f.config.cold.url).await;
@@ -176,7 +177,7 @@ async fn a_value_that_the_database_refuses_fails_alone() {
             other => panic!("{n}: {other:?}"),
         }
     }
-    assert_eq!(f.store.ledger().await.expect("reads").registered, 99);
+    assert_eq!(f.store.ledger(Whose::All).await.expect("reads").registered, 99);
 }
 
 /// What is committed stays told when a later transaction of the same batch fails.
@@ -187,7 +188,7 @@ async fn a_failure_takes_nothing_back_that_was_made_before_it() {
     let mut other = held_open(&f.config.cold.url).await;
     let lock = sea_orm::sqlx::query("SELECT 1 FROM timers WHERE uid = $1 FOR UPDATE").bind(uids[1].0);
     lock.execute(&mut *other).await.expect("locks");
-    let changes = uids.map(|uid| Change { uid, event: ChangeEvent::Cancel });
+    let changes = uids.map(|uid| Change { uid, caller: None, event: ChangeEvent::Cancel });
     let store = f.store.clone();
     let applying = tokio::spawn(async move { store.apply(&changes).await });
     somebody_waits(&f.config.cold.url).await;

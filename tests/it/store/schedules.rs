@@ -6,11 +6,14 @@ mod rules;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use mainspring::cold::Whose;
 use mainspring::cold::{
     Backfilled, ChangeEvent, Content, Edit, Filter, Leased, MAX_SCHEDULES, MadeOccurrences, NewTimer,
     ScheduleEdit, SchedulePut, ScheduleRow, Settlement, TimerRow, Turn,
 };
 use mainspring::model::id::{Epoch, TimerId, Uid, digest16, shard_of};
+use mainspring::model::namespace::Namespace;
+use mainspring::model::namespace::Salt;
 use mainspring::model::policy::{Late, Policies, Then};
 use mainspring::model::queue::{Action, Dispatch, lane};
 use mainspring::model::schedule::{
@@ -95,7 +98,7 @@ fn at(ms: i64) -> UnixMs {
 }
 
 fn uid(ms: i64) -> Uid {
-    occurrence_id("s", at(ms)).expect("an id").uid("default")
+    occurrence_id("s", at(ms)).expect("an id").uid(&Salt::own("default"))
 }
 
 /// All occurrences, live and ended, by their nominal times after the start, in milliseconds.
@@ -186,14 +189,14 @@ async fn two_makers_make_each_nominal_time_once(f: Fixture) {
         let one = edit(&f, every("PT1M"));
         put(&f, &ScheduleEdit { id: format!("s{n}"), ..one }).await;
     }
-    let registered = f.store.ledger().await.expect("counts").registered;
+    let registered = f.store.ledger(Whose::All).await.expect("counts").registered;
     assert_eq!(registered, 200);
     serve(&f, &owned, 8 * MINUTE).await;
     let (one, other) = tokio::join!(make(&f, &owned), make(&f, &owned));
     let rest = make(&f, &owned).await;
     let made = one.rows.len() + other.rows.len() + rest.rows.len();
     assert_eq!(made, 20 * 8);
-    assert_eq!(f.store.ledger().await.expect("counts").registered, 360);
+    assert_eq!(f.store.ledger(Whose::All).await.expect("counts").registered, 360);
     // One whose shards another has taken over since makes nothing.
     let later = f.own_all().await;
     serve(&f, &later, 16 * MINUTE).await;
@@ -242,7 +245,7 @@ async fn one_that_is_made_late_is_skipped_if_the_one_before_ran_over_its_time(f:
 /// What is judged for its turn within a minute of its time was not missed, though its own shard is still without an owner.
 async fn one_that_is_judged_within_a_minute_was_not_missed(f: Fixture) {
     let owned = f.own_all().await;
-    let shard = |id: &str| shard_of("default", id, 8);
+    let shard = |id: &str| shard_of(&Salt::own("default"), id, 8);
     let its_own = |n: i64| shard(occurrence_id("s", at(n * 10_000)).expect("an id").as_str());
     let left = (3..=7).map(its_own).find(|one| *one != shard("s")).expect("another shard");
     let served: Owned = owned.iter().copied().filter(|(one, _)| *one != left).collect();
@@ -525,7 +528,8 @@ async fn leased(f: &Fixture) -> Vec<Leased> {
 }
 
 async fn acknowledge(f: &Fixture, item: &Leased) {
-    let settlement = Settlement { token: item.token, lane: lane("q"), action: Action::Ack, result: None };
+    let settlement =
+        Settlement { token: item.token, lane: lane(Namespace::OWN, "q"), action: Action::Ack, result: None };
     let (row, _) = f.change(item.token.uid, ChangeEvent::Settle(settlement)).await;
     assert_eq!(row.life.state, State::Delivered);
 }

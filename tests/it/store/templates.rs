@@ -87,7 +87,7 @@ async fn new_data_is_written_only_if_it_was_fitted_to_what_the_template_says(f: 
         ChangeEvent::Edit(Edit { data: Some(Some(data.to_vec())), template, ..Edit::default() })
     };
     let labels = ChangeEvent::Edit(Edit { labels: Some(Some("{\"a\":\"b\"}".into())), ..Edit::default() });
-    let change = |uid, event| Change { uid, event };
+    let change = |uid, event| Change { uid, caller: None, event };
     let answers = f
         .apply(&[
             change(with.uid, event(b"1", None)),

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use mainspring::cold::NewTimer;
 use mainspring::model::id::TimerId;
+use mainspring::model::namespace::{Namespace, Salt};
 use mainspring::model::policy::Policies;
 use mainspring::model::priority::Priority;
 use mainspring::model::target::{Target, Webhook};
@@ -14,7 +15,8 @@ pub fn new_timer(id: &str, due_at: UnixMs, created_at: UnixMs) -> NewTimer {
     let id = TimerId::parse(id).expect("an id");
     let hook = Webhook::new("http://127.0.0.1:9/x", None, BTreeMap::new()).expect("a hook");
     NewTimer {
-        uid: id.uid("default"),
+        uid: id.uid(&Salt::own("default")),
+        namespace: Namespace::OWN,
         id,
         caller_id: true,
         again: false,

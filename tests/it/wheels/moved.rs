@@ -40,7 +40,7 @@ impl Mover {
     }
 
     async fn edit(&mut self, edit: Edit) {
-        let change = Change { uid: self.pointer.uid, event: ChangeEvent::Edit(edit) };
+        let change = Change { uid: self.pointer.uid, caller: None, event: ChangeEvent::Edit(edit) };
         self.writer.apply(&[change]).await.remove(0).expect("applies");
         while let Ok(pointer) = self.inbox.try_recv() {
             self.node.promote(&[pointer]).await;

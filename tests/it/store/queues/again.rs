@@ -123,7 +123,7 @@ async fn what_a_worker_had_lost_it_finds_though_an_answer_got_lost(f: Fixture) {
 async fn what_nobody_got_is_taken_back_and_does_not_count(f: Fixture) {
     let uid = f.put_for("t", 0, times(2, false)).await;
     let item = f.item("w1").await;
-    let back = |token| Change { uid, event: ChangeEvent::TakeBack(token, Held::Returned) };
+    let back = |token| Change { uid, caller: None, event: ChangeEvent::TakeBack(token, Held::Returned) };
     f.apply(&[back(item.token)]).await;
     let row = f.find(uid).await;
     assert_eq!((row.life.state, row.life.tries), (State::Scheduled, 0));

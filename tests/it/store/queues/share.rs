@@ -1,6 +1,7 @@
 //! Who gets what of all that is ready, and that nobody hides anything from others.
 
 use super::*;
+use mainspring::model::namespace::Salt;
 
 async fn each_gets_what_is_for_it_and_no_group_hides_another(f: Fixture) {
     for n in 0..40 {
@@ -10,8 +11,9 @@ async fn each_gets_what_is_for_it_and_no_group_hides_another(f: Fixture) {
     f.put_for("own", 0, only(To::Worker("w1".into()))).await;
     f.put_for("anybody", 0, Dispatch::default()).await;
     let ids = |items: Vec<Leased>| items.into_iter().map(|item| item.timer).collect::<BTreeSet<_>>();
-    let exclude =
-        HashSet::from([mainspring::model::id::TimerId::parse("anybody").expect("an id").uid("default")]);
+    let exclude = HashSet::from([mainspring::model::id::TimerId::parse("anybody")
+        .expect("an id")
+        .uid(&Salt::own("default"))]);
     let most = Asking { most: 10, ..asking("w1") };
     let without = Asking { exclude, ..most.clone() };
     assert_eq!(ids(f.lease(without).await), ["own".to_owned()].into());

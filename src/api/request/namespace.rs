@@ -1,0 +1,98 @@
+//! A namespace in a request, checked.
+
+use serde::Deserialize;
+
+use super::{MAX_DATA, Refused, read};
+use crate::api::problem::FieldError;
+use crate::api::schema;
+use crate::model::namespace::{Quotas, Terms};
+use crate::model::time::Span;
+
+/// The highest quota of calls a second.
+const MAX_RATE: u32 = 1_000_000;
+
+/// What a namespace may use.
+#[derive(Debug, Default, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = NamespaceTerms)]
+pub struct NamespaceIn {
+    /// Its quotas. Default: none.
+    #[schema(value_type = Option<QuotasIn>)]
+    quotas: Option<QuotasIn>,
+}
+
+/// The quotas of a namespace. What is left out has no limit of its own.
+#[derive(Debug, Default, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = Quotas)]
+pub struct QuotasIn {
+    /// Calls a second, all nodes together. Each timer of a batch counts, and a stream is read no faster.
+    #[schema(value_type = Option<u32>, minimum = 1, maximum = 1000000)]
+    requests_per_second: Option<u32>,
+    /// Live timers, to about what is registered in two seconds.
+    #[schema(value_type = Option<u64>, minimum = 1)]
+    live_timers: Option<u64>,
+    /// Bytes of a timer's `data`, at most 65,536.
+    #[schema(value_type = Option<usize>, minimum = 1, maximum = 65536)]
+    payload_bytes: Option<usize>,
+    /// How far ahead a timer may be due.
+    #[schema(value_type = Option<schema::Duration>)]
+    horizon: Option<String>,
+}
+
+/// Reads and checks what a namespace may use.
+pub fn namespace(text: &[u8]) -> Result<Terms, Refused> {
+    let NamespaceIn { quotas } = read(text, "")?;
+    let QuotasIn { requests_per_second, live_timers, payload_bytes, horizon } = quotas.unwrap_or_default();
+    let mut errors = Vec::new();
+    let mut wrong = |name: &str, detail: String| {
+        errors.push(FieldError::new(format!("/quotas/{name}"), "range", detail));
+    };
+    if requests_per_second.is_some_and(|rate| !(1..=MAX_RATE).contains(&rate)) {
+        wrong("requests_per_second", format!("from 1 to {MAX_RATE}; leave it out for no limit"));
+    }
+    if live_timers == Some(0) {
+        wrong("live_timers", "at least 1; leave it out for no limit".into());
+    }
+    if payload_bytes.is_some_and(|bytes| !(1..=MAX_DATA).contains(&bytes)) {
+        wrong("payload_bytes", format!("from 1 to {MAX_DATA}, which is what any timer may have"));
+    }
+    let horizon = match horizon.as_deref().map(Span::parse) {
+        Some(Ok(span)) if span.get().is_zero() => {
+            wrong("horizon", "longer than nothing, such as P30D".into());
+            None
+        }
+        Some(Ok(span)) => Some(span),
+        Some(Err(why)) => {
+            errors.push(FieldError::new("/quotas/horizon", "bad_duration", why.to_string()));
+            None
+        }
+        None => None,
+    };
+    let quotas = Quotas { requests_per_second, live_timers, payload_bytes, horizon };
+    if errors.is_empty() { Ok(Terms { quotas }) } else { Err(Refused::Fields(errors)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quotas_are_read_and_what_is_wrong_is_named() {
+        let terms = namespace(br#"{"quotas":{"live_timers":5,"horizon":"P30D"}}"#).expect("is right");
+        assert_eq!((terms.quotas.live_timers, terms.quotas.payload_bytes), (Some(5), None));
+        assert_eq!(namespace(b"{}").expect("is right"), Terms::default());
+        for (text, pointer, code) in [
+            (r#"{"quotas":{"live_timers":0}}"#, "/quotas/live_timers", "range"),
+            (r#"{"quotas":{"requests_per_second":0}}"#, "/quotas/requests_per_second", "range"),
+            (r#"{"quotas":{"payload_bytes":70000}}"#, "/quotas/payload_bytes", "range"),
+            (r#"{"quotas":{"horizon":"PT0S"}}"#, "/quotas/horizon", "range"),
+            (r#"{"quotas":{"horizon":"soon"}}"#, "/quotas/horizon", "bad_duration"),
+            (r#"{"quotas":{"spoons":1}}"#, "/quotas/spoons", "unknown_field"),
+        ] {
+            let Err(Refused::Fields(errors)) = namespace(text.as_bytes()) else { panic!("{text}") };
+            let found: Vec<_> = errors.iter().map(|error| (error.pointer.as_str(), error.code)).collect();
+            assert_eq!(found, [(pointer, code)], "{text}");
+        }
+    }
+}

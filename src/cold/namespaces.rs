@@ -1,0 +1,303 @@
+//! Namespaces, as the store has them: their numbers, their names and their terms. The store's own is among them, whether or
+//! not anything was ever said of it.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, PoisonError};
+
+use serde_json::{Value, json};
+
+use super::audit::Deed;
+use super::notify::Copied;
+use super::sql::{Row, Statement, Tx};
+use super::{ColdStore, Error};
+use crate::model::namespace::{Namespace, Terms};
+use crate::model::time::UnixMs;
+
+/// The most namespaces of a store at a time, its own included.
+pub const MAX_NAMESPACES: i64 = 10_000;
+
+/// A namespace as the store has it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NamespaceRow {
+    /// Its number, which no other one gets.
+    pub number: Namespace,
+    /// Its name.
+    pub name: String,
+    /// What it may use, and reach.
+    pub terms: Terms,
+    /// Rises with every change; 0 of the store's own while nothing was said of it.
+    pub version: i32,
+    /// When it was made.
+    pub created_at: UnixMs,
+}
+
+const COLUMNS: &str = "number, name, terms, version, created_at";
+
+impl NamespaceRow {
+    fn read(row: &Row) -> Result<Self, Error> {
+        let terms: String = row.get(2)?;
+        Ok(Self {
+            number: Namespace(row.get(0)?),
+            name: row.get(1)?,
+            // What this version cannot read would be without limits.
+            terms: serde_json::from_str(&terms)
+                .map_err(|_| Error::Corrupt("the terms of a namespace; another version wrote them".into()))?,
+            version: row.get(3)?,
+            created_at: UnixMs::new(row.get(4)?),
+        })
+    }
+
+    fn audited(&self) -> Value {
+        json!({"terms": self.terms, "version": self.version})
+    }
+}
+
+/// The outcome of writing a namespace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NamespaceWritten {
+    /// It is so now; `true` if it is new.
+    Done(NamespaceRow, bool),
+    /// The store has as many as it takes ([`MAX_NAMESPACES`]), or has given all numbers.
+    Full,
+    /// These nodes are of a release that knows no namespaces.
+    OlderNodes(Vec<String>),
+}
+
+/// The outcome of removing a namespace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NamespaceRemoved {
+    /// It is gone.
+    Done,
+    /// It has something: what, in words.
+    InUse(String),
+    /// It is the store's own.
+    Own,
+    /// There is none of this name.
+    NoSuch,
+}
+
+impl ColdStore {
+    /// Of what a store has so many of at most, how many this namespace may have: all of them the store's own; another one a
+    /// tenth, so that it does not use up what is there for all.
+    pub fn most_here(&self, of_store: i64) -> i64 {
+        if self.namespace() == Namespace::OWN { of_store } else { of_store / 10 }
+    }
+
+    /// The namespaces, by name.
+    pub async fn namespaces(&self) -> Result<Vec<NamespaceRow>, Error> {
+        self.read_namespaces("WHERE removed_at IS NULL").await
+    }
+
+    /// Those, and those that were removed.
+    pub(super) async fn namespaces_ever(&self) -> Result<Vec<NamespaceRow>, Error> {
+        self.read_namespaces("").await
+    }
+
+    async fn read_namespaces(&self, which: &str) -> Result<Vec<NamespaceRow>, Error> {
+        let mut s = Statement::new(self.dialect(), "namespaces");
+        s.push(&format!("SELECT {COLUMNS} FROM namespaces {which} ORDER BY name, number"));
+        let mut rows: Vec<NamespaceRow> =
+            self.urgent.read(s).await?.iter().map(NamespaceRow::read).collect::<Result<_, Error>>()?;
+        if !rows.iter().any(|row| row.number == Namespace::OWN) {
+            rows.push(self.own_namespace().await?);
+            rows.sort_by(|a, b| a.name.cmp(&b.name));
+        }
+        Ok(rows)
+    }
+
+    /// The name of a namespace, also of one that was removed.
+    pub async fn name_of(&self, namespace: Namespace) -> Result<Arc<str>, Error> {
+        if namespace == Namespace::OWN {
+            return Ok(self.own.name());
+        }
+        let known = || self.names.read().unwrap_or_else(PoisonError::into_inner).get(&namespace).cloned();
+        if let Some(name) = known() {
+            return Ok(name);
+        }
+        let rows = self.namespaces_ever().await?;
+        let names = rows.into_iter().map(|row| (row.number, row.name.into())).collect();
+        *self.names.write().unwrap_or_else(PoisonError::into_inner) = names;
+        known().ok_or_else(|| Error::Corrupt(format!("there is no namespace of the number {}", namespace.0)))
+    }
+
+    /// The store's own namespace while nothing was said of it.
+    async fn own_namespace(&self) -> Result<NamespaceRow, Error> {
+        let mut s = Statement::new(self.dialect(), "own_namespace");
+        s.push("SELECT created_at FROM store");
+        let created_at = self.urgent.read(s).await?.first().map_or(Ok(0), |row| row.get(0))?;
+        let (number, name) = (Namespace::OWN, self.own_name().to_owned());
+        Ok(NamespaceRow {
+            number,
+            name,
+            terms: Terms::default(),
+            version: 0,
+            created_at: UnixMs::new(created_at),
+        })
+    }
+
+    /// Writes a namespace, new or in place of the one of this name. Other nodes are notified.
+    ///
+    /// With the first one of another name nodes of older releases cannot enter the store any more: they would take its timers
+    /// for the store's own.
+    pub async fn put_namespace(&self, name: &str, terms: &Terms) -> Result<NamespaceWritten, Error> {
+        let older = self.nodes_without_namespaces().await?;
+        let mut tx = self.pool.begin().await?;
+        // Changes take turns, and each sees what the one before has done.
+        let mut s = Statement::new(self.dialect(), "lock_store");
+        s.push(&format!("SELECT 1 FROM store {}", self.dialect().lock("FOR UPDATE")));
+        tx.fetch(s).await?;
+        let mut s = Statement::new(self.dialect(), "namespace");
+        let named = s.text(name);
+        s.push(&format!("SELECT {COLUMNS} FROM namespaces WHERE name = {named} AND removed_at IS NULL"));
+        let before = tx.fetch(s).await?.first().map(NamespaceRow::read).transpose()?;
+        if let Some(same) = before.as_ref().filter(|row| row.terms == *terms) {
+            return Ok(NamespaceWritten::Done(same.clone(), false));
+        }
+        let is_own = name == self.own_name();
+        if before.is_none() && !is_own && !older.is_empty() {
+            return Ok(NamespaceWritten::OlderNodes(older));
+        }
+        let mut s = Statement::new(self.dialect(), "put_namespace");
+        let now = s.now(self.bound_now());
+        let (named, terms) = (s.text(name), s.text(&serde_json::to_string(terms).unwrap_or_default()));
+        match (&before, is_own) {
+            (Some(row), _) => s.push(&format!(
+                "UPDATE namespaces SET terms = {terms}, version = version + 1, changed_at = {now} \
+                 WHERE number = {} RETURNING {COLUMNS}",
+                row.number.0
+            )),
+            (None, true) => s.push(&format!(
+                "INSERT INTO namespaces (number, name, terms, version, created_at, changed_at) \
+                 SELECT 0, {named}, {terms}, 1, created_at, {now} FROM store RETURNING {COLUMNS}"
+            )),
+            (None, false) => s.push(&format!(
+                "INSERT INTO namespaces (number, name, terms, version, created_at, changed_at) \
+                 SELECT COALESCE(max(number), 0) + 1, {named}, {terms}, 1, {now}, {now} FROM namespaces \
+                 HAVING COALESCE(max(number), 0) < {last} \
+                   AND COALESCE(sum(CASE WHEN removed_at IS NULL AND number > 0 THEN 1 ELSE 0 END), 0) < {MAX_NAMESPACES} - 1 \
+                 RETURNING {COLUMNS}",
+                last = i16::MAX
+            )),
+        };
+        let Some(row) = tx.fetch(s).await?.first().map(NamespaceRow::read).transpose()? else {
+            return Ok(NamespaceWritten::Full);
+        };
+        if !is_own {
+            const FIRST: i16 = mainspring_migrations::WITH_NAMESPACES as i16;
+            let mut s = Statement::new(self.dialect(), "bears");
+            s.push(&format!("UPDATE store SET bears = {FIRST} WHERE bears < {FIRST}"));
+            tx.execute(s).await?;
+            // Nodes of older releases that were silent: if one of them wakes, it finds itself superseded.
+            let mut s = Statement::new(self.dialect(), "supersede_older");
+            s.push(&format!("DELETE FROM nodes WHERE COALESCE(release, 0) < {FIRST}"));
+            tx.execute(s).await?;
+        }
+        let is_new = before.is_none() && !is_own;
+        let (was, became) = (before.map(|row| row.audited()), Some(row.audited()));
+        self.audit(&mut tx, Deed { action: "namespace.put", object: name, was, became }).await?;
+        self.tell_changed(&mut tx, Copied::Namespaces).await?;
+        tx.commit().await.map_err(Error::at_commit)?;
+        Ok(NamespaceWritten::Done(row, is_new))
+    }
+
+    /// Keeps these namespaces from being removed until the end of the transaction. An error if one of them is.
+    pub(super) async fn hold_namespaces(
+        &self,
+        tx: &mut Tx,
+        which: &BTreeSet<Namespace>,
+    ) -> Result<(), Error> {
+        let others: Vec<i64> =
+            which.iter().filter(|one| **one != Namespace::OWN).map(|one| one.0.into()).collect();
+        if others.is_empty() {
+            return Ok(());
+        }
+        let mut s = Statement::new(self.dialect(), "hold_namespaces");
+        let among = s.among(&others);
+        let lock = self.dialect().lock("FOR KEY SHARE");
+        s.push(&format!(
+            "SELECT number FROM namespaces WHERE number {among} AND removed_at IS NULL ORDER BY number {lock}"
+        ));
+        match tx.fetch(s).await?.len() == others.len() {
+            true => Ok(()),
+            false => Err(Error::NoNamespace),
+        }
+    }
+
+    /// Keeps the namespace of this view from being removed until the end of the transaction. First of all it locks, so that a
+    /// removal, which locks the namespace and then what is in it, waits and does not deadlock.
+    pub(super) async fn hold_here(&self, tx: &mut Tx) -> Result<(), Error> {
+        self.hold_namespaces(tx, &BTreeSet::from([self.namespace()])).await
+    }
+
+    /// Removes a namespace that has no live timer, no schedule, no running operation and no key. What else it has goes with it;
+    /// what is kept of its ended timers stays until its retention is over, and nobody sees it. Other nodes are notified.
+    pub async fn remove_namespace(&self, name: &str) -> Result<NamespaceRemoved, Error> {
+        if name == self.own_name() {
+            return Ok(NamespaceRemoved::Own);
+        }
+        for _ in 0..3 {
+            match Box::pin(self.remove_namespace_once(name)).await {
+                Err(why) if why.is_deadlock() => {}
+                other => return other,
+            }
+        }
+        Err(Error::Busy)
+    }
+
+    async fn remove_namespace_once(&self, name: &str) -> Result<NamespaceRemoved, Error> {
+        let mut tx = self.pool.begin().await?;
+        // Changes of subscriptions lock their set first.
+        self.lock_set(&mut tx).await?;
+        // Whoever registers for it holds its row until the commit.
+        let mut s = Statement::new(self.dialect(), "lock_namespace");
+        let named = s.text(name);
+        let lock = self.dialect().lock("FOR UPDATE");
+        s.push(&format!("SELECT number FROM namespaces WHERE name = {named} AND removed_at IS NULL {lock}"));
+        tx.fetch(s).await?;
+        let mut s = Statement::new(self.dialect(), "remove_namespace");
+        let (now, named) = (s.now(self.bound_now()), s.text(name));
+        s.push(&format!(
+            "UPDATE namespaces SET removed_at = {now}, changed_at = {now} WHERE name = {named} AND removed_at IS NULL \
+             RETURNING {COLUMNS}"
+        ));
+        let Some(before) = tx.fetch(s).await?.first().map(NamespaceRow::read).transpose()? else {
+            return Ok(NamespaceRemoved::NoSuch);
+        };
+        let number = before.number.0;
+        for (what, condition) in [
+            ("live timers", format!("timers WHERE namespace IS NOT NULL AND namespace = {number}")),
+            ("schedules", format!("schedules WHERE namespace = {number}")),
+            ("running operations", format!("operations WHERE namespace = {number} AND state = 0")),
+            ("keys", format!("api_keys WHERE namespace = {number}")),
+        ] {
+            let mut s = Statement::new(self.dialect(), "namespace_uses");
+            s.push(&format!(
+                "SELECT CAST(count(*) AS BIGINT) FROM (SELECT 1 FROM {condition} LIMIT 100000) x"
+            ));
+            let count: i64 = tx.fetch(s).await?.first().map_or(Ok(0), |row| row.get(0))?;
+            if count > 0 {
+                return Ok(NamespaceRemoved::InUse(format!("{count} {what}")));
+            }
+        }
+        for table in ["destinations", "queues", "templates", "operations"] {
+            let mut s = Statement::new(self.dialect(), "remove_of_namespace");
+            s.push(&format!("DELETE FROM {table} WHERE namespace = {number}"));
+            tx.execute(s).await?;
+        }
+        let mut s = Statement::new(self.dialect(), "remove_of_namespace");
+        let now = s.now(self.bound_now());
+        s.push(&format!(
+            "UPDATE subscriptions SET removed_at = {now}, changed_at = {now} \
+             WHERE namespace = {number} AND removed_at IS NULL"
+        ));
+        tx.execute(s).await?;
+        self.raise_set(&mut tx).await?;
+        let was = Some(before.audited());
+        self.audit(&mut tx, Deed { action: "namespace.remove", object: name, was, became: None }).await?;
+        for copied in [Copied::Namespaces, Copied::Destinations, Copied::Subscriptions] {
+            self.tell_changed(&mut tx, copied).await?;
+        }
+        tx.commit().await.map_err(Error::at_commit)?;
+        Ok(NamespaceRemoved::Done)
+    }
+}

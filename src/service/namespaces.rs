@@ -1,0 +1,179 @@
+//! The namespaces, as this node knows them: by name for calls, with what each may use.
+//!
+//! A node reads them at its start, when another node tells of a change (`NOTIFY`), and every few seconds. One that is not
+//! known yet is looked for in the store.
+
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::time::Duration;
+
+use super::keys::Refusal;
+use super::quotas::{Left, Over};
+use crate::cold::{ColdStore, Error, NamespaceRow};
+use crate::model::namespace::{Namespace, Quotas};
+use crate::telemetry::Streak;
+
+/// How often they are read, without a notification.
+const EVERY: Duration = Duration::from_secs(2);
+
+/// A call waits so long for the time that was reserved for it, before it is refused.
+const SOON: Duration = Duration::from_millis(50);
+
+/// The pause before calls that can wait are tried again.
+const AGAIN: Duration = Duration::from_millis(25);
+
+/// What a node knows of them.
+#[derive(Default)]
+struct Known {
+    by_name: HashMap<String, Arc<NamespaceRow>>,
+    by_number: HashMap<Namespace, Arc<NamespaceRow>>,
+}
+
+/// The namespaces of the store.
+#[derive(Default)]
+pub struct Namespaces {
+    store: OnceLock<ColdStore>,
+    known: RwLock<Arc<Known>>,
+    /// One reads at a time, so that an older answer does not replace a newer one.
+    reading: tokio::sync::Mutex<()>,
+    left: Left,
+}
+
+impl Namespaces {
+    /// Reads the namespaces of the store at the start.
+    pub async fn open(&self, store: &ColdStore) -> Result<(), Error> {
+        let _ = self.store.set(store.clone());
+        self.read().await
+    }
+
+    /// Keeps them current. Runs until dropped.
+    pub async fn run(self: Arc<Self>) {
+        let Some(store) = self.store.get() else { return };
+        let mut streak = Streak::default();
+        loop {
+            tokio::select! {
+                () = store.namespaces_changed() => {}
+                () = store.clock().sleep(EVERY) => {}
+            }
+            let read = async {
+                self.read().await?;
+                let with_quota = self
+                    .known()
+                    .by_number
+                    .values()
+                    .filter(|row| row.terms.quotas.live_timers.is_some())
+                    .map(|row| row.number)
+                    .collect::<Vec<_>>();
+                self.left.count(store, &with_quota).await
+            };
+            match read.await {
+                Ok(()) => drop(streak.succeeded()),
+                Err(why) if streak.failed(store.is_away()) => {
+                    tracing::warn!(%why, "namespaces cannot be read; those that are known stay in force");
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Reads them.
+    pub async fn read(&self) -> Result<(), Error> {
+        let Some(store) = self.store.get() else { return Ok(()) };
+        let _reading = self.reading.lock().await;
+        let rows: Vec<Arc<NamespaceRow>> = store.namespaces().await?.into_iter().map(Arc::new).collect();
+        store.set_has_others(rows.len() > 1);
+        let by_name = rows.iter().map(|row| (row.name.clone(), Arc::clone(row))).collect();
+        let by_number = rows.into_iter().map(|row| (row.number, row)).collect();
+        *self.known.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(Known { by_name, by_number });
+        Ok(())
+    }
+
+    fn known(&self) -> Arc<Known> {
+        Arc::clone(&self.known.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The namespace of this number, if it is known.
+    pub fn get(&self, number: Namespace) -> Option<Arc<NamespaceRow>> {
+        self.known().by_number.get(&number).cloned()
+    }
+
+    /// The quotas of a namespace.
+    pub fn quotas(&self, number: Namespace) -> Quotas {
+        self.get(number).map(|row| row.terms.quotas.clone()).unwrap_or_default()
+    }
+
+    /// Takes so many calls from a namespace's quota of calls a second.
+    pub async fn charge(&self, number: Namespace, calls: usize) -> Result<(), Refusal> {
+        let Some(per_second) = self.get(number).and_then(|row| row.terms.quotas.requests_per_second) else {
+            return Ok(());
+        };
+        let (Some(store), Ok(calls)) = (self.store.get(), u32::try_from(calls)) else { return Ok(()) };
+        let mut taken = self.left.take(store, number, per_second, calls).await;
+        if let Ok(Err(Over::Wait(wait))) = taken
+            && wait <= SOON
+        {
+            // Other calls have just taken the rest of a part, and the next part is free in a moment.
+            tokio::time::sleep(wait).await;
+            taken = self.left.take(store, number, per_second, calls).await;
+        }
+        match taken {
+            // Without its store a call comes to nothing anyway.
+            Ok(Ok(())) | Err(_) => Ok(()),
+            Ok(Err(Over::Wait(wait))) => {
+                let seconds = u32::try_from(wait.as_millis().div_ceil(1000)).unwrap_or(u32::MAX).max(1);
+                let detail = format!(
+                    "this namespace's quota `requests_per_second` is {per_second}, and these are used up"
+                );
+                Err(Refusal { retry_after: Some(seconds), ..Refusal::new("quota", detail) })
+            }
+            Ok(Err(Over::TooLarge)) => {
+                let detail = format!(
+                    "one call holds more timers than this namespace's quota `requests_per_second` ({per_second}) admits in \
+                     a second; send smaller batches"
+                );
+                Err(Refusal::new("quota", detail))
+            }
+        }
+    }
+
+    /// The same for what can wait: takes them as they come.
+    pub async fn charge_patiently(&self, number: Namespace, calls: usize) {
+        let mut left = calls;
+        while left > 0 {
+            let most = self.get(number).and_then(|row| row.terms.quotas.requests_per_second);
+            let Some(most) = most else { return };
+            let some = left.min(usize::try_from(most / 10).unwrap_or(left).max(1));
+            match self.charge(number, some).await {
+                Ok(()) => left -= some,
+                Err(_) => tokio::time::sleep(AGAIN).await,
+            }
+        }
+    }
+
+    /// Of so many new timers, how many a namespace's quota of live timers admits.
+    pub fn admit(&self, number: Namespace, count: usize) -> (usize, Option<Refusal>) {
+        let Some(most) = self.get(number).and_then(|row| row.terms.quotas.live_timers) else {
+            return (count, None);
+        };
+        let admitted = self.left.admit(number, most, count);
+        let refusal = (admitted < count).then(|| {
+            let detail = format!("this namespace's quota `live_timers` is {most}, and it has as many; end some, or wait until some have ended");
+            Refusal { retry_after: Some(2), ..Refusal::new("quota", detail) }
+        });
+        (admitted, refusal)
+    }
+
+    /// Of the timers that were admitted, so many did not become new ones.
+    pub fn give_back(&self, number: Namespace, count: usize) {
+        self.left.give_back(number, count);
+    }
+
+    /// The namespace of this name.
+    pub async fn find(&self, name: &str) -> Result<Option<Arc<NamespaceRow>>, Error> {
+        if let Some(known) = self.known().by_name.get(name) {
+            return Ok(Some(Arc::clone(known)));
+        }
+        self.read().await?;
+        Ok(self.known().by_name.get(name).cloned())
+    }
+}

@@ -1,0 +1,169 @@
+//! What the quotas of a namespace leave to it now: calls a second, and live timers.
+//!
+//! *Calls*, all nodes together: time is reserved in the store, as for a destination with a rate. A node that gets calls reserves
+//! the time of a twentieth of a second's calls; once that time has come, so many calls may pass. So all nodes together let pass
+//! what the quota says, and each is at most one such part ahead.
+//!
+//! *Live timers*: the ledger is read every two seconds, and what this node has admitted since counts too. Several nodes may
+//! exceed the quota by what they register within that time.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::clock::Monotonic;
+use crate::cold::{ColdStore, Error};
+use crate::model::id::digest16;
+use crate::model::namespace::Namespace;
+
+/// Reserved at once: the calls of a second divided by this.
+const PARTS: u32 = 20;
+
+/// A call that a quota does not admit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Over {
+    /// It may be made again after so long.
+    Wait(Duration),
+    /// It holds more timers than the quota admits in a second.
+    TooLarge,
+}
+
+/// The calls of one namespace that may pass on this node.
+#[derive(Debug, Default)]
+struct Calls {
+    /// How many.
+    passes: u32,
+    /// From when on.
+    from: Option<Monotonic>,
+    /// Where no other node shares the store: when the next ones may, in microseconds of this process's clock.
+    next_us: i64,
+}
+
+/// The live timers of one namespace.
+#[derive(Debug, Clone, Copy, Default)]
+struct Live {
+    counted: i64,
+    admitted: i64,
+}
+
+/// What is left of quotas.
+#[derive(Debug, Default)]
+pub struct Left {
+    calls: Mutex<HashMap<Namespace, Arc<tokio::sync::Mutex<Calls>>>>,
+    live: Mutex<HashMap<Namespace, Live>>,
+}
+
+/// By this the time of a namespace's calls is reserved, among the lanes of destinations.
+fn lane(namespace: Namespace) -> i64 {
+    let [a, b, c, d, e, f, g, h, ..] = digest16(&[b"calls", &namespace.0.to_be_bytes()]);
+    i64::from_be_bytes([a, b, c, d, e, f, g, h])
+}
+
+impl Left {
+    /// Takes `count` of the calls of a namespace that has `per_second` of them.
+    pub async fn take(
+        &self,
+        store: &ColdStore,
+        namespace: Namespace,
+        per_second: u32,
+        count: u32,
+    ) -> Result<Result<(), Over>, Error> {
+        if count == 0 {
+            return Ok(Ok(()));
+        }
+        if count > per_second {
+            return Ok(Err(Over::TooLarge));
+        }
+        let of_one = Arc::clone(lock(&self.calls).entry(namespace).or_default());
+        let mut calls = of_one.lock().await;
+        let wait = |calls: &Calls| calls.from.map_or(Duration::ZERO, |from| from.since(Monotonic::now()));
+        if wait(&calls).is_zero() && calls.passes < count {
+            let part = (per_second / PARTS).max(count - calls.passes).max(1);
+            let step_us = i64::from(1_000_000 / per_second.max(1)).max(1);
+            let start_us = calls.reserve(store, lane(namespace), part, step_us).await?;
+            calls.from =
+                Some(Monotonic::now().plus(Duration::from_micros(u64::try_from(start_us).unwrap_or(0))));
+            calls.passes += part;
+        }
+        let wait = wait(&calls);
+        if !wait.is_zero() {
+            return Ok(Err(Over::Wait(wait)));
+        }
+        calls.passes -= count.min(calls.passes);
+        Ok(Ok(()))
+    }
+
+    /// Admits up to `count` more live timers to a namespace that may have `most`; returns how many.
+    pub fn admit(&self, namespace: Namespace, most: u64, count: usize) -> usize {
+        let mut live = lock(&self.live);
+        let one = live.entry(namespace).or_default();
+        let room = i64::try_from(most).unwrap_or(i64::MAX).saturating_sub(one.counted + one.admitted).max(0);
+        let admitted = i64::try_from(count).unwrap_or(i64::MAX).min(room);
+        one.admitted += admitted;
+        usize::try_from(admitted).unwrap_or(count)
+    }
+
+    /// Of the timers that were admitted to a namespace, so many did not become new ones.
+    pub fn give_back(&self, namespace: Namespace, count: usize) {
+        if let Some(one) = lock(&self.live).get_mut(&namespace) {
+            // They may have been counted away meanwhile.
+            one.admitted = one.admitted.saturating_sub(i64::try_from(count).unwrap_or(i64::MAX)).max(0);
+        }
+    }
+
+    /// Reads how many live timers these namespaces have.
+    pub async fn count(&self, store: &ColdStore, which: &[Namespace]) -> Result<(), Error> {
+        // What is admitted from here on may be in the count already: it counts twice for two seconds.
+        let before: HashMap<Namespace, i64> =
+            lock(&self.live).iter().map(|(namespace, one)| (*namespace, one.admitted)).collect();
+        let counted = if which.is_empty() { Vec::new() } else { store.live_counts(which).await? };
+        let mut live = lock(&self.live);
+        live.retain(|namespace, _| which.contains(namespace));
+        for (namespace, counted) in which.iter().zip(counted) {
+            let one = live.entry(*namespace).or_default();
+            let admitted = one.admitted - before.get(namespace).copied().unwrap_or(0);
+            *one = Live { counted, admitted: admitted.max(0) };
+        }
+        Ok(())
+    }
+}
+
+impl Calls {
+    /// Reserves the time of so many calls; returns in how many microseconds it begins.
+    async fn reserve(
+        &mut self,
+        store: &ColdStore,
+        lane: i64,
+        count: u32,
+        step_us: i64,
+    ) -> Result<i64, Error> {
+        let span = i64::from(count) * step_us;
+        if store.is_shared() {
+            let reserved = store.reserve_slots(&[(lane, i64::from(count), step_us)], 0).await?;
+            return Ok(reserved.first().map_or(0, |one| one.start_us).max(0));
+        }
+        let now_us = Monotonic::now().as_us();
+        let start = self.next_us.max(now_us);
+        self.next_us = start + span;
+        Ok(start - now_us)
+    }
+}
+
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic while the lock is held leaves plain numbers.
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_live_timers_are_admitted_than_there_is_room_for() {
+        let left = Left::default();
+        let one = Namespace(1);
+        assert_eq!([left.admit(one, 10, 4), left.admit(one, 10, 4), left.admit(one, 10, 4)], [4, 4, 2]);
+        assert_eq!([left.admit(one, 10, 1), left.admit(Namespace(2), 10, 1)], [0, 1]);
+        assert_eq!(left.admit(one, 5, 1), 0, "the quota is smaller now");
+    }
+}

@@ -1,0 +1,190 @@
+//! Quotas of namespaces: what is over one is told which, and nobody else is held up.
+
+use std::time::{Duration, Instant};
+
+use reqwest::Method;
+use serde_json::{Value, json};
+
+use super::keys::{key, made};
+use super::{LONG, later, with};
+use crate::support::{Answer, Api, Node, eventually, fresh_database};
+
+/// Makes a namespace with these quotas, or gives it others; and a key of it.
+async fn team(node: &Node, admin: &Api, name: &str, quotas: Value) -> Api {
+    let terms = json!({ "quotas": quotas });
+    let answer = admin.send(Method::PUT, &format!("/v1/namespaces/{name}"), &[], Some(&terms)).await;
+    assert!(matches!(answer.status, 200 | 201), "{}", answer.body);
+    node.api().with_key(made(admin, &key(name, "register", name)).await.1)
+}
+
+async fn first(node: &Node) -> Api {
+    node.api().with_key(made(&node.api(), &key("first", "admin", "*")).await.1)
+}
+
+async fn put(api: &Api, id: &str, timer: &Value) -> Answer {
+    api.send(Method::PUT, &format!("/v1/timers/{id}"), &[], Some(timer)).await
+}
+
+fn batch(name: &str, count: usize) -> Value {
+    let timers: Vec<Value> = (0..count).map(|n| with(later(), "id", json!(format!("{name}-{n}")))).collect();
+    json!({ "timers": timers })
+}
+
+fn over(answer: &Answer, quota: &str) {
+    assert_eq!((answer.status, &answer.body["code"]), (429, &json!("quota")), "{}", answer.body);
+    assert!(answer.body["detail"].as_str().expect("a detail").contains(quota), "{}", answer.body);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn data_and_horizon_have_their_limits() {
+    let node = Node::builder().start_ready().await;
+    let admin = first(&node).await;
+    let api = team(&node, &admin, "small", json!({"payload_bytes": 10, "horizon": "P1D"})).await;
+    let fits = with(later(), "data", json!({"n": 1}));
+    assert_eq!(put(&api, "fits", &fits).await.status, 201);
+    let large = with(later(), "data", json!({"text": "longer than ten"}));
+    let far = with(later(), "delay", json!("P2D"));
+    for (timer, pointer, quota) in [(&large, "/data", "payload_bytes"), (&far, "", "horizon")] {
+        let error = |body: &Value| {
+            let error = &body["errors"][0];
+            assert_eq!((&error["pointer"], &error["code"]), (&json!(pointer), &json!("quota")), "{body}");
+            assert!(error["detail"].as_str().expect("a detail").contains(quota), "{body}");
+        };
+        let answer = put(&api, "over", timer).await;
+        assert_eq!(answer.status, 422);
+        error(&answer.body);
+        let change =
+            if quota == "horizon" { json!({"delay": "P2D"}) } else { json!({"data": timer["data"]}) };
+        let answer = api.send(Method::PATCH, "/v1/timers/fits", &[], Some(&change)).await;
+        assert_eq!(answer.status, 422);
+        error(&answer.body);
+        // Those of others have none.
+        assert_eq!(put(&admin, quota, timer).await.status, 201);
+    }
+    // What a template adds counts.
+    let template = json!({"schema": true, "defaults": {"text": "longer than ten"}});
+    let small = [("X-Mainspring-Namespace", "small")];
+    let answer = admin.send(Method::PUT, "/v1/templates/adds", &small, Some(&template)).await;
+    assert_eq!(answer.status, 201, "{}", answer.body);
+    let answer = put(&api, "added", &with(with(later(), "template", json!("adds")), "data", json!({}))).await;
+    assert_eq!((answer.status, &answer.body["errors"][0]["code"]), (422, &json!("quota")), "{}", answer.body);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn live_timers_are_bounded_and_room_comes_back() {
+    let node = Node::builder().start_ready().await;
+    let admin = first(&node).await;
+    let api = team(&node, &admin, "few", json!({"live_timers": 5})).await;
+    let (status, answer) = api.post("/v1/timers/batch", &batch("t", 8)).await;
+    assert_eq!(status, 200);
+    let statuses: Vec<u64> = answer["results"]
+        .as_array()
+        .expect("results")
+        .iter()
+        .filter_map(|one| one["status"].as_u64())
+        .collect();
+    assert_eq!(statuses, [201, 201, 201, 201, 201, 429, 429, 429]);
+    let refused = put(&api, "one-more", &later()).await;
+    over(&refused, "live_timers");
+    assert_eq!(refused.header("retry-after"), Some("2"));
+    let (_, again) = api.post("/v1/timers/batch", &batch("t", 6)).await;
+    let statuses: Vec<_> = again["results"]
+        .as_array()
+        .expect("results")
+        .iter()
+        .filter_map(|one| one["status"].as_u64())
+        .collect();
+    assert_eq!(statuses, [200, 200, 200, 200, 200, 429], "what is there already is answered as before");
+    assert_eq!(put(&admin, "elsewhere", &later()).await.status, 201, "another namespace has its own room");
+    for n in 0..3 {
+        assert_eq!(api.send(Method::DELETE, &format!("/v1/timers/t-{n}"), &[], None).await.status, 200);
+    }
+    eventually("there is room again", LONG, async || {
+        let answer = put(&api, "one-more", &later()).await;
+        if answer.status == 201 { Ok(()) } else { Err(answer.body) }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_a_second_are_counted_on_all_nodes_together() {
+    const RATE: u32 = 100;
+    let url = fresh_database().await;
+    let one = Node::builder().cold(&url).name("one").start_ready().await;
+    let two = Node::builder().cold(&url).name("two").start_ready().await;
+    let admin = first(&one).await;
+    let quotas = json!({ "requests_per_second": RATE });
+    let busy = team(&one, &admin, "busy", quotas).await;
+    let calm = team(&one, &admin, "calm", json!({})).await;
+    let mut both = vec![busy.clone(), busy.clone()];
+    both[1].base = two.base();
+    // Both know the quota.
+    eventually("both count", LONG, async || {
+        let too_many = batch("x", RATE as usize + 2);
+        for api in &both {
+            let answer = api.send(Method::POST, "/v1/timers/batch", &[], Some(&too_many)).await;
+            if answer.status != 429 || answer.header("retry-after").is_some() {
+                return Err(answer.body);
+            }
+            assert!(answer.body["detail"].as_str().expect("a detail").contains("smaller"), "{}", answer.body);
+        }
+        Ok(())
+    })
+    .await;
+    let began = Instant::now();
+    let flood = both.iter().cycle().take(8).enumerate().map(|(n, api)| {
+        let api = api.clone();
+        async move {
+            let (mut taken, mut refused) = (0_u32, 0_u32);
+            while began.elapsed() < Duration::from_secs(4) {
+                let answer = api.send(Method::GET, &format!("/v1/timers/none-{n}"), &[], None).await;
+                match answer.status {
+                    404 => taken += 1,
+                    _ => {
+                        over(&answer, "requests_per_second");
+                        assert!(answer.header("retry-after").is_some());
+                        refused += 1;
+                        tokio::time::sleep(Duration::from_millis(2)).await;
+                    }
+                }
+            }
+            (taken, refused)
+        }
+    });
+    let others = async {
+        let mut answered = 0;
+        while began.elapsed() < Duration::from_secs(4) {
+            assert_eq!(calm.get("/v1/timers/none").await.0, 404);
+            answered += 1;
+        }
+        answered
+    };
+    let (each, answered) = tokio::join!(futures::future::join_all(flood), others);
+    let elapsed = began.elapsed().as_secs_f64();
+    let (taken, refused) = each.iter().fold((0, 0), |(taken, refused), one| (taken + one.0, refused + one.1));
+    let allowed = f64::from(RATE) * elapsed;
+    println!("{taken} of {allowed:.0} taken, {refused} refused, {answered} of another namespace");
+    assert!(f64::from(taken) <= 1.1 * allowed, "{taken} of {allowed}");
+    assert!(f64::from(taken) >= 0.5 * allowed && refused > 0, "{taken} of {allowed}, {refused} refused");
+    assert!(answered > 20, "{answered}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stream_waits_for_its_quota() {
+    let node = Node::builder().start_ready().await;
+    let admin = first(&node).await;
+    let api = team(&node, &admin, "slow", json!({"requests_per_second": 100})).await;
+    let lines: String = batch("t", 180)["timers"]
+        .as_array()
+        .expect("timers")
+        .iter()
+        .fold(String::new(), |all, one| all + &one.to_string() + "\n");
+    let began = Instant::now();
+    let headers = [("content-type", "application/x-ndjson")];
+    let answer = api.send_bytes(Method::POST, "/v1/timers/stream", &headers, lines).await;
+    assert_eq!(answer.status, 200);
+    let text = answer.body.as_str().expect("lines").to_owned();
+    let taken = text.lines().filter(|line| line.contains("\"status\":201")).count();
+    assert_eq!((taken, text.lines().count()), (180, 180));
+    assert!(began.elapsed() >= Duration::from_millis(1500), "180 of 100 a second: {:?}", began.elapsed());
+}
