@@ -287,7 +287,8 @@ impl ColdStore {
         self.has_others.load(Ordering::Relaxed)
     }
 
-    /// Notes whether there are namespaces beside the store's own. Lists of timers go by it, for their speed alone.
+    /// Notes whether there are namespaces beside the store's own. The forecast goes by it: without others that of the store is that
+    /// of its own.
     pub fn set_has_others(&self, has_others: bool) {
         self.has_others.store(has_others, Ordering::Relaxed);
     }

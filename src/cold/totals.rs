@@ -222,11 +222,14 @@ impl ColdStore {
         };
         let totals = Totals::read(&rows)?;
         let mut mismatches = Vec::new();
-        let ended_rows = ended_rows(&totals, Whose::All, "", &mut mismatches);
+        let ended_rows = rows_by_end(&totals, Whose::All, "", &mut mismatches);
         let mut namespaces = Vec::new();
         for row in self.namespaces_ever().await? {
             let of = Whose::One(row.number);
-            ended_rows_of(&totals, of, &row.name, &mut mismatches);
+            // For the store's own namespace the whole store was compared before.
+            if row.number != Namespace::OWN {
+                rows_by_end(&totals, of, &format!("{}: ", row.name), &mut mismatches);
+            }
             let ledger = Ledger::read(&totals, of);
             namespaces.push(NamespaceLedger { namespace: row.name, ledger, balanced: ledger.balanced() });
         }
@@ -240,16 +243,8 @@ impl ColdStore {
     }
 }
 
-fn ended_rows_of(totals: &Totals, of: Whose, name: &str, mismatches: &mut Vec<String>) {
-    let whose = format!("{name}: ");
-    // The whole store was compared before.
-    if of != Whose::One(Namespace::OWN) {
-        ended_rows(totals, of, &whose, mismatches);
-    }
-}
-
 /// Rows in history and in the folded totals, by end. What differs from the totals is told, after `whose`.
-fn ended_rows(
+fn rows_by_end(
     totals: &Totals,
     of: Whose,
     whose: &str,
