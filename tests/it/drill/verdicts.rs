@@ -99,6 +99,7 @@ macro_rules! kept {
 mod quick {
     use super::is_kept;
 
+    // Where brokers run beside three nodes there is less of the machine for each timer.
     kept! {
         kill: "kill --seed 1 --rate 80 --seconds 12";
         redis_rollback: "redis-rollback --seed 2 --rate 80 --seconds 10";
@@ -114,8 +115,8 @@ mod quick {
         restore: "restore --seed 14 --rate 80 --seconds 12";
         restore_embedded: "restore --embedded --seed 15 --rate 80 --seconds 12";
         slow_hook_embedded: "slow-hook --embedded --seed 5 --rate 80 --seconds 10";
-        broker_kill: "broker-kill --seed 16 --rate 100 --seconds 14";
-        broker_stop: "broker-stop --seed 17 --rate 120 --seconds 15";
+        broker_kill: "broker-kill --seed 16 --rate 60 --seconds 14";
+        broker_stop: "broker-stop --seed 17 --rate 60 --seconds 15";
         broker_full_embedded: "broker-full --embedded --seed 18 --rate 100 --seconds 18";
         worker_kill: "worker-kill --seed 19 --rate 80 --seconds 12";
         worker_kill_embedded: "worker-kill --embedded --seed 20 --rate 80 --seconds 10";
