@@ -10,6 +10,7 @@ use super::sql::{Column, Dialect, Row, Statement};
 use super::{ColdStore, Error};
 use crate::clock::Monotonic;
 use crate::model::id::{Epoch, Generation, Uid, Version};
+use crate::model::namespace::Namespace;
 use crate::model::pointer::{Pointer, Via};
 use crate::model::priority::Priority;
 use crate::model::target::Kind;
@@ -39,6 +40,7 @@ pub(super) const POINTER: &[TimerColumn] = &[
     TimerColumn::Priority,
     TimerColumn::Version,
     TimerColumn::Kind,
+    TimerColumn::Namespace,
 ];
 
 /// Reads a pointer from a row that begins with the columns of [`POINTER`].
@@ -51,6 +53,7 @@ pub(super) fn pointer_of(row: &Row, via: Via) -> Result<Pointer, Error> {
     Ok(Pointer {
         uid: Uid(at!(Uid)),
         shard: at!(Shard),
+        namespace: Namespace::of_stored(at!(Namespace)),
         generation: Generation(at!(Generation)),
         attempt: at!(Attempt),
         wake_at: UnixMs::new(at!(WakeAt)),

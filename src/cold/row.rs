@@ -269,6 +269,7 @@ impl TimerRow {
         Some(Pointer {
             uid: self.uid,
             shard: self.shard,
+            namespace: self.namespace,
             generation: self.life.generation,
             attempt: self.life.attempt,
             wake_at: wake_at?,

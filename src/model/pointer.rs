@@ -5,6 +5,7 @@ use std::cmp::Ordering;
 use uuid::Uuid;
 
 use super::id::{Generation, Uid};
+use super::namespace::Namespace;
 use super::priority::Priority;
 use super::time::UnixMs;
 
@@ -16,6 +17,8 @@ pub struct Pointer {
     pub uid: Uid,
     /// Its shard.
     pub shard: i32,
+    /// Its namespace.
+    pub namespace: Namespace,
     /// The generation that is due.
     pub generation: Generation,
     /// Claims of that generation so far.
@@ -103,7 +106,23 @@ impl Via {
 }
 
 /// The length of a packed pointer in bytes.
-pub const PACKED: usize = 37;
+const PACKED: usize = 37;
+
+/// The length of one that is not of the store's own namespace, whose number stands at its end.
+const PACKED_OF_OTHERS: usize = PACKED + 2;
+
+/// A packed pointer.
+#[derive(Debug, Clone, Copy)]
+pub struct Packed {
+    bytes: [u8; PACKED_OF_OTHERS],
+    length: usize,
+}
+
+impl AsRef<[u8]> for Packed {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+}
 
 /// The bit of [`Pointer::minute`] in the last byte of a packed pointer.
 const MINUTE: u8 = 0x80;
@@ -124,9 +143,10 @@ impl Pointer {
     }
 
     /// Packs everything but the shard, which is in the key: uid 16 bytes, lane 8, `wake_at` 6 (ms, until the
-    /// year 10889), generation 4, change 1, attempt 1, path, priority and precision 1; big-endian.
-    pub fn pack(&self) -> [u8; PACKED] {
-        let mut packed = [0; PACKED];
+    /// year 10889), generation 4, change 1, attempt 1, path, priority and precision 1; and 2 for the number of
+    /// a namespace that is not the store's own; big-endian.
+    pub fn pack(&self) -> Packed {
+        let mut packed = [0; PACKED_OF_OTHERS];
         packed[..16].copy_from_slice(self.uid.0.as_bytes());
         packed[16..24].copy_from_slice(&self.lane.to_be_bytes());
         packed[24..30].copy_from_slice(&self.wake_at.get().max(0).to_be_bytes()[2..]);
@@ -137,17 +157,25 @@ impl Pointer {
         let minute = if self.minute { MINUTE } else { 0 };
         let queue = if self.is_for_queue { QUEUE } else { 0 };
         packed[36] = self.via.code() | self.priority.code() << PRIORITY_SHIFT | minute | queue;
-        packed
+        let number = self.namespace.stored();
+        packed[PACKED..].copy_from_slice(&number.unwrap_or(0).to_be_bytes());
+        Packed { bytes: packed, length: if number.is_some() { PACKED_OF_OTHERS } else { PACKED } }
     }
 
     /// Unpacks a pointer of this shard; `None` if it was packed by another version.
     pub fn unpack(shard: i32, packed: &[u8]) -> Option<Self> {
-        let packed: &[u8; PACKED] = packed.try_into().ok()?;
+        let (packed, number) = packed.split_first_chunk::<PACKED>()?;
+        let namespace = match number {
+            [] => Namespace::OWN,
+            number => Some(Namespace(i16::from_be_bytes(number.try_into().ok()?)))
+                .filter(|one| *one != Namespace::OWN)?,
+        };
         let mut wake = [0; 8];
         wake[2..].copy_from_slice(&packed[24..30]);
         Some(Self {
             uid: Uid(Uuid::from_slice(&packed[..16]).ok()?),
             shard,
+            namespace,
             generation: Generation(i32::from_be_bytes(packed[30..34].try_into().ok()?)),
             attempt: i32::from(packed[35]),
             wake_at: UnixMs::new(i64::from_be_bytes(wake)),
@@ -168,12 +196,14 @@ mod tests {
 
     #[test]
     fn a_pointer_survives_packing() {
-        for (attempt, minute, via, priority) in
-            [(0, false, Via::Loader, Priority::High), (255, true, Via::Replay, Priority::Low)]
-        {
+        for (attempt, minute, via, priority, number, length) in [
+            (0, false, Via::Loader, Priority::High, 0, PACKED),
+            (255, true, Via::Replay, Priority::Low, i16::MAX, PACKED + 2),
+        ] {
             let pointer = Pointer {
                 uid: Uid(Uuid::from_u128(u128::MAX / 3)),
                 shard: 63,
+                namespace: Namespace(number),
                 generation: Generation(i32::MAX),
                 attempt,
                 wake_at: super::super::time::LAST,
@@ -185,11 +215,20 @@ mod tests {
                 overdue: false,
                 via,
             };
-            assert_eq!(Pointer::unpack(63, &pointer.pack()), Some(pointer));
+            let packed = pointer.pack();
+            assert_eq!(packed.as_ref().len(), length);
+            assert_eq!(Pointer::unpack(63, packed.as_ref()), Some(pointer));
         }
         let plain = Pointer::unpack(0, &[0; PACKED]).map(|pointer| (pointer.priority, pointer.change));
         assert_eq!(plain, Some((Priority::Normal, 0)), "as the version before packed it");
-        assert_eq!(Pointer::unpack(0, &[0; PACKED - 1]), None);
+        for length in [0, PACKED - 1, PACKED + 1, PACKED + 3] {
+            assert_eq!(Pointer::unpack(0, &vec![0; length]), None, "{length} bytes");
+        }
+        assert_eq!(
+            Pointer::unpack(0, &[0; PACKED + 2]),
+            None,
+            "one number too many: the store's own has none"
+        );
         assert_eq!(Pointer::unpack(0, &[0x7f; PACKED]), None, "an unknown path");
     }
 

@@ -168,18 +168,23 @@ pub struct Filter {
 }
 
 impl Filter {
-    /// Reads a filter; all that is wrong with it is told at once.
-    pub fn read(fields: &Map<String, Value>) -> Result<Self, Vec<BadField>> {
+    /// Reads a filter of a namespace; all that is wrong with it is told at once.
+    pub fn read(fields: &Map<String, Value>, namespace: Namespace) -> Result<Self, Vec<BadField>> {
         let (mut filter, mut errors) = (Self::default(), Vec::new());
         for (name, value) in fields {
-            if let Err((code, detail)) = filter.read_one(name, value) {
+            if let Err((code, detail)) = filter.read_one(name, value, namespace) {
                 errors.push(BadField { name: name.clone(), code, detail });
             }
         }
         if errors.is_empty() { Ok(filter) } else { Err(errors) }
     }
 
-    fn read_one(&mut self, name: &str, value: &Value) -> Result<(), (&'static str, String)> {
+    fn read_one(
+        &mut self,
+        name: &str,
+        value: &Value,
+        namespace: Namespace,
+    ) -> Result<(), (&'static str, String)> {
         let text = || match value {
             Value::String(text) if text.is_empty() => {
                 Err(("empty", "an empty text matches nothing; leave the field out".to_owned()))
@@ -203,7 +208,7 @@ impl Filter {
             "receiver" => {
                 let hook = Webhook::new(&text()?, None, BTreeMap::new());
                 let bad = |why| ("bad_receiver", format!("{why}; give scheme, host and port"));
-                self.lanes = Some(hook.map_err(bad)?.lanes());
+                self.lanes = Some(hook.map_err(bad)?.lanes(namespace));
             }
             "due_after" => self.due_after = Some(moment()?),
             "due_before" => self.due_before = Some(moment()?),
@@ -354,7 +359,8 @@ impl Subscription {
             is_whole: false,
         };
         let Some(asked) = asked.filter(|asked| asked.of_later.is_empty()) else { return none };
-        let Ok(filter) = asked.filter.as_ref().map(Filter::read).transpose() else { return none };
+        let read = |fields| Filter::read(fields, namespace);
+        let Ok(filter) = asked.filter.as_ref().map(read).transpose() else { return none };
         let bit = |word: &String| match word.as_str() {
             "*" => Some(u32::MAX),
             word => Lifecycle::from_word(word).map(Lifecycle::bit),
@@ -599,7 +605,7 @@ mod tests {
     }
 
     fn filter(fields: Value) -> Result<Filter, Vec<BadField>> {
-        Filter::read(fields.as_object().expect("an object"))
+        Filter::read(fields.as_object().expect("an object"), Namespace::OWN)
     }
 
     #[test]

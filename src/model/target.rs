@@ -153,7 +153,7 @@ impl Target {
     /// The lane of this target. Targets of one lane share limits and wait for each other.
     pub fn lane(&self, namespace: Namespace) -> i64 {
         match self {
-            Self::Webhook(hook) => hook.lane(),
+            Self::Webhook(hook) => hook.lane(namespace),
             Self::Destination(name) => super::destination::lane(namespace, name),
             Self::Queue(name) => super::queue::lane(namespace, name),
             Self::Unknown { .. } => 0,
@@ -237,24 +237,25 @@ impl Webhook {
 
     /// The lane of this receiver. Its upper half is a hash of the group: the address, or the last two labels of the name.
     /// Its lower half is a hash of scheme, host and port. So the receivers of one host or one domain can be told from
-    /// the others by the lane alone.
-    pub fn lane(&self) -> i64 {
-        let group = digest16(&[b"group", group(self.url.host_str().unwrap_or("")).as_bytes()]);
-        let [a, b, c, d, ..] = group;
-        let [e, f, g, h, ..] = self.digest();
+    /// the others by the lane alone. Each namespace has lanes of its own: what one sends to a receiver, and how that
+    /// answers, is nothing to another one.
+    pub fn lane(&self, namespace: Namespace) -> i64 {
+        let group = namespace.qualified(group(self.url.host_str().unwrap_or("")));
+        let [a, b, c, d, ..] = digest16(&[b"group", group.as_bytes()]);
+        let [e, f, g, h, ..] = self.digest(namespace);
         i64::from_be_bytes([a, b, c, d, e, f, g, h])
     }
 
     /// The lanes under which timers for this receiver may be stored: its lane, and the one that it had in the first
     /// version of the schema, a hash of scheme, host and port.
-    pub fn lanes(&self) -> [i64; 2] {
-        let [a, b, c, d, e, f, g, h, ..] = self.digest();
-        [self.lane(), i64::from_be_bytes([a, b, c, d, e, f, g, h])]
+    pub fn lanes(&self, namespace: Namespace) -> [i64; 2] {
+        let [a, b, c, d, e, f, g, h, ..] = self.digest(namespace);
+        [self.lane(namespace), i64::from_be_bytes([a, b, c, d, e, f, g, h])]
     }
 
-    fn digest(&self) -> [u8; 16] {
+    fn digest(&self, namespace: Namespace) -> [u8; 16] {
         let port = self.url.port_or_known_default().unwrap_or(0);
-        let host = self.url.host_str().unwrap_or("");
+        let host = namespace.qualified(self.url.host_str().unwrap_or(""));
         digest16(&[b"lane", self.url.scheme().as_bytes(), host.as_bytes(), &port.to_be_bytes()])
     }
 }
@@ -383,7 +384,7 @@ mod tests {
 
     #[test]
     fn a_lane_is_scheme_host_and_port() {
-        let lane = |url| hook(url).unwrap().lane();
+        let lane = |url| hook(url).unwrap().lane(Namespace::OWN);
         assert_eq!(lane("http://a/x"), lane("http://A:80/y"));
         assert_ne!(lane("http://a/"), lane("https://a/"));
         assert_ne!(lane("http://a/"), lane("http://a:81/"));
@@ -393,7 +394,11 @@ mod tests {
         assert_eq!(group("http://10.0.0.1/"), group("http://10.0.0.1:81/"));
         assert_ne!(group("http://10.0.0.1/"), group("http://10.9.0.1/"));
         assert_ne!(group("http://[2001:db8::1]/"), group("http://[2001:db8::2]/"));
-        assert_eq!(hook("http://a/x").unwrap().lanes()[0], lane("http://a/"));
+        assert_eq!(hook("http://a/x").unwrap().lanes(Namespace::OWN)[0], lane("http://a/"));
+        let of_another = hook("http://a/").unwrap().lane(Namespace(7));
+        assert_ne!(of_another, lane("http://a/"));
+        assert_ne!(of_another >> 32, group("http://a/"));
+        assert_eq!(hook("http://a/").unwrap().lanes(Namespace(7))[0], of_another);
     }
 
     #[test]

@@ -22,7 +22,7 @@ use super::{
 use crate::config::HotUrl;
 use crate::metrics::Connections;
 use crate::model::id::Epoch;
-use crate::model::pointer::{PACKED, Pointer};
+use crate::model::pointer::Pointer;
 
 /// How long a read of an express list waits for an entry.
 const EXPRESS_WAIT: Duration = Duration::from_secs(5);
@@ -173,7 +173,7 @@ impl HotWheel for RedisWheel {
             let command = &mut call.command;
             command.arg(mark(slot.level)).arg(slot.tick.0).arg(slot.ends_at().get() / 1000 + EXPIRE_S);
             for pointer in &append.pointers {
-                command.arg(&pointer.pack()[..]);
+                command.arg(pointer.pack().as_ref());
             }
             call
         };
@@ -233,7 +233,7 @@ impl HotWheel for RedisWheel {
             command.arg(EXPRESS).arg(EXPIRE_EXPRESS_S);
             for pointer in chunk {
                 let mut item = pointer.shard.to_be_bytes().to_vec();
-                item.extend(pointer.pack());
+                item.extend_from_slice(pointer.pack().as_ref());
                 command.arg(item);
             }
             calls.push(call);
@@ -244,8 +244,8 @@ impl HotWheel for RedisWheel {
     async fn receive_express(&self, node: &str) -> Result<Vec<Pointer>, Error> {
         let items = self.servers.take_list(&self.keys.express(node), EXPRESS_PAGE).await?;
         let read = |item: Vec<u8>| {
-            let (shard, packed) = item.split_at_checked(item.len().checked_sub(PACKED)?)?;
-            Pointer::unpack(i32::from_be_bytes(shard.try_into().ok()?), packed)
+            let (shard, packed) = item.split_first_chunk()?;
+            Pointer::unpack(i32::from_be_bytes(*shard), packed)
         };
         Ok(items.into_iter().filter_map(read).collect())
     }

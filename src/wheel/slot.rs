@@ -135,6 +135,7 @@ impl Marks {
 mod tests {
     use super::*;
     use crate::model::id::{Generation, Uid};
+    use crate::model::namespace::Namespace;
     use crate::model::pointer::Via;
     use crate::model::priority::Priority;
 
@@ -142,6 +143,7 @@ mod tests {
         Pointer {
             uid: Uid(uuid::Uuid::nil()),
             shard: 0,
+            namespace: Namespace::OWN,
             generation: Generation(1),
             attempt,
             wake_at: UnixMs::new(wake_ms),

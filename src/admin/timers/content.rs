@@ -137,7 +137,7 @@ mod tests {
             life: Life::new(due_at, UnixMs::new(0)),
             expire_at: None,
             epoch: Epoch(1),
-            lane: hook.lane(),
+            lane: hook.lane(crate::model::namespace::Namespace::OWN),
             minute: true,
             priority: Priority::default(),
             spread: Some(Spread { within: Span::parse("PT5M").unwrap(), from: due_at }),

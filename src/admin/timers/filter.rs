@@ -118,7 +118,7 @@ impl Search {
             "receiver" => {
                 self.asked.receiver = value.to_owned();
                 match Webhook::new(value, None, BTreeMap::new()) {
-                    Ok(hook) => self.filter.lanes = Some(hook.lanes()),
+                    Ok(hook) => self.filter.lanes = Some(hook.lanes(salt.namespace)),
                     Err(_) => self.wrongs.push(format!(
                         "{value} is no receiver: give scheme, host and port, such as https://shop.example, or the name of a \
                          destination."

@@ -7,6 +7,7 @@ use super::{Refused, read};
 use crate::api::problem::FieldError;
 use crate::api::schema;
 use crate::model::destination::is_name;
+use crate::model::namespace::Namespace;
 use crate::model::subscription::{Asked, Filter, Lifecycle};
 
 /// A standing order: lifecycle events of timers go to a destination.
@@ -62,7 +63,8 @@ pub fn subscription(text: &[u8]) -> Result<(String, Asked), Refused> {
     }
     // An empty filter is none.
     let filter = filter.filter(|fields| !fields.is_empty());
-    if let Some(Err(found)) = filter.as_ref().map(Filter::read) {
+    // Whether it can be read is the same in every namespace.
+    if let Some(Err(found)) = filter.as_ref().map(|fields| Filter::read(fields, Namespace::OWN)) {
         for bad in found {
             let name = super::escaped(&bad.name);
             wrong(format!("/filter/{name}"), bad.code, &bad.detail);

@@ -215,7 +215,7 @@ pub fn filter_of(
                 Err(why) => bad("bad_id", why.to_string()),
             },
             "receiver" => match Webhook::new(&value, None, BTreeMap::new()) {
-                Ok(hook) => filter.lanes = Some(hook.lanes()),
+                Ok(hook) => filter.lanes = Some(hook.lanes(salt.namespace)),
                 Err(why) => bad("bad_receiver", format!("{why}; give scheme, host and port")),
             },
             "state" => match TimerState::from_word(&value) {

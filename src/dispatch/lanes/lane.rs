@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use tokio::sync::oneshot;
 
 use super::pace::Pace;
+use crate::model::namespace::Namespace;
 use crate::model::pointer::Pointer;
 use crate::model::priority::Priority;
 
@@ -127,6 +128,8 @@ pub(super) enum Waits {
 /// A receiver's lane, for one class of attempts.
 #[derive(Debug)]
 pub(super) struct Lane {
+    /// Whose timers it is for: no lane is for those of two.
+    pub namespace: Namespace,
     pub queue: LaneQueue,
     pub waits: Waits,
     /// By priority: so many wait that the sweep skips the rows.
@@ -152,8 +155,9 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    pub fn new(limit: usize, now_ms: i64) -> Self {
+    pub fn new(namespace: Namespace, limit: usize, now_ms: i64) -> Self {
         Self {
+            namespace,
             queue: LaneQueue::default(),
             waits: Waits::Nowhere,
             is_backlogged: [false; Priority::ALL.len()],

@@ -19,6 +19,9 @@
 //! whose attempts fail again and again is tried by one attempt at a time, like a receiver that cannot be reached. Lifecycle
 //! events have part in these terms (`beside.rs`).
 //!
+//! **Namespaces.** No two of them have a lane in common. They take turns (`ring.rs`), and none may hold so much of a node that
+//! nothing is left for another (`shares.rs`).
+//!
 //! **Queues.** A lane queues as many pointers as its receiver takes within half a minute, and never more than all lanes
 //! together leave free; so there is always room for another receiver. A pointer for which its lane is full is dropped;
 //! its row stays in SQL. The sweep skips lanes that have a backlog (`backlogs.rs`) and postpones rows that a slow
@@ -33,6 +36,8 @@ mod load;
 mod newcomers;
 mod pace;
 mod receiver;
+mod ring;
+mod shares;
 mod terms;
 mod turns;
 
@@ -50,6 +55,7 @@ use load::Ages;
 pub use load::{LaneLoad, States};
 use newcomers::Newcomers;
 use receiver::{Receiver, Standing};
+use shares::Shares;
 use terms::Agreed;
 pub use terms::Terms;
 use turns::{Turns, group_of};
@@ -171,6 +177,7 @@ pub struct Lanes {
     in_flight: [usize; Class::COUNT],
     by_standing: [usize; 3],
     newcomers: Newcomers,
+    shares: Shares,
     agreed: Agreed,
     beside: Beside,
     /// How often a lane has ceased to be held.
@@ -197,6 +204,7 @@ impl Lanes {
             in_flight: [0; Class::COUNT],
             by_standing: [0; 3],
             newcomers: Newcomers::of(total),
+            shares: Shares::default(),
             agreed: Agreed::default(),
             beside: Beside::default(),
             released: 0,
@@ -239,7 +247,6 @@ impl Lanes {
             return Offer::Held;
         }
         self.forget_idle(now_ms);
-        let free = MAX_QUEUED.saturating_sub(self.queued);
         let threshold = self.backlog_threshold();
         let limit = self.initial_limit(key.lane);
         let lane = self.lanes.entry(key).or_insert_with(|| {
@@ -249,8 +256,11 @@ impl Lanes {
             });
             receiver.lanes += 1;
             self.forgettable.push_back((key, now_ms));
-            Lane::new(limit, now_ms)
+            self.shares.of(pointer.namespace).lanes += 1;
+            Lane::new(pointer.namespace, limit, now_ms)
         });
+        let free = MAX_QUEUED.saturating_sub(self.queued);
+        let free = self.shares.queue(lane.namespace, free);
         lane.pace.measure(lane.queue.is_empty(), now_ms);
         let priority = pointer.priority;
         // The pointers that the sweep has still to bring are older than what falls due now.
@@ -281,6 +291,7 @@ impl Lanes {
         lane.push(pointer, swept, now_ms);
         self.backlogs.add(key, lane, priority, threshold);
         self.queued += 1;
+        self.shares.of(lane.namespace).queued += 1;
         self.ages.add(&pointer);
         self.queued_revisions.insert(pointer.uid, revision);
         self.change_receiver(key.lane, |receiver| receiver.waiting += 1);
@@ -332,6 +343,9 @@ impl Lanes {
             self.ages.remove(pointer);
         }
         self.queued -= pointers.len();
+        if let Some(lane) = self.lanes.get(&key) {
+            self.shares.of(lane.namespace).queued -= pointers.len();
+        }
         self.lanes_queued -= usize::from(is_empty);
         self.change_receiver(key.lane, |receiver| receiver.waiting -= pointers.len());
     }
@@ -434,6 +448,7 @@ impl Lanes {
                 self.forgettable.push_back((key, since_ms));
                 continue;
             }
+            self.shares.forget_lane(lane.namespace);
             self.lanes.remove(&key);
             let Some(receiver) = self.receivers.get_mut(&key.lane) else { continue };
             receiver.lanes -= 1;
@@ -450,6 +465,7 @@ impl Lanes {
         self.queued_revisions.clear();
         self.backlogs.clear();
         self.ages.clear();
+        self.shares.clear_queues();
         (self.queued, self.lanes_queued) = (0, 0);
         let keys: Vec<LaneKey> = self.lanes.keys().copied().collect();
         for key in keys {

@@ -2,14 +2,17 @@
 
 mod beside;
 mod in_hand;
+mod namespaces;
 mod priorities;
 mod queues;
 mod room;
 mod terms;
 mod unproven;
 
+use super::shares::Held;
 use super::*;
 use crate::model::id::Generation;
+use crate::model::namespace::Namespace;
 use crate::model::priority::Priority;
 use crate::model::time::UnixMs;
 use uuid::Uuid;
@@ -18,6 +21,7 @@ fn pointer(n: u128, lane: i64, attempt: i32) -> Pointer {
     Pointer {
         uid: Uid(Uuid::from_u128(n)),
         shard: 0,
+        namespace: Namespace::OWN,
         generation: Generation(1),
         attempt,
         wake_at: UnixMs::new(0),
@@ -101,6 +105,14 @@ impl Lanes {
         assert_eq!(self.forgettable.len(), self.lanes.len());
         let backlogs = self.backlogged().map(|(key, one)| self.lanes[&key].queue.len_of(one)).sum::<usize>();
         assert_eq!(self.backlogs.queued, backlogs);
+        let mut held: HashMap<Namespace, Held> = HashMap::new();
+        for lane in self.lanes.values() {
+            let held = held.entry(lane.namespace).or_default();
+            held.lanes += 1;
+            held.queued += lane.queue.len();
+            held.in_flight += lane.in_flight;
+        }
+        assert_eq!(*self.shares.all(), held);
         let (mut states, mut by_standing) = (States::default(), [0; 3]);
         let mut groups: HashMap<u32, usize> = HashMap::new();
         for (lane, receiver) in &self.receivers {
@@ -200,6 +212,8 @@ fn counts_stay_true_whatever_happens() {
                     let lane = rng.random_range(0..3) << 32 | rng.random_range(0..5);
                     let id = if rng.random_ratio(1, 10) { rng.random_range(0..n) } else { n };
                     let due = Pointer {
+                        // A lane is one namespace's.
+                        namespace: Namespace((lane & 1) as i16),
                         wake_at: UnixMs::new(now_ms - rng.random_range(0..500)),
                         generation: Generation(rng.random_range(1..3)),
                         overdue: rng.random_ratio(1, 5),

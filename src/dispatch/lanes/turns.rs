@@ -8,6 +8,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use super::lane::{INITIAL_LIMIT, Waits};
 use super::receiver::Standing;
+use super::ring::Ring;
 use super::{Class, LaneKey, Lanes, TURN};
 use crate::model::pointer::Pointer;
 
@@ -26,7 +27,7 @@ const NO_SLOT_MS: i64 = 1000;
 /// The rings, and where lanes wait beside them.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
-    rings: [VecDeque<LaneKey>; RINGS],
+    rings: [Ring; RINGS],
     /// The ring that has its turn next.
     next: usize,
     /// Lanes that wait for the time of a trial or of a slot.
@@ -39,7 +40,7 @@ pub(super) struct Turns {
 
 impl Turns {
     pub fn clear(&mut self) {
-        self.rings.iter_mut().for_each(VecDeque::clear);
+        self.rings.iter_mut().for_each(Ring::clear);
         self.trials.clear();
         self.groups.clear();
     }
@@ -140,7 +141,9 @@ impl Lanes {
             let ring = self.turns.next;
             self.turns.next = (ring + 1) % RINGS;
             let has_room = self.room_of_ring(ring) > 0;
-            let Some(key) = has_room.then(|| self.turns.rings[ring].pop_front()).flatten() else {
+            let (shares, free) = (&self.shares, self.free_places());
+            let pop = || self.turns.rings[ring].pop(|namespace| shares.places(namespace, free) > 0);
+            let Some((namespace, key)) = has_room.then(pop).flatten() else {
                 empty_rings += 1;
                 continue;
             };
@@ -149,7 +152,9 @@ impl Lanes {
             {
                 self.turns.looks += 1;
             }
-            self.turn(key, ring, most - taken.len(), now_ms, &mut taken);
+            let before = taken.len();
+            self.turn(key, ring, most - before, now_ms, &mut taken);
+            self.turns.rings[ring].spend(namespace, taken.len() - before);
         }
         let more = taken.len() == most;
         (taken, more)
@@ -186,7 +191,7 @@ impl Lanes {
             }
             None => {
                 lane.waits = Waits::InRing;
-                self.turns.rings[ring_of(key.class, receiver.standing())].push_back(key);
+                self.turns.rings[ring_of(key.class, receiver.standing())].push(lane.namespace, key);
             }
         }
     }
@@ -194,6 +199,7 @@ impl Lanes {
     /// A claimed pointer of this lane is no longer in flight.
     pub(super) fn free(&mut self, key: LaneKey, now_ms: i64, end: impl FnOnce(&mut super::lane::Lane)) {
         let Some(lane) = self.lanes.get_mut(&key) else { return };
+        self.shares.of(lane.namespace).in_flight -= usize::from(lane.in_flight > 0);
         lane.in_flight = lane.in_flight.saturating_sub(1);
         end(lane);
         lane.idle_since_ms = now_ms;
@@ -255,6 +261,7 @@ impl Lanes {
         let (in_flight, initial_limit) = (self.in_flight(), self.initial_limit(key.lane));
         let (has_rate, places) = (self.agreed.has_rate(key.lane), self.places(key.lane));
         let of_node = self.in_hand.free_places(self.total).min(self.room_of_ring(ring));
+        let free = self.free_places();
         let (group, share) = (group_of(key.lane), self.group_share());
         let (Some(lane), Some(receiver)) = (self.lanes.get_mut(&key), self.receivers.get(&key.lane)) else {
             return;
@@ -289,7 +296,9 @@ impl Lanes {
             lane.waits = Waits::ForGroup;
             return self.turns.groups.wait(group, key);
         }
-        let count = of_lane.min(of_node).min(of_group).min(TURN).min(most);
+        let namespace = lane.namespace;
+        let of_namespace = self.shares.places(namespace, free);
+        let count = of_lane.min(of_node).min(of_group).min(of_namespace).min(TURN).min(most);
         let until_us = (now_ms + SLOT_LEAD_MS) * 1000;
         let slots = self.agreed.ready(key.lane, until_us, now_ms * 1000, count);
         if slots == Some(0) {
@@ -320,13 +329,14 @@ impl Lanes {
         }
         let count = taken.len() - before;
         lane.in_flight += count;
+        self.shares.of(namespace).in_flight += count;
         lane.pace.observe_queue(is_empty);
         lane.waits = if is_empty { Waits::Nowhere } else { Waits::InRing };
         if is_empty && count == 0 {
             lane.idle_since_ms = now_ms;
         }
         if !is_empty {
-            self.turns.rings[ring].push_back(key);
+            self.turns.rings[ring].push(namespace, key);
         }
         self.in_flight[key.class as usize] += count;
         self.change_receiver(key.lane, |receiver| receiver.in_flight += count);

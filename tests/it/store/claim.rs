@@ -24,6 +24,7 @@ async fn a_timer_is_claimed_at_its_due_time_and_never_before(f: Fixture) {
     let early = Pointer {
         uid,
         shard: f.find(uid).await.shard,
+        namespace: Namespace::OWN,
         generation: Generation(1),
         attempt: 0,
         wake_at: f.now(),
@@ -244,7 +245,7 @@ async fn postponed_rows_leave_the_head_and_keep_their_due_time(f: Fixture) {
 async fn rows_of_a_lane_with_a_backlog_are_skipped_and_ends_are_not(f: Fixture) {
     let owned = f.own_all().await;
     let Target::Webhook(hook) = f.timer("t", 0).target else { panic!("a webhook") };
-    let lane = hook.lane();
+    let lane = hook.lane(Namespace::OWN);
     let elsewhere = Webhook { url: "http://elsewhere/".parse().expect("a URL"), ..hook };
     let other = NewTimer { target: Target::Webhook(elsewhere), ..f.timer("other", 0) };
     let (claimed, other, first) = (f.put("claimed", 0).await, other, f.put("first", 60_000).await);

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use mainspring::config::HotUrl;
 use mainspring::model::id::{Epoch, Generation, Uid};
+use mainspring::model::namespace::Namespace;
 use mainspring::model::pointer::{Pointer, Via};
 use mainspring::model::priority::Priority;
 use mainspring::model::time::UnixMs;
@@ -104,6 +105,7 @@ fn pointer(shard: i32) -> Pointer {
     Pointer {
         uid: Uid(uuid::Uuid::from_u128(7)),
         shard,
+        namespace: Namespace::OWN,
         generation: Generation(1),
         attempt: 0,
         wake_at: UnixMs::new(START_MS),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mainspring::model::id::{Epoch, Generation, Uid};
+use mainspring::model::namespace::Namespace;
 use mainspring::model::pointer::{Pointer, Via};
 use mainspring::model::priority::Priority;
 use mainspring::model::time::{LAST, UnixMs};
@@ -112,6 +113,7 @@ fn pointer(shard: i32, n: u128) -> Pointer {
     Pointer {
         uid: Uid(uuid::Uuid::from_u128(n)),
         shard,
+        namespace: Namespace((n % 3) as i16),
         generation: Generation(1),
         attempt: 0,
         wake_at: UnixMs::new(START_MS),
@@ -318,6 +320,7 @@ async fn pointers_survive_exactly(f: Fixture) {
             all.push(Pointer {
                 uid: Uid(uuid::Uuid::from_u128(u128::MAX - n as u128)),
                 shard: 2,
+                namespace: Namespace([0, 1, i16::MAX][n % 3]),
                 generation: Generation(generation),
                 attempt,
                 wake_at,
@@ -584,7 +587,7 @@ async fn foreign_bytes_in_a_list_are_skipped() {
     let list = space.key(0, &format!(":s{}", first.tick.0));
     let good = pointers(0, PAGE as u128 + 2);
     f.append(0, first, &good[..1]).await;
-    let mut unknown = good[0].pack().to_vec();
+    let mut unknown = good[0].pack().as_ref().to_vec();
     unknown[36] = 0x55;
     for foreign in [b"".to_vec(), b"x".to_vec(), vec![0; 38], unknown] {
         space.ask::<i64>("RPUSH", &[list.as_bytes(), &foreign]).await;

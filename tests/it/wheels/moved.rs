@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use mainspring::cold::{Change, ChangeEvent, Edit};
+use mainspring::model::namespace::Namespace;
 use mainspring::model::pointer::Pointer;
 use mainspring::model::target::{Target, Webhook};
 use mainspring::model::time::UnixMs;
@@ -87,7 +88,7 @@ async fn a_timer_pushed_back_at_once_keeps_one_pointer(parts: Parts) {
 async fn a_timer_for_another_receiver_gets_a_pointer_of_its_own(parts: Parts) {
     let mut timer = Mover::new(parts, MINUTE, false).await;
     let other = Webhook::new("http://127.0.0.1:81/other", None, BTreeMap::new()).expect("a webhook");
-    let lane = other.lane();
+    let lane = other.lane(Namespace::OWN);
     timer.edit(Edit { target: Some(Target::Webhook(other)), ..Edit::default() }).await;
     assert_eq!(timer.pointers().await, 2);
     walk(&timer.rig, &mut timer.node, MINUTE).await;
