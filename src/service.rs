@@ -3,6 +3,7 @@
 //! Nothing here runs by itself. [`crate::app`] makes the handles and keeps them current.
 
 pub mod answer;
+pub mod density;
 pub mod explain;
 pub mod keys;
 pub mod namespaces;

@@ -27,6 +27,7 @@ use crate::model::time::{Span, UnixMs};
 use crate::model::timer::{Answer, Event, State as TimerState};
 use crate::service::Service;
 use crate::service::answer::conflict;
+use crate::service::density::Seconds;
 use crate::service::keys::Caller;
 use crate::writer::Changed;
 
@@ -277,6 +278,12 @@ pub async fn act(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Respon
     let charged = admin.node.namespaces.charge(caller.namespace, ids.len()).await;
     charged.map_err(|why| Trouble::quota(&why.detail))?;
     let asked = ids.len();
+    if let Some(due_at) = due_at {
+        let seconds = vec![Seconds::of(due_at, None); asked];
+        for admitted in admin.node.namespaces.admit_due(&service.store, &seconds).await? {
+            admitted.map_err(|why| Trouble::quota(&why.detail))?;
+        }
+    }
     // Before anything is done: of what is not written down nothing is done.
     for some in ids.chunks(AUDITED_AT_ONCE) {
         let names: Vec<&str> = some.iter().map(|(id, _)| id.as_str()).collect();

@@ -59,6 +59,8 @@ pub struct QuotasView {
     payload_bytes: Option<usize>,
     #[schema(required, value_type = Option<schema::Duration>)]
     horizon: Option<Span>,
+    #[schema(required, value_type = Option<u32>)]
+    due_per_second: Option<u32>,
 }
 
 /// The namespaces.
@@ -78,6 +80,7 @@ impl NamespaceView {
                 live_timers: quotas.live_timers,
                 payload_bytes: quotas.payload_bytes,
                 horizon: quotas.horizon,
+                due_per_second: quotas.due_per_second,
             },
             version: row.version,
             created_at: row.created_at,

@@ -57,6 +57,9 @@ pub struct Put {
     /// No timer further ahead than this
     #[arg(long, value_name = "DURATION", value_parser = input::span)]
     horizon: Option<String>,
+    /// At most this many timers due in one second
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    due_per_second: Option<u32>,
 }
 
 impl Put {
@@ -71,6 +74,7 @@ impl Put {
         set("live_timers", self.live_timers.map(Value::from));
         set("payload_bytes", self.payload_bytes.map(Value::from));
         set("horizon", self.horizon.clone().map(Value::from));
+        set("due_per_second", self.due_per_second.map(Value::from));
         json!({ "quotas": quotas })
     }
 }

@@ -242,6 +242,31 @@ impl ColdStore {
         let is_cut = counts.values().sum::<i64>() > most;
         Ok((counts, is_cut))
     }
+
+    /// How many live timers of the namespace are due in each stretch [from, to); each count goes no further than `most`.
+    pub async fn count_due_between(
+        &self,
+        stretches: &[(UnixMs, UnixMs)],
+        most: i64,
+    ) -> Result<Vec<i64>, Error> {
+        let mut s = Statement::new(self.dialect(), "count_due_between");
+        let column = |of: fn(&(UnixMs, UnixMs)) -> i64| Column::Int(stretches.iter().map(of).collect());
+        let numbers = Column::Int((0..).take(stretches.len()).collect());
+        let batch = s.batch(
+            "b",
+            vec![
+                ("b_n", numbers),
+                ("b_from", column(|one| one.0.get())),
+                ("b_to", column(|one| one.1.get())),
+            ],
+        );
+        let (of, most) = (of_namespace(self.namespace(), &mut s), s.int(most));
+        s.push(&format!(
+            "WITH {batch} SELECT (SELECT count(*) FROM (SELECT 1 FROM timers WHERE {of} AND due_at >= b_from \
+             AND due_at < b_to LIMIT {most}) due) FROM b ORDER BY b_n"
+        ));
+        self.pool.read(s).await?.iter().map(|row| row.get(0)).collect()
+    }
 }
 
 #[cfg(test)]

@@ -129,6 +129,9 @@ pub struct Quotas {
     /// How far ahead a timer may be due.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub horizon: Option<Span>,
+    /// Timers that are due in one second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub due_per_second: Option<u32>,
 }
 
 impl Quotas {

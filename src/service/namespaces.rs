@@ -7,10 +7,12 @@ use std::collections::HashMap;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
+use super::density::{Density, Seconds};
 use super::keys::Refusal;
 use super::quotas::{Left, Over};
 use crate::cold::{ColdStore, Error, NamespaceRow};
 use crate::model::namespace::{Namespace, Quotas};
+use crate::model::time::UnixMs;
 use crate::telemetry::Streak;
 
 /// How often they are read, without a notification.
@@ -21,6 +23,9 @@ const SOON: Duration = Duration::from_millis(50);
 
 /// The pause before calls that can wait are tried again.
 const AGAIN: Duration = Duration::from_millis(25);
+
+/// The longest wait that a caller is told, in seconds: timers of a full second may be cancelled meanwhile.
+const LONGEST_WAIT_S: u64 = 3600;
 
 /// What a node knows of them.
 #[derive(Default)]
@@ -37,6 +42,7 @@ pub struct Namespaces {
     /// One reads at a time, so that an older answer does not replace a newer one.
     reading: tokio::sync::Mutex<()>,
     left: Left,
+    density: Density,
 }
 
 impl Namespaces {
@@ -150,22 +156,56 @@ impl Namespaces {
         }
     }
 
-    /// Of so many new timers, how many a namespace's quota of live timers admits.
-    pub fn admit(&self, number: Namespace, count: usize) -> (usize, Option<Refusal>) {
-        let Some(most) = self.get(number).and_then(|row| row.terms.quotas.live_timers) else {
-            return (count, None);
-        };
-        let admitted = self.left.admit(number, most, count);
-        let refusal = (admitted < count).then(|| {
-            let detail = format!("this namespace's quota `live_timers` is {most}, and it has as many; end some, or wait until some have ended");
-            Refusal { retry_after: Some(2), ..Refusal::new("quota", detail) }
-        });
-        (admitted, refusal)
+    /// Asks the quotas of a store's namespace whether new timers may be there, each due in its seconds. Answers in the order
+    /// given. What does not become a new timer is given back ([`Namespaces::give_back`]).
+    pub async fn admit(
+        &self,
+        store: &ColdStore,
+        timers: &[Option<Seconds>],
+    ) -> Result<Vec<Result<(), Refusal>>, Error> {
+        let number = store.namespace();
+        let quotas = self.quotas(number);
+        let mut answers = self.admit_due(store, timers).await?;
+        if let Some(most) = quotas.live_timers {
+            let asked: Vec<usize> = (0..timers.len()).filter(|&i| answers[i].is_ok()).collect();
+            let admitted = self.left.admit(number, most, asked.len());
+            for &i in &asked[admitted..] {
+                if let Some(seconds) = timers[i] {
+                    self.density.give_back(number, seconds);
+                }
+                let detail = format!(
+                    "this namespace's quota `live_timers` is {most}, and it has as many; end some, or wait until some have ended"
+                );
+                answers[i] = Err(Refusal { retry_after: Some(2), ..Refusal::new("quota", detail) });
+            }
+        }
+        Ok(answers)
     }
 
-    /// Of the timers that were admitted, so many did not become new ones.
-    pub fn give_back(&self, number: Namespace, count: usize) {
-        self.left.give_back(number, count);
+    /// The same for timers that are there already, and are to be due in other seconds.
+    pub async fn admit_due(
+        &self,
+        store: &ColdStore,
+        timers: &[Option<Seconds>],
+    ) -> Result<Vec<Result<(), Refusal>>, Error> {
+        let Some(most) = self.quotas(store.namespace()).due_per_second else {
+            return Ok(timers.iter().map(|_| Ok(())).collect());
+        };
+        let now = store.clock().now();
+        let admitted = self.density.admit(store, most, timers).await?;
+        let answer = |(seconds, has_room): (&Option<Seconds>, bool)| match seconds {
+            Some(seconds) if !has_room => Err(too_dense(most, *seconds, now)),
+            _ => Ok(()),
+        };
+        Ok(timers.iter().zip(admitted).map(answer).collect())
+    }
+
+    /// Timers that were admitted, each due in its seconds, did not become new ones.
+    pub fn give_back(&self, number: Namespace, timers: &[Option<Seconds>]) {
+        self.left.give_back(number, timers.len());
+        for seconds in timers.iter().flatten() {
+            self.density.give_back(number, *seconds);
+        }
     }
 
     /// The namespace of this name.
@@ -176,4 +216,15 @@ impl Namespaces {
         self.read().await?;
         Ok(self.known().by_name.get(name).cloned())
     }
+}
+
+/// A second has no room: there is some when it is over, or when timers of it have ended.
+fn too_dense(most: u32, seconds: Seconds, now: UnixMs) -> Refusal {
+    let detail = format!(
+        "this namespace's quota `due_per_second` is {most}, and so many timers are due at {} already; choose another second, or \
+         give a `spread`",
+        seconds.begin()
+    );
+    let left_s = seconds.end().since(now).as_secs().clamp(1, LONGEST_WAIT_S);
+    Refusal { retry_after: u32::try_from(left_s).ok(), ..Refusal::new("quota", detail) }
 }

@@ -8,7 +8,7 @@ use crate::api::schema;
 use crate::model::namespace::{Quotas, Terms};
 use crate::model::time::Span;
 
-/// The highest quota of calls a second.
+/// The highest quota of anything a second.
 const MAX_RATE: u32 = 1_000_000;
 
 /// What a namespace may use.
@@ -38,18 +38,24 @@ pub struct QuotasIn {
     /// How far ahead a timer may be due.
     #[schema(value_type = Option<schema::Duration>)]
     horizon: Option<String>,
+    /// Timers that are due in one second, to about what is registered in two.
+    #[schema(value_type = Option<u32>, minimum = 1, maximum = 1000000)]
+    due_per_second: Option<u32>,
 }
 
 /// Reads and checks what a namespace may use.
 pub fn namespace(text: &[u8]) -> Result<Terms, Refused> {
     let NamespaceIn { quotas } = read(text, "")?;
-    let QuotasIn { requests_per_second, live_timers, payload_bytes, horizon } = quotas.unwrap_or_default();
+    let QuotasIn { requests_per_second, live_timers, payload_bytes, horizon, due_per_second } =
+        quotas.unwrap_or_default();
     let mut errors = Vec::new();
     let mut wrong = |name: &str, detail: String| {
         errors.push(FieldError::new(format!("/quotas/{name}"), "range", detail));
     };
-    if requests_per_second.is_some_and(|rate| !(1..=MAX_RATE).contains(&rate)) {
-        wrong("requests_per_second", format!("from 1 to {MAX_RATE}; leave it out for no limit"));
+    for (name, rate) in [("requests_per_second", requests_per_second), ("due_per_second", due_per_second)] {
+        if rate.is_some_and(|rate| !(1..=MAX_RATE).contains(&rate)) {
+            wrong(name, format!("from 1 to {MAX_RATE}; leave it out for no limit"));
+        }
     }
     if live_timers == Some(0) {
         wrong("live_timers", "at least 1; leave it out for no limit".into());
@@ -69,7 +75,7 @@ pub fn namespace(text: &[u8]) -> Result<Terms, Refused> {
         }
         None => None,
     };
-    let quotas = Quotas { requests_per_second, live_timers, payload_bytes, horizon };
+    let quotas = Quotas { requests_per_second, live_timers, payload_bytes, horizon, due_per_second };
     if errors.is_empty() { Ok(Terms { quotas }) } else { Err(Refused::Fields(errors)) }
 }
 
@@ -85,6 +91,7 @@ mod tests {
         for (text, pointer, code) in [
             (r#"{"quotas":{"live_timers":0}}"#, "/quotas/live_timers", "range"),
             (r#"{"quotas":{"requests_per_second":0}}"#, "/quotas/requests_per_second", "range"),
+            (r#"{"quotas":{"due_per_second":1000001}}"#, "/quotas/due_per_second", "range"),
             (r#"{"quotas":{"payload_bytes":70000}}"#, "/quotas/payload_bytes", "range"),
             (r#"{"quotas":{"horizon":"PT0S"}}"#, "/quotas/horizon", "range"),
             (r#"{"quotas":{"horizon":"soon"}}"#, "/quotas/horizon", "bad_duration"),

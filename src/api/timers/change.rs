@@ -17,11 +17,13 @@ use crate::api::state::caller;
 use crate::api::view::TimerView;
 use crate::api::{ApiState, Within};
 use crate::cold::{ChangeEvent, Edit, Error as ColdError, TimerRow, Unfit};
-use crate::model::id::TimerId;
+use crate::model::id::{TimerId, Uid};
 use crate::model::priority::Priority;
+use crate::model::time::UnixMs;
 use crate::model::timer::Answer;
 use crate::service::Service;
 use crate::service::answer::conflict;
+use crate::service::density::Seconds;
 use crate::writer::Changed;
 
 /// What to change: at least one field. A field that is `null` counts as left out, but for `data`.
@@ -127,6 +129,9 @@ pub async fn patch(Within(state): Within, Path(id): Path<String>, request: Reque
     if !errors.is_empty() {
         return Err(Problem::invalid(errors));
     }
+    if let Some(due_at) = due_at {
+        may_be_due(&state, service, timer_id.uid(service.store.salt()), due_at).await?;
+    }
     let data = raw.data.map(|data| (data.get() != "null").then(|| data.get().as_bytes().to_vec()));
     let mut new = NewData::new(data.clone().flatten());
     let mut edit = Edit {
@@ -152,6 +157,17 @@ pub async fn patch(Within(state): Within, Path(id): Path<String>, request: Reque
                 (edit.data, edit.template) = (Some(data), template);
             }
         }
+    }
+}
+
+/// Whether the namespace's quota lets a timer be due then; one that is due in that second already may stay.
+async fn may_be_due(state: &ApiState, service: &Service, uid: Uid, due_at: UnixMs) -> Result<(), Problem> {
+    let seconds = Seconds::of(due_at, None);
+    let admitted = state.node.namespaces.admit_due(&service.store, &[seconds]).await?;
+    let Some(Err(why)) = admitted.into_iter().next() else { return Ok(()) };
+    match service.store.find(uid).await? {
+        Some(row) if Seconds::of(row.life.due_at, None) == seconds => Ok(()),
+        _ => Err(Problem::over(why)),
     }
 }
 

@@ -13,6 +13,7 @@ use crate::api::{ApiState, Caller};
 use crate::cold::{Error as ColdError, NewTimer, Registered};
 use crate::model::template::TemplateUse;
 use crate::service::Service;
+use crate::service::density::Seconds;
 use crate::templates::{Book, Misfit, Template};
 
 /// How often data is fitted, before a template that keeps changing is given up.
@@ -69,39 +70,51 @@ pub(in crate::api) async fn register(
     state: &ApiState,
     service: &Service,
     caller: Caller,
-    mut timers: Vec<NewTimer>,
+    timers: Vec<NewTimer>,
     way: Way,
 ) -> Result<Vec<Result<Registered, Failure>>, Problem> {
     let (namespace, namespaces) = (service.namespace(), &state.node.namespaces);
-    if namespaces.quotas(namespace).live_timers.is_none() {
+    let quotas = namespaces.quotas(namespace);
+    if quotas.live_timers.is_none() && quotas.due_per_second.is_none() {
         return register_admitted(state, service, caller, timers, way).await;
     }
-    let (admitted, refusal) = namespaces.admit(namespace, timers.len());
-    let over = timers.split_off(admitted);
+    let seconds: Vec<_> =
+        timers.iter().map(|timer| Seconds::of(timer.due_at, timer.spread.as_ref())).collect();
+    let admitted = namespaces.admit(&service.store, &seconds).await?;
     // What is there already makes no timer more: a call that is repeated is answered as before.
-    let own: Vec<_> = over.iter().filter(|timer| timer.caller_id).map(|timer| timer.uid).collect();
+    let over = timers.iter().zip(&admitted).filter(|(_, admitted)| admitted.is_err()).map(|(timer, _)| timer);
+    let own: Vec<_> = over.filter(|timer| timer.caller_id).map(|timer| timer.uid).collect();
     let there = if own.is_empty() { Default::default() } else { service.store.find_many(&own).await? };
     let is_there =
         |timer: &NewTimer| there.get(&timer.uid).is_some_and(|row| !(timer.again && row.life.state.is_end()));
-    let is_refused: Vec<bool> = over.iter().map(|timer| !is_there(timer)).collect();
-    timers.extend(over.into_iter().filter(is_there));
-    let registered = match timers.is_empty() {
+    let (mut asked, mut refused) = (Vec::new(), Vec::new());
+    for (timer, admitted) in timers.into_iter().zip(&admitted) {
+        let refusal = admitted.as_ref().err().filter(|_| !is_there(&timer));
+        refused.push(refusal.map(|why| Problem::over(why.clone())));
+        if refusal.is_none() {
+            asked.push(timer);
+        }
+    }
+    let registered = match asked.is_empty() {
         true => Ok(Vec::new()),
-        false => register_admitted(state, service, caller, timers, way).await,
+        false => register_admitted(state, service, caller, asked, way).await,
     };
-    let is_new = |answer: &&Result<Registered, Failure>| matches!(answer, Ok(Registered::New(_)));
-    let made = registered
-        .as_ref()
-        .map_or(0, |answers| answers[..admitted.min(answers.len())].iter().filter(is_new).count());
-    namespaces.give_back(namespace, admitted - made);
-    let mut registered = registered?.into_iter();
-    let mut answers: Vec<_> = registered.by_ref().take(admitted).collect();
-    let refused = refusal.map(Problem::over);
-    answers.extend(is_refused.into_iter().map(|is_refused| match &refused {
-        Some(problem) if is_refused => Err(Failure::Problem(problem.clone())),
-        _ => registered.next().unwrap_or(Err(Failure::Cold(ColdError::Busy))),
-    }));
-    Ok(answers)
+    let mut registered = registered.map(Vec::into_iter);
+    let mut not_made = Vec::new();
+    let mut answers = Vec::with_capacity(refused.len());
+    for ((refused, admitted), seconds) in refused.into_iter().zip(&admitted).zip(seconds) {
+        let answer = match (refused, &mut registered) {
+            (Some(problem), _) => Err(Failure::Problem(problem)),
+            (None, Ok(answers)) => answers.next().unwrap_or(Err(Failure::Cold(ColdError::Busy))),
+            (None, Err(why)) => Err(Failure::Problem(why.clone())),
+        };
+        if admitted.is_ok() && !matches!(answer, Ok(Registered::New(_))) {
+            not_made.push(seconds);
+        }
+        answers.push(answer);
+    }
+    namespaces.give_back(namespace, &not_made);
+    registered.map(|_| answers)
 }
 
 async fn register_admitted(

@@ -107,6 +107,64 @@ async fn live_timers_are_bounded_and_room_comes_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn so_many_are_due_in_one_second_and_the_next_one_has_room() {
+    for node in [Node::builder(), Node::builder().cold(&fresh_database().await)] {
+        let node = node.start_ready().await;
+        let admin = first(&node).await;
+        let api = team(&node, &admin, "dense", json!({"due_per_second": 3})).await;
+        let at = |text: &str| with(json!({"target": later()["target"]}), "fire_at", json!(text));
+        let due = |n: u32| at(&format!("2036-12-01T09:00:00.{n:03}Z"));
+        let statuses = |answer: &Value| -> Vec<u64> {
+            let results = answer["results"].as_array().expect("results");
+            results.iter().map(|one| one["status"].as_u64().expect("a status")).collect()
+        };
+        let timers: Vec<Value> = (0..6)
+            .map(|n| {
+                with(if n == 1 { at("2036-12-01T09:00:01Z") } else { due(n) }, "id", json!(format!("t-{n}")))
+            })
+            .collect();
+        let (_, answer) = api.post("/v1/timers/batch", &json!({"timers": timers})).await;
+        assert_eq!(statuses(&answer), [201, 201, 201, 201, 429, 429], "the second one is due a second later");
+        let (_, again) = api.post("/v1/timers/batch", &json!({"timers": timers})).await;
+        assert_eq!(
+            statuses(&again),
+            [200, 200, 200, 200, 429, 429],
+            "what is there already is answered as before"
+        );
+        let refused = put(&api, "one-more", &due(999)).await;
+        over(&refused, "due_per_second");
+        let detail = refused.body["detail"].as_str().expect("a detail");
+        assert!(detail.contains("2036-12-01T09:00:00"), "{detail}");
+        assert_eq!(refused.header("retry-after"), Some("3600"), "it is years until that second is over");
+        let refused = api
+            .send(Method::PATCH, "/v1/timers/t-1", &[], Some(&json!({"fire_at": "2036-12-01T09:00:00Z"})))
+            .await;
+        over(&refused, "due_per_second");
+        let stays = json!({"fire_at": "2036-12-01T09:00:00.777Z"});
+        assert_eq!(
+            api.send(Method::PATCH, "/v1/timers/t-0", &[], Some(&stays)).await.status,
+            200,
+            "it is due then already"
+        );
+        // A short span has the room of its seconds, of which the second one has one timer.
+        for (n, status) in [(0, 201), (1, 201), (2, 429)] {
+            let spread = with(due(0), "spread", json!("PT1S"));
+            assert_eq!(put(&api, &format!("spread-{n}"), &spread).await.status, status, "{n}");
+        }
+        assert_eq!(put(&api, "wide", &with(due(0), "spread", json!("PT1H"))).await.status, 201);
+        assert_eq!(put(&admin, "elsewhere", &due(0)).await.status, 201, "another namespace has its own room");
+        for id in ["t-0", "t-2", "t-3"] {
+            assert_eq!(api.send(Method::DELETE, &format!("/v1/timers/{id}"), &[], None).await.status, 200);
+        }
+        eventually("there is room again", LONG, async || {
+            let answer = put(&api, "one-more", &due(999)).await;
+            if answer.status == 201 { Ok(()) } else { Err(answer.body) }
+        })
+        .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn calls_a_second_are_counted_on_all_nodes_together() {
     const RATE: u32 = 100;
     let url = fresh_database().await;
