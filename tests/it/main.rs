@@ -15,6 +15,7 @@ mod durable;
 mod examples;
 mod fleet;
 mod grafana;
+mod hostile;
 mod large;
 mod layout;
 mod lifecycle;

@@ -53,7 +53,7 @@ impl Document {
     }
 
     /// Every call: method and path with its parameter.
-    fn calls(&self) -> Vec<(Method, String)> {
+    pub fn calls(&self) -> Vec<(Method, String)> {
         let paths = self.json["paths"].as_object().expect("paths");
         let methods = |path: &Value| path.as_object().expect("methods").keys().cloned().collect::<Vec<_>>();
         let calls = paths.iter().flat_map(|(path, of)| {
@@ -62,6 +62,13 @@ impl Document {
                 .map(|method| (method.to_uppercase().parse().expect("a method"), path.clone()))
         });
         calls.collect()
+    }
+
+    /// The parameters of a call: names, and whether they stand in the path, the query or a header.
+    pub fn parameters(&self, method: &Method, path: &str) -> Vec<(String, String)> {
+        let all = self.operation(method, path)["parameters"].as_array().cloned().unwrap_or_default();
+        let text = |one: &Value, field: &str| one[field].as_str().expect("a text").to_owned();
+        all.iter().map(|one| (text(one, "name"), text(one, "in"))).collect()
     }
 
     fn takes_json(&self, method: &Method, path: &str) -> bool {
@@ -81,7 +88,8 @@ impl Document {
         self.seen.insert(called);
     }
 
-    fn knows(&self, method: &Method, path: &str, answer: &Answer) -> Result<(), String> {
+    /// Whether the document knows this answer to a call; if not, why.
+    pub fn knows(&self, method: &Method, path: &str, answer: &Answer) -> Result<(), String> {
         let response = &self.operation(method, path)["responses"][answer.status.to_string()];
         if !response.is_object() {
             return Err("this status is not in the document".to_owned());
@@ -170,7 +178,7 @@ impl Checked<'_> {
 }
 
 /// A body that is right for a call, and its content type.
-fn body_for(method: &Method, path: &str) -> (&'static str, Option<String>) {
+pub fn body_for(method: &Method, path: &str) -> (&'static str, Option<String>) {
     let body = match (method.as_str(), path.rsplit('/').next()) {
         ("POST", Some("fire" | "test" | "pause" | "resume" | "stop" | "run")) => None,
         ("POST", Some("redrive")) => Some(json!({"since": "2026-01-01T00:00:00Z"})),
@@ -314,7 +322,7 @@ async fn every_answer_is_in_the_document_and_every_status_of_the_document_is_giv
 /// Namespaces with quotas and without, and what keeps one from being made or removed.
 async fn namespaces(checked: &mut Checked<'_>, node: &Node) {
     const ONE: &str = "/v1/namespaces/{name}";
-    let full = json!({"quotas": {"requests_per_second": 100, "live_timers": 5, "payload_bytes": 100, "horizon": "P30D"}});
+    let full = json!({"quotas": {"requests_per_second": 100, "live_timers": 5, "payload_bytes": 100, "horizon": "P30D", "due_per_second": 50}});
     for (body, status) in [(&full, 201), (&json!({}), 200)] {
         assert!(checked.document.faults("/components/schemas/NamespaceTerms", body).is_empty(), "{body}");
         let answer = checked.call(Method::PUT, ONE, "billing", Some(body)).await;

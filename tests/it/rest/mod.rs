@@ -11,6 +11,7 @@ mod deliver;
 mod document;
 mod errors;
 mod fields;
+mod hostile;
 mod keys;
 mod list;
 mod namespaces;
