@@ -15,6 +15,7 @@ use figment::value::{Dict, Value};
 use ipnet::IpNet;
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Deserializer, Serialize};
+use url::Url;
 
 mod hot;
 
@@ -196,6 +197,8 @@ pub struct Webhook {
     pub allow_networks: Vec<IpNet>,
     /// The source address of deliveries, on a machine that has several. `None`: the system chooses.
     pub source_address: Option<IpAddr>,
+    /// The HTTP proxy through which webhooks leave. `None`: they leave directly.
+    pub proxy: Option<Url>,
     /// The time limit of one attempt, connecting included.
     pub timeout: Span,
     /// Concurrent attempts to one receiver (scheme, host and port).
@@ -305,6 +308,7 @@ impl Default for Config {
             webhook: Webhook {
                 allow_networks: Vec::new(),
                 source_address: None,
+                proxy: None,
                 timeout: span(10),
                 concurrency: 128,
             },
@@ -484,6 +488,12 @@ impl Config {
         if !(Duration::from_millis(100)..=MAX_WEBHOOK_TIMEOUT).contains(&self.webhook.timeout.get()) {
             return wrong("webhook.timeout", "from PT0.1S to PT60S");
         }
+        if self.webhook.proxy.as_ref().is_some_and(|url| !is_proxy(url)) {
+            return wrong(
+                "webhook.proxy",
+                "give http://HOST:PORT or https://HOST:PORT, without user and path",
+            );
+        }
         if self.webhook.concurrency == 0 {
             return wrong("webhook.concurrency", "at least 1");
         }
@@ -560,6 +570,13 @@ impl Config {
 
 /// The time to record the result, by which a claim lasts longer than its attempt may take.
 pub const CLAIM_MARGIN: Duration = Duration::from_secs(10);
+
+fn is_proxy(url: &Url) -> bool {
+    matches!(url.scheme(), "http" | "https")
+        && (url.username(), url.password(), url.path()) == ("", None, "/")
+        && url.query().is_none()
+        && url.fragment().is_none()
+}
 
 /// What could not be read, by key and source; one clause for each.
 fn described(why: &figment::Error) -> String {

@@ -249,8 +249,8 @@ pub async fn put(Within(state): Within, Path(name): Path<String>, request: Reque
     }
     let caller = caller(&request);
     let body = state.body(request, MAX_BODY).await?;
-    let (all, size) = (Arc::clone(&state), body.bytes.len());
-    let wanted = state.check(caller, size, move || request::destination(&body.bytes, &all.guard)).await??;
+    let (guard, size) = (state.guard(service.namespace()), body.bytes.len());
+    let wanted = state.check(caller, size, move || request::destination(&body.bytes, &guard)).await??;
     check_credentials(&wanted.place)?;
     let written = service.destinations.put(service.namespace(), &name, wanted, if_version).await?;
     written_answer(&state, service, written).await
@@ -310,7 +310,7 @@ fn merged(
     let whole = json::merged(&whole.to_string(), &patch.to_string());
     let whole =
         whole.map_err(|why| Problem::invalid(vec![FieldError::new("", "not_readable", why.to_string())]))?;
-    let mut wanted = request::destination(whole.as_bytes(), &state.guard)?;
+    let mut wanted = request::destination(whole.as_bytes(), &state.guard(service.namespace()))?;
     keep_secrets(&before, &mut wanted.place, &patch)?;
     check_credentials(&wanted.place)?;
     Ok(wanted)
@@ -431,7 +431,7 @@ pub async fn test(Within(state): Within, Path(name): Path<String>) -> ApiResult 
     let destination = Arc::new(service.destinations.opened(&row));
     let delivery = Delivery::test(
         destination,
-        service.store.name_of(service.namespace()).await?,
+        service.store.sender(service.namespace()).await?,
         service.store.clock().now(),
     );
     let delivery_id = delivery.id.clone();

@@ -157,7 +157,7 @@ fn documented() -> OpenApiRouter<Arc<ApiState>> {
 fn router(node: Arc<Node>, pages: Router, closing: CancellationToken) -> std::io::Result<Router> {
     let state = Arc::new(ApiState {
         auth: Auth::new(Arc::clone(&node.keys)),
-        guard: Guard::new(Arc::clone(&node.config)),
+        settings_guard: Guard::new(Arc::clone(&node.config)),
         bodies: Arc::new(Bodies::new()),
         slices: Arc::new(Slices::start()?),
         node,

@@ -15,6 +15,7 @@ use super::schema;
 use super::{ApiState, Within};
 use crate::cold::{MAX_NAMESPACES, NamespaceRemoved, NamespaceRow, NamespaceWritten};
 use crate::model::namespace::{Namespace, is_name};
+use crate::model::networks::Network;
 use crate::model::time::{Span, UnixMs};
 
 /// By this header a caller with a key of all namespaces says which one his call is about.
@@ -40,6 +41,7 @@ pub struct NamespaceView {
     #[schema(minimum = 0, maximum = 32767)]
     number: i16,
     quotas: QuotasView,
+    networks: NetworksView,
     /// Rises with every change; also the `ETag`. 0: nothing was ever said of it.
     #[schema(minimum = 0)]
     version: i32,
@@ -63,6 +65,16 @@ pub struct QuotasView {
     due_per_second: Option<u32>,
 }
 
+/// Where a namespace may send to. With nothing in `allow`: wherever the settings of the service allow.
+#[derive(Serialize, utoipa::ToSchema)]
+#[schema(as = NetworksNow)]
+pub struct NetworksView {
+    #[schema(value_type = Vec<schema::Network>)]
+    allow: Vec<Network>,
+    #[schema(value_type = Vec<schema::Network>)]
+    deny: Vec<Network>,
+}
+
 /// The namespaces.
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct NamespacesAnswer {
@@ -81,6 +93,10 @@ impl NamespaceView {
                 payload_bytes: quotas.payload_bytes,
                 horizon: quotas.horizon,
                 due_per_second: quotas.due_per_second,
+            },
+            networks: NetworksView {
+                allow: row.terms.networks.allow.clone(),
+                deny: row.terms.networks.deny.clone(),
             },
             version: row.version,
             created_at: row.created_at,

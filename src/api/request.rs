@@ -86,7 +86,7 @@ pub struct Context<'a> {
     /// What the namespace may use.
     pub quotas: Quotas,
     /// Decides which addresses are delivered to.
-    pub guard: &'a Guard,
+    pub guard: Guard,
     /// A uid for the timer, if the service makes its id.
     pub fresh: Uuid,
     /// The trace of the call.
@@ -181,7 +181,7 @@ fn checked(
     if let Some(owner) = &raw.owner {
         check_text(owner, 1, MAX_OWNER, "/owner", &mut errors);
     }
-    let target = target(raw.target.as_deref(), context.guard, &mut errors);
+    let target = target(raw.target.as_deref(), &context.guard, &mut errors);
     check_data(raw.data.as_deref(), &context.quotas, &mut errors);
     let template = named_template(raw.template, &mut errors);
     let labels = labels(raw.labels.as_ref(), &mut errors);

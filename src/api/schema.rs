@@ -66,7 +66,8 @@ schemas! {
     Receiver: "Scheme, host and port." =
         text().format(Some(SchemaFormat::Custom("uri".into()))).max_length(Some(MAX_URL)).pattern(Some(url()))
             .examples(["https://shop.example"]);
-    Secret: "The key that signs deliveries as Standard Webhooks asks: base64, usually behind `whsec_`. Never shown again." =
+    Secret: "The key that signs deliveries as Standard Webhooks asks: base64, usually behind `whsec_`. Two with a space between \
+             them while a receiver changes over: deliveries are signed with both. Never shown again." =
         text().pattern(Some(secret())).write_only(true).examples(["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"]);
     Headers: "Static headers. Not those of the connection and the content, nor `ce-…` and `webhook-…`, which are the \
               service's own. Name and value together have a limit, too." =
@@ -111,6 +112,8 @@ schemas! {
         text().pattern(Some("^mainspring_[0-9a-f]{16}_[A-Za-z0-9_-]{43}$"));
     NamespaceName: "The name of a namespace." =
         text().pattern(Some(r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$")).examples(["billing"]);
+    Network: "A network, an address, or `public` for all public addresses." =
+        text().pattern(Some(r"^(public|[0-9A-Fa-f:.]{2,45}(/[0-9]{1,3})?)$")).examples(["10.1.0.0/16"]);
     NamespaceOrAll: "A namespace, or `*` for all." =
         text().pattern(Some(r"^(\*|[A-Za-z0-9._-]{1,64})$")).examples(["*"]);
     Scopes: "`view` reads. `register` makes, changes and cancels timers too, leases and settles. `operate` changes destinations, \
@@ -278,9 +281,10 @@ fn url() -> String {
 fn secret() -> String {
     const ONE: &str = "[A-Za-z0-9+/]";
     const MOST: usize = MAX_SECRET_BYTES / 3;
-    format!(
-        "^(whsec_)?(({ONE}{{4}}){{1,{MOST}}}|({ONE}{{4}}){{0,{MOST}}}({ONE}[AQgw]==|{ONE}{{2}}[AEIMQUYcgkosw048]=))$"
-    )
+    let one = format!(
+        "(whsec_)?(({ONE}{{4}}){{1,{MOST}}}|({ONE}{{4}}){{0,{MOST}}}({ONE}[AQgw]==|{ONE}{{2}}[AEIMQUYcgkosw048]=))"
+    );
+    format!("^{one}( {one})?$")
 }
 
 /// All names. Not as an `enum`: code generators would make 600 constants of it, some of one name (`GMT+1`, `GMT-1`).

@@ -22,7 +22,8 @@ use crate::sink::guard::Guard;
 pub struct ApiState {
     pub(super) node: Arc<Node>,
     pub(super) auth: Auth,
-    pub(super) guard: Guard,
+    /// Of what the settings say.
+    pub(super) settings_guard: Guard,
     pub(super) bodies: Arc<Bodies>,
     pub(super) slices: Arc<Slices>,
     /// Cancelled when the node stops; streams end then.
@@ -57,6 +58,11 @@ impl ApiState {
     pub(super) fn of(&self, namespace: Namespace) -> Result<OfNamespace, Problem> {
         let service = self.node.service().ok_or_else(Problem::starting)?;
         Ok(OfNamespace(Arc::new(Self { within: Some(Box::new(service.within(namespace))), ..self.clone() })))
+    }
+
+    /// Decides which addresses a namespace may send to.
+    pub(super) fn guard(&self, namespace: Namespace) -> Guard {
+        self.settings_guard.within(self.node.namespaces.networks(namespace))
     }
 
     /// Charges so many calls to the caller's key and to the namespace that the call is about; 429 when a quota admits no more.

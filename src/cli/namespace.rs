@@ -11,7 +11,7 @@ use super::{input, out};
 use crate::clock::{Clock, SystemClock};
 
 /// The fields of a namespace that are shown first, in this order; all others follow by name.
-const FIRST: [&str; 2] = ["quotas", "number"];
+const FIRST: [&str; 3] = ["quotas", "networks", "number"];
 
 /// The longest list of quotas in a cell.
 const MAX_CELL: usize = 80;
@@ -60,6 +60,12 @@ pub struct Put {
     /// At most this many timers due in one second
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     due_per_second: Option<u32>,
+    /// Sends only to this network, an address, or `public`; repeatable [default: wherever the settings allow]
+    #[arg(long, value_name = "NETWORK")]
+    allow_network: Vec<String>,
+    /// Never sends to this one; repeatable
+    #[arg(long, value_name = "NETWORK")]
+    deny_network: Vec<String>,
 }
 
 impl Put {
@@ -75,7 +81,11 @@ impl Put {
         set("payload_bytes", self.payload_bytes.map(Value::from));
         set("horizon", self.horizon.clone().map(Value::from));
         set("due_per_second", self.due_per_second.map(Value::from));
-        json!({ "quotas": quotas })
+        let mut request = json!({ "quotas": quotas });
+        if !(self.allow_network.is_empty() && self.deny_network.is_empty()) {
+            request["networks"] = json!({"allow": self.allow_network, "deny": self.deny_network});
+        }
+        request
     }
 }
 
@@ -156,6 +166,12 @@ mod tests {
         assert_eq!(
             all.request(),
             json!({"quotas": {"live_timers": 5, "payload_bytes": 100, "horizon": all.horizon}})
+        );
+        let networks: Put =
+            input::parsed("billing --allow-network public --deny-network 1.1.0.0/16 --deny-network fd00::/8");
+        assert_eq!(
+            networks.request()["networks"],
+            json!({"allow": ["public"], "deny": ["1.1.0.0/16", "fd00::/8"]})
         );
     }
 

@@ -101,7 +101,7 @@ pub use watermark::{Range, ReplayNote, ScanPosition, Scanned, ShardRow};
 use crate::clock::{Monotonic, StoreClock};
 use crate::config::CLAIM_MARGIN;
 use crate::metrics::{Connections, Metrics};
-use crate::model::namespace::{Namespace, Salt};
+use crate::model::namespace::{Namespace, Salt, Sender};
 use crate::planted::Planted;
 use spread::Spreads;
 use sql::{Dialect, Pool, Statement};
@@ -159,8 +159,8 @@ pub struct ColdStore {
     held: Arc<Mutex<Option<Held>>>,
     /// Another node has changed destinations.
     destinations_changed: Arc<tokio::sync::Notify>,
-    /// The names of namespaces. A number keeps its name.
-    names: Arc<RwLock<HashMap<Namespace, Arc<str>>>>,
+    /// The namespaces as senders, as they were last read.
+    senders: Arc<RwLock<HashMap<Namespace, Arc<Sender>>>>,
     /// There are namespaces beside its own, as far as this node knows.
     has_others: Arc<AtomicBool>,
     /// Another node has changed keys.

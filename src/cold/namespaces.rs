@@ -10,7 +10,7 @@ use super::audit::Deed;
 use super::notify::Copied;
 use super::sql::{Row, Statement, Tx};
 use super::{ColdStore, Error};
-use crate::model::namespace::{Namespace, Terms};
+use crate::model::namespace::{Namespace, Sender, Terms};
 use crate::model::time::UnixMs;
 
 /// The most namespaces of a store at a time, its own included.
@@ -102,22 +102,28 @@ impl ColdStore {
             rows.push(self.own_namespace().await?);
             rows.sort_by(|a, b| a.name.cmp(&b.name));
         }
+        self.keep_senders(&rows);
         Ok(rows)
     }
 
-    /// The name of a namespace, also of one that was removed.
-    pub async fn name_of(&self, namespace: Namespace) -> Result<Arc<str>, Error> {
-        if namespace == Namespace::OWN {
-            return Ok(self.own.name());
+    /// A namespace as a sender, also one that was removed; as it was when this node last read the namespaces.
+    pub async fn sender(&self, namespace: Namespace) -> Result<Arc<Sender>, Error> {
+        let known = || self.senders.read().unwrap_or_else(PoisonError::into_inner).get(&namespace).cloned();
+        if let Some(sender) = known() {
+            return Ok(sender);
         }
-        let known = || self.names.read().unwrap_or_else(PoisonError::into_inner).get(&namespace).cloned();
-        if let Some(name) = known() {
-            return Ok(name);
-        }
-        let rows = self.namespaces_ever().await?;
-        let names = rows.into_iter().map(|row| (row.number, row.name.into())).collect();
-        *self.names.write().unwrap_or_else(PoisonError::into_inner) = names;
+        self.namespaces_ever().await?;
         known().ok_or_else(|| Error::Corrupt(format!("there is no namespace of the number {}", namespace.0)))
+    }
+
+    fn keep_senders(&self, rows: &[NamespaceRow]) {
+        let mut senders = self.senders.write().unwrap_or_else(PoisonError::into_inner);
+        for row in rows {
+            let now = Sender::new(&row.name, &row.terms.networks);
+            if senders.get(&row.number).is_none_or(|sender| **sender != now) {
+                senders.insert(row.number, Arc::new(now));
+            }
+        }
     }
 
     /// The store's own namespace while nothing was said of it.

@@ -92,7 +92,7 @@ impl ColdStore {
             seen: Arc::new(lock.as_deref().map_or(0, restore::witnessed_by).into()),
             held: Arc::default(),
             destinations_changed: Arc::default(),
-            names: Arc::default(),
+            senders: Arc::default(),
             has_others: Arc::default(),
             keys_changed: Arc::default(),
             namespaces_changed: Arc::default(),

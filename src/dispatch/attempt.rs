@@ -12,6 +12,7 @@ use crate::cold::{AttemptRecord, TimerRow};
 use crate::metrics::Metrics;
 use crate::model::destination::Destination;
 use crate::model::id::Epoch;
+use crate::model::namespace::Sender;
 use crate::model::pointer::Pointer;
 use crate::model::policy::Retry;
 use crate::model::time::UnixMs;
@@ -76,7 +77,7 @@ impl Dispatcher {
             && has_slot
             && !self.abandon.is_cancelled()
             && self.ownership.valid(pointer.shard, epoch, self.store.clock().now());
-        let Some((destination, namespace_name)) = place.filter(|_| may_send) else {
+        let Some((destination, sender)) = place.filter(|_| may_send) else {
             match has_permit {
                 true => self.ended(key, AttemptEnd::NotSent),
                 false => self.with(|lanes| lanes.free_claim(key, Monotonic::now().as_ms())),
@@ -88,7 +89,7 @@ impl Dispatcher {
         let clock = self.store.clock();
         let started_at = clock.now();
         let began = Monotonic::now();
-        let mut delivery = firing.delivery(destination, namespace_name);
+        let mut delivery = firing.delivery(destination, sender);
         let could_be_sent = firing.could_be_sent(&firing.first);
         let span = span(&delivery, started_at.since(pointer.wake_at.max(could_be_sent)));
         delivery.onward = span.onward();
@@ -157,9 +158,9 @@ impl Dispatcher {
         }
     }
 
-    /// The destination of a claimed row, if its target is one, and the name of its namespace; `None` if nothing may be sent
+    /// The destination of a claimed row, if its target is one, and its namespace as the sender; `None` if nothing may be sent
     /// there now. What this node does not know is looked up in the store.
-    async fn place_of(&self, row: &TimerRow) -> Option<(Option<Arc<Destination>>, Arc<str>)> {
+    async fn place_of(&self, row: &TimerRow) -> Option<(Option<Arc<Destination>>, Arc<Sender>)> {
         let destination = match row.target.destination() {
             None => None,
             // If there is none, the sink says so.
@@ -168,7 +169,7 @@ impl Dispatcher {
         if destination.as_ref().is_some_and(|one| one.is_held()) {
             return None;
         }
-        Some((destination, self.store.name_of(row.namespace).await.ok()?))
+        Some((destination, self.store.sender(row.namespace).await.ok()?))
     }
 
     /// Counts an attempt and when it started. Each timer of a merged set counts.

@@ -6,6 +6,7 @@ use crate::cold::{AttemptRecord, TimerRow};
 use crate::config::CLAIM_MARGIN;
 use crate::model::destination::Destination;
 use crate::model::id::Uid;
+use crate::model::namespace::Sender;
 use crate::model::pointer::Revision;
 use crate::model::policy::Retry;
 use crate::model::time::UnixMs;
@@ -92,8 +93,8 @@ impl Firing {
         std::iter::once(one(&self.first, of)).chain(others).collect()
     }
 
-    /// Its delivery, of the namespace of this name. Takes the payloads out of the rows.
-    pub fn delivery(&mut self, destination: Option<Arc<Destination>>, namespace_name: Arc<str>) -> Delivery {
+    /// Its delivery, sent for this namespace. Takes the payloads out of the rows.
+    pub fn delivery(&mut self, destination: Option<Arc<Destination>>, sender: Arc<Sender>) -> Delivery {
         let data = match self.first.merged {
             Some(_) => self.body(),
             None => self.first.data.take().unwrap_or_else(|| b"null".to_vec()),
@@ -104,7 +105,7 @@ impl Firing {
         let claim = row.life.wake_at.since(claimed_at);
         Delivery {
             namespace: row.namespace,
-            namespace_name,
+            sender,
             event: if row.merged.is_some() { Event::Merged } else { Event::Fired },
             // No longer than the claim lasts: it may be of before this node knew the destination.
             timeout: destination

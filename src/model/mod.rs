@@ -9,6 +9,7 @@ pub mod json;
 pub mod key;
 pub mod merge;
 pub mod namespace;
+pub mod networks;
 pub mod operation;
 pub mod place;
 pub mod pointer;

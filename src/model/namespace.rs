@@ -10,6 +10,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use super::networks::Networks;
 use super::time::Span;
 
 /// The longest name of a namespace, in bytes.
@@ -111,6 +112,25 @@ pub struct Terms {
     /// Its quotas.
     #[serde(default, skip_serializing_if = "Quotas::is_none")]
     pub quotas: Quotas,
+    /// Where it may send to.
+    #[serde(default, skip_serializing_if = "Networks::is_none")]
+    pub networks: Networks,
+}
+
+/// Of a namespace, what whoever sends for it needs to know.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sender {
+    /// Its name.
+    pub name: Arc<str>,
+    /// Where it may send to, if not wherever the settings allow.
+    pub networks: Option<Arc<Networks>>,
+}
+
+impl Sender {
+    /// A namespace of this name and these networks.
+    pub fn new(name: &str, networks: &Networks) -> Self {
+        Self { name: name.into(), networks: (!networks.is_none()).then(|| Arc::new(networks.clone())) }
+    }
 }
 
 /// The quotas of a namespace; `None` is no limit of its own.

@@ -216,7 +216,7 @@ impl Webhook {
         let bad = |pointer: &str, detail: String| BadWebhook { pointer: pointer.into(), detail };
         let url = check_url(url).map_err(|detail| bad("/url", detail))?;
         if let Some(secret) = &secret {
-            secret_bytes(secret).map_err(|detail| bad("/secret", detail))?;
+            secret_keys(secret).map_err(|detail| bad("/secret", detail))?;
         }
         if headers.len() > MAX_HEADERS {
             return Err(bad("/headers", format!("{} headers; at most {MAX_HEADERS}", headers.len())));
@@ -316,6 +316,16 @@ fn check_header(name: &str, value: &str) -> Result<(), String> {
     Ok(())
 }
 
+/// The keys of a webhook's `secret`: of one Standard Webhooks secret, or of two with a space between them, while a receiver
+/// changes from one to the other.
+pub fn secret_keys(secret: &str) -> Result<Vec<Vec<u8>>, String> {
+    let all: Vec<&str> = secret.split(' ').collect();
+    if all.len() > 2 {
+        return Err("at most two secrets, with one space between them".into());
+    }
+    all.into_iter().map(secret_bytes).collect()
+}
+
 /// The key in a Standard Webhooks secret: base64, with or without the prefix `whsec_`.
 pub fn secret_bytes(secret: &str) -> Result<Vec<u8>, String> {
     let text = secret.strip_prefix(SECRET_PREFIX).unwrap_or(secret);
@@ -399,6 +409,15 @@ mod tests {
         assert_ne!(of_another, lane("http://a/"));
         assert_ne!(of_another >> 32, group("http://a/"));
         assert_eq!(hook("http://a/").unwrap().lanes(Namespace(7))[0], of_another);
+    }
+
+    #[test]
+    fn a_secret_is_one_or_two() {
+        let keys = |text: &str| secret_keys(text).map(|keys| keys.len());
+        assert_eq!((keys("whsec_c2VjcmV0"), keys("whsec_c2VjcmV0 b3RoZXI=")), (Ok(1), Ok(2)));
+        for bad in ["", " ", "whsec_c2VjcmV0 ", "whsec_c2VjcmV0  b3RoZXI=", "YQ== YQ== YQ==", "whsec_"] {
+            assert!(keys(bad).is_err(), "{bad:?}");
+        }
     }
 
     #[test]

@@ -20,6 +20,7 @@ use crate::cold::{Error, MAX_EVENT_BATCH};
 use crate::dispatch::Place;
 use crate::model::destination::Destination;
 use crate::model::id::Epoch;
+use crate::model::namespace::Sender;
 use crate::model::subscription::{Lifecycle, Subscription};
 use crate::model::target::Target;
 use crate::model::time::{Span, UnixMs};
@@ -183,8 +184,8 @@ impl Line {
         }
         self.hand.wake(Monotonic::now());
         self.refill().await?;
-        let namespace_name = self.outbox.store.name_of(self.subscription.namespace).await?;
-        self.start(&destination, &namespace_name);
+        let sender = self.outbox.store.sender(self.subscription.namespace).await?;
+        self.start(&destination, &sender);
         Ok(())
     }
 
@@ -374,7 +375,7 @@ impl Line {
     }
 
     /// Sends what may go: firings go first, and all lines of a destination share what these leave.
-    fn start(&mut self, destination: &Arc<Destination>, namespace_name: &Arc<str>) {
+    fn start(&mut self, destination: &Arc<Destination>, sender: &Arc<Sender>) {
         let wanted = self.wanted();
         let most = self.pace.share(wanted, self.oldest_at, &self.outbox);
         if most == 0 {
@@ -393,7 +394,7 @@ impl Line {
                 self.hand.failed(&held, |_| Monotonic::now().plus(LONGEST_WAIT));
                 continue;
             };
-            let delivery = delivery(&held, kind, Arc::clone(destination), Arc::clone(namespace_name));
+            let delivery = delivery(&held, kind, Arc::clone(destination), Arc::clone(sender));
             self.sends.spawn(send(Arc::clone(&self.outbox), held, delivery, place));
         }
     }
@@ -409,16 +410,11 @@ async fn send(outbox: Arc<Outbox>, held: Arc<Held>, delivery: Delivery, place: P
     Sent { held, answer: Some(answer) }
 }
 
-fn delivery(
-    held: &Held,
-    kind: Lifecycle,
-    destination: Arc<Destination>,
-    namespace_name: Arc<str>,
-) -> Delivery {
+fn delivery(held: &Held, kind: Lifecycle, destination: Arc<Destination>, sender: Arc<Sender>) -> Delivery {
     let Held { event, epoch } = held;
     let timeout = destination.limits.timeout.map(Span::get);
     let about = (event.id, event.subject.clone(), event.at, event.body.clone());
-    Delivery::told(kind, about, destination, namespace_name, (event.shard, *epoch), timeout)
+    Delivery::told(kind, about, destination, sender, (event.shard, *epoch), timeout)
 }
 
 /// A wait that doubles so many times, up to the longest.

@@ -12,6 +12,7 @@ use super::keys::Refusal;
 use super::quotas::{Left, Over};
 use crate::cold::{ColdStore, Error, NamespaceRow};
 use crate::model::namespace::{Namespace, Quotas};
+use crate::model::networks::Networks;
 use crate::model::time::UnixMs;
 use crate::telemetry::Streak;
 
@@ -106,6 +107,12 @@ impl Namespaces {
     /// The quotas of a namespace.
     pub fn quotas(&self, number: Namespace) -> Quotas {
         self.get(number).map(|row| row.terms.quotas.clone()).unwrap_or_default()
+    }
+
+    /// Where a namespace may send to, if not wherever the settings allow.
+    pub fn networks(&self, number: Namespace) -> Option<Arc<Networks>> {
+        let networks = &self.get(number)?.terms.networks;
+        (!networks.is_none()).then(|| Arc::new(networks.clone()))
     }
 
     /// Takes so many calls from a namespace's quota of calls a second.

@@ -26,6 +26,7 @@ use super::{Delivery, Lack, Outcome, event};
 use super::{mqtt, mqtt3};
 use crate::clock::{Monotonic, StoreClock};
 use crate::config::Config;
+use crate::model::networks::Networks;
 use crate::model::place::Place;
 use crate::model::time::UnixMs;
 use crate::model::timer::AttemptResult;
@@ -134,10 +135,17 @@ impl Brokers {
         place: &Place,
     ) -> Result<Outcome, Lack> {
         let (began, limit) = (Monotonic::now(), delivery.timeout.unwrap_or(self.timeout));
-        let line = self.line(name, version);
+        let networks = delivery.sender.networks.as_ref();
+        let line = self.line(name, Version { of: version, networks: networks.cloned() });
         let _used = line.used();
-        let connection =
-            line.connection(|| self.room().map(|()| connect(place.clone(), Arc::clone(&self.dialer), limit)));
+        let connection = line.connection(|| {
+            self.room()?;
+            let dialer = match networks {
+                Some(networks) => Arc::new(self.dialer.within(networks)),
+                None => Arc::clone(&self.dialer),
+            };
+            Ok(connect(place.clone(), dialer, limit))
+        });
         // A little shorter than the attempt, so that one without a connection counts as not sent.
         let wait = CONNECT_WAIT.min(limit.mul_f64(0.95));
         let connection = match tokio::time::timeout(wait, connection).await {
@@ -171,7 +179,7 @@ impl Brokers {
     }
 
     /// The line to a destination as it is now. One that was changed gets a new line; attempts under way end on the old one.
-    fn line(&self, name: &str, version: (i32, UnixMs)) -> Arc<Line> {
+    fn line(&self, name: &str, version: Version) -> Arc<Line> {
         let mut lines = self.lines();
         match lines.get(name) {
             Some(line) if line.version == version => Arc::clone(line),
@@ -244,10 +252,18 @@ fn no_connection_within(wait: Duration) -> NotConnected {
     NotConnected::NotReached(format!("no connection within {} s", wait.as_secs_f64()))
 }
 
+/// What a connection was made by: after a change of it, another one is made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Version {
+    /// Of the destination: its version, and when it was made.
+    of: (i32, UnixMs),
+    /// The networks of its namespace.
+    networks: Option<Arc<Networks>>,
+}
+
 /// The connection to one destination, or the way to it.
 struct Line {
-    /// Of the destination: its version, and when it was made.
-    version: (i32, UnixMs),
+    version: Version,
     state: Mutex<State>,
     under_way: AtomicUsize,
     /// In milliseconds of this process's clock.
@@ -280,7 +296,7 @@ impl Drop for Used<'_> {
 }
 
 impl Line {
-    fn new(version: (i32, UnixMs)) -> Self {
+    fn new(version: Version) -> Self {
         Self {
             version,
             state: Mutex::new(State::Closed),
@@ -446,8 +462,12 @@ mod tests {
         }
     }
 
+    fn version(number: i32) -> Version {
+        Version { of: (number, UnixMs::new(0)), networks: None }
+    }
+
     fn line() -> Arc<Line> {
-        Arc::new(Line::new((1, UnixMs::new(0))))
+        Arc::new(Line::new(version(1)))
     }
 
     fn up(fake: &Arc<Fake>) -> BoxFuture<'static, Connected> {
@@ -545,7 +565,7 @@ mod tests {
     async fn connections_are_bounded_and_the_idle_ones_go_first() {
         let (brokers, fake) = (brokers(2), Arc::new(Fake::default()));
         let connect = async |name: &str| {
-            let line = brokers.line(name, (1, UnixMs::new(0)));
+            let line = brokers.line(name, version(1));
             let found = line.connection(|| brokers.room().map(|()| up(&fake))).await;
             (line, found.err())
         };
@@ -555,12 +575,20 @@ mod tests {
         let (idle, _) = connect("idle").await;
         assert_eq!(connect("third").await.1, None, "the idle one goes");
         assert!(busy.is_up() && !idle.is_up());
-        let third = brokers.line("third", (1, UnixMs::new(0)));
+        let third = brokers.line("third", version(1));
         let _also = third.used();
         assert_eq!(connect("fourth").await.1, Some(NotConnected::Lack(Lack::Files)));
         drop(used);
         assert_eq!(connect("fourth").await.1, None);
-        let changed = brokers.line("fourth", (2, UnixMs::new(0)));
+        let changed = brokers.line("fourth", version(2));
         assert!(!changed.is_up(), "a destination that was changed is another line");
+        let networks = Some(Arc::new(Networks {
+            allow: Vec::new(),
+            deny: vec!["10.0.0.0/8".parse().expect("a network")],
+        }));
+        let kept = brokers.line("fourth", version(2));
+        assert!(Arc::ptr_eq(&changed, &kept));
+        let restricted = brokers.line("fourth", Version { networks, ..version(2) });
+        assert!(!Arc::ptr_eq(&changed, &restricted), "so is one whose namespace has other networks");
     }
 }

@@ -13,6 +13,7 @@ use super::broker::NotConnected;
 use super::guard::{Guard, RefusedAddress};
 use super::names::Names;
 use crate::config::Config;
+use crate::model::networks::Networks;
 use crate::model::place::Address;
 
 /// A connection, encrypted or not.
@@ -33,6 +34,17 @@ impl Dialer {
     pub fn new(config: &Arc<Config>, names: Names, tls: rustls::ClientConfig) -> Self {
         let guard = Guard::new(Arc::clone(config));
         Self { names, guard, tls: Arc::new(tls).into(), from: config.webhook.source_address }
+    }
+
+    /// The same, for a namespace with these networks.
+    #[must_use]
+    pub fn within(&self, networks: &Arc<Networks>) -> Self {
+        Self {
+            names: self.names.within(Some(Arc::clone(networks))),
+            guard: self.guard.within(Some(Arc::clone(networks))),
+            tls: self.tls.clone(),
+            from: self.from,
+        }
     }
 
     /// Connects to one of the addresses of a broker's host. With TLS its certificate must be of that host.

@@ -9,7 +9,7 @@ use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use sha2::Sha256;
 
 use super::{Delivery, Event};
-use crate::model::target::secret_bytes;
+use crate::model::target::secret_keys;
 use crate::model::time::UnixMs;
 
 /// The `ce-source` of every event of the namespace of this name.
@@ -24,7 +24,7 @@ pub fn attributes(delivery: &Delivery, at: UnixMs) -> Vec<(&'static str, String)
     let always = [
         ("specversion", "1.0".into()),
         ("type", delivery.event.kind().into()),
-        ("source", source(&delivery.namespace_name)),
+        ("source", source(&delivery.sender.name)),
         ("id", delivery.id.clone()),
         ("subject", delivery.subject.clone()),
         ("time", at.rfc3339()),
@@ -82,13 +82,18 @@ pub fn structured(attributes: &[(&'static str, String)], body: &[u8]) -> Vec<u8>
 /// What the payload is.
 const CONTENT_TYPE: (&str, &str) = ("datacontenttype", "application/json");
 
-/// The `webhook-signature` header: HMAC-SHA256 over `id.timestamp.body`, base64, version 1.
+/// The `webhook-signature` header: HMAC-SHA256 over `id.timestamp.body`, base64, version 1; with two secrets one for each, a
+/// space between them.
 pub fn signature(secret: &str, delivery_id: &str, at: UnixMs, body: &[u8]) -> Option<String> {
-    let key = secret_bytes(secret).ok()?;
-    let mut mac = Hmac::<Sha256>::new_from_slice(&key).ok()?;
-    mac.update(format!("{delivery_id}.{}.", at.get().div_euclid(1000)).as_bytes());
-    mac.update(body);
-    Some(format!("v1,{}", base64::engine::general_purpose::STANDARD.encode(mac.finalize().into_bytes())))
+    let sign = |key: Vec<u8>| {
+        let mut mac = Hmac::<Sha256>::new_from_slice(&key).ok()?;
+        mac.update(format!("{delivery_id}.{}.", at.get().div_euclid(1000)).as_bytes());
+        mac.update(body);
+        let code = base64::engine::general_purpose::STANDARD.encode(mac.finalize().into_bytes());
+        Some(format!("v1,{code}"))
+    };
+    let all: Option<Vec<String>> = secret_keys(secret).ok()?.into_iter().map(sign).collect();
+    Some(all?.join(" "))
 }
 
 #[cfg(test)]
@@ -107,6 +112,37 @@ mod tests {
         assert_eq!(event.extension("dueat").unwrap().to_string(), "a \"b\" ü");
         let data: serde_json::Value = event.data().unwrap().clone().try_into().unwrap();
         assert_eq!(data, serde_json::json!({"order": [1]}));
+    }
+
+    /// The vector that the libraries of Standard Webhooks test themselves with.
+    #[test]
+    fn the_signature_is_that_of_the_published_vector() {
+        let (secret, id) = ("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "msg_p5jXN8AQM9LWM0D4loKWxJek");
+        let sign =
+            |secret: &str| signature(secret, id, UnixMs::new(1_614_265_330_999), br#"{"test": 2432232314}"#);
+        let expected = "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=";
+        assert_eq!(sign(secret).as_deref(), Some(expected));
+        assert_eq!(sign(&secret["whsec_".len()..]).as_deref(), Some(expected), "without the prefix");
+    }
+
+    #[test]
+    fn with_two_secrets_a_library_that_has_either_accepts_it() {
+        let secrets = ["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "whsec_c2VjcmV0IG51bWJlciB0d28="];
+        let now = crate::clock::Clock::now(&crate::clock::SystemClock);
+        let both = signature(&secrets.join(" "), "dlv_1", now, b"{}").unwrap();
+        for (n, secret) in secrets.into_iter().enumerate() {
+            let oracle = standardwebhooks::Webhook::new(secret).unwrap();
+            let verify = |signatures: &str| {
+                let mut headers = http::HeaderMap::new();
+                headers.insert("webhook-id", "dlv_1".parse().unwrap());
+                headers.insert("webhook-timestamp", (now.get() / 1000).to_string().parse().unwrap());
+                headers.insert("webhook-signature", signatures.parse().unwrap());
+                oracle.verify(b"{}", &headers)
+            };
+            verify(&both).unwrap();
+            let other = signature(secrets[1 - n], "dlv_1", now, b"{}").unwrap();
+            assert!(verify(&other).is_err());
+        }
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Which addresses are delivered to: public ones, and the networks that the operator lists.
+//! Which addresses are delivered to: public ones, and the networks that the operator lists; for a namespace that has networks
+//! of its own, those.
 //!
 //! Every attempt is checked, after name resolution, on the very addresses that are connected to. So a name that resolves
 //! to other addresses the second time (DNS rebinding) does not get past the check.
@@ -9,6 +10,7 @@ use std::sync::Arc;
 use url::Host;
 
 use crate::config::Config;
+use crate::model::networks::{Network, Networks};
 use crate::model::place::Address;
 use crate::model::target::is_local_name;
 
@@ -16,15 +18,23 @@ use crate::model::target::is_local_name;
 #[derive(Clone)]
 pub struct Guard {
     config: Arc<Config>,
+    /// Those of the namespace that sends.
+    networks: Option<Arc<Networks>>,
 }
 
 /// An address that is not delivered to.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{}", told(.0))]
-pub struct RefusedAddress(pub IpAddr);
+#[error("{}", told(*ip, *by_namespace))]
+pub struct RefusedAddress {
+    ip: IpAddr,
+    /// The networks of the namespace refuse it, and not the settings.
+    by_namespace: bool,
+}
 
-fn told(ip: &IpAddr) -> String {
-    if is_metadata(unmapped(*ip)) {
+fn told(ip: IpAddr, by_namespace: bool) -> String {
+    if by_namespace {
+        format!("{ip} is in no network that this namespace may send to (its `networks`)")
+    } else if is_metadata(unmapped(ip)) {
         format!(
             "{ip} is where a cloud provider gives machines their credentials; list the address itself in \
              `webhook.allow_networks`, as /32 or /128, to deliver there"
@@ -40,18 +50,32 @@ fn told(ip: &IpAddr) -> String {
 impl Guard {
     /// A guard under these settings.
     pub fn new(config: Arc<Config>) -> Self {
-        Self { config }
+        Self { config, networks: None }
+    }
+
+    /// The same for a namespace with these networks.
+    #[must_use]
+    pub fn within(&self, networks: Option<Arc<Networks>>) -> Self {
+        Self { config: Arc::clone(&self.config), networks }
     }
 
     /// Checks whether this address is delivered to.
     pub fn check(&self, ip: IpAddr) -> Result<(), RefusedAddress> {
         let plain = unmapped(ip);
-        let allowed = if is_metadata(plain) {
-            self.config.allows_address(plain)
-        } else {
-            is_public(plain) || self.config.allows_network(plain)
+        let allowed_by = |list: &[Network]| list.iter().any(|one| holds(*one, plain));
+        let by_namespace = match self.networks.as_deref() {
+            Some(networks) if allowed_by(&networks.deny) => Some(false),
+            Some(Networks { allow, .. }) if !allow.is_empty() && is_metadata(plain) => {
+                Some(allow.contains(&Network::Of(plain.into())))
+            }
+            Some(Networks { allow, .. }) if !allow.is_empty() => Some(allowed_by(allow)),
+            _ => None,
         };
-        if allowed { Ok(()) } else { Err(RefusedAddress(ip)) }
+        let allowed = by_namespace.unwrap_or_else(|| match is_metadata(plain) {
+            true => self.config.allows_address(plain),
+            false => is_public(plain) || self.config.allows_network(plain),
+        });
+        if allowed { Ok(()) } else { Err(RefusedAddress { ip, by_namespace: by_namespace.is_some() }) }
     }
 
     /// Checks a URL whose host is an address or a local name; other names are checked when they are resolved.
@@ -73,6 +97,14 @@ impl Guard {
             None if is_local_name(address.host()) => self.check(Ipv4Addr::LOCALHOST.into()),
             None => Ok(()),
         }
+    }
+}
+
+/// Whether an address is in a network.
+fn holds(network: Network, ip: IpAddr) -> bool {
+    match network {
+        Network::Public => is_public(ip),
+        Network::Of(net) => net.contains(&ip),
     }
 }
 
@@ -248,6 +280,33 @@ mod tests {
     }
 
     #[test]
+    fn a_namespace_has_networks_of_its_own() {
+        let of = |allow: &[&str], deny: &[&str]| {
+            let read = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect();
+            let networks = Networks { allow: read(allow), deny: read(deny) };
+            guard(&[OPEN[0], OPEN[1], "webhook.allow_networks=10.0.0.0/8"]).within(Some(Arc::new(networks)))
+        };
+        let is_allowed = |guard: &Guard, ip: &str| guard.check(ip.parse().unwrap()).is_ok();
+        let alone = of(&["192.168.7.0/24"], &[]);
+        assert!(is_allowed(&alone, "192.168.7.9") && is_allowed(&alone, "::ffff:192.168.7.9"));
+        for ip in ["10.1.2.3", "1.1.1.1", "192.168.8.1"] {
+            let refused = alone.check(ip.parse().unwrap()).expect_err("not on its list").to_string();
+            assert!(refused.contains("namespace"), "{refused}");
+        }
+        let also = of(&["public", "192.168.7.0/24"], &["1.1.0.0/16", "192.168.7.66"]);
+        assert!(is_allowed(&also, "8.8.8.8") && is_allowed(&also, "192.168.7.9"));
+        for ip in ["1.1.1.1", "::ffff:1.1.1.1", "192.168.7.66", "10.1.2.3"] {
+            assert!(!is_allowed(&also, ip), "{ip}");
+        }
+        let denied = of(&[], &["public"]);
+        assert!(is_allowed(&denied, "10.1.2.3") && !is_allowed(&denied, "8.8.8.8"));
+        // What is wide does not mean the machine's credentials.
+        let wide = of(&["0.0.0.0/0", "::/0"], &[]);
+        assert!(is_allowed(&wide, "10.1.2.3") && !is_allowed(&wide, "169.254.169.254"));
+        assert!(is_allowed(&of(&["169.254.169.254"], &[]), "169.254.169.254"));
+    }
+
+    #[test]
     fn behind_a_proxy_loopback_needs_a_listing() {
         let loopback = ["127.0.0.1".parse().unwrap(), "::1".parse().unwrap()];
         let behind = guard(&["server.behind_proxy=true"]);
@@ -262,9 +321,31 @@ mod tests {
         let guard = guard(&OPEN);
         for bad in [
             "http://2130706433/",
+            "http://017700000001/",
+            "http://0x7f000001/",
             "http://0x7f.1/",
+            "http://127.1/",
+            "http://127.0.1/",
+            "http://0177.0.0.1/",
+            "http://0x7f.0x0.0x0.0x1/",
+            "http://%31%32%37.0.0.1/",
+            "http://１２７.0.0.1/",
+            "http://127。0。0。1/",
+            "http://0/",
+            "http://3232235777/",
+            "http://0xa9fea9fe/",
+            "http://169.254.43518/",
+            "http://[::]/",
+            "http://[::1]/",
+            "http://[0:0:0:0:0:0:0:1]/",
             "http://[::ffff:7f00:1]/",
+            "http://[::ffff:169.254.169.254]/",
+            "http://[64:ff9b::a9fe:a9fe]/",
+            "http://[2002:a9fe:a9fe::]/",
+            "http://[fe80::1]/",
+            "http://[fd00:ec2::254]/",
             "http://localhost/",
+            "http://LOCALHOST./",
             "http://x.localhost./",
         ] {
             assert!(guard.check_url(&bad.parse().unwrap()).is_err(), "{bad}");

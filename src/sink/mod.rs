@@ -34,7 +34,7 @@ use crate::clock::StoreClock;
 use crate::config::Config;
 use crate::model::destination::Destination;
 use crate::model::id::{Epoch, Generation, Uid};
-use crate::model::namespace::Namespace;
+use crate::model::namespace::{Namespace, Sender};
 use crate::model::place::Place;
 use crate::model::pointer::Via;
 use crate::model::subscription::Lifecycle;
@@ -51,8 +51,8 @@ pub use lack::Lack;
 pub struct Delivery {
     /// The namespace of the timer, or of whoever is told.
     pub namespace: Namespace,
-    /// Its name.
-    pub namespace_name: Arc<str>,
+    /// Its name, and where it may send to.
+    pub sender: Arc<Sender>,
     /// What is told.
     pub event: Event,
     /// The delivery id: the same for all attempts of this firing, and of no other firing.
@@ -117,12 +117,12 @@ const LONGEST_TEST: Duration = Duration::from_secs(30);
 
 impl Delivery {
     /// A test of a destination. Its subject is the destination's name.
-    pub fn test(destination: Arc<Destination>, namespace_name: Arc<str>, now: UnixMs) -> Self {
+    pub fn test(destination: Arc<Destination>, sender: Arc<Sender>, now: UnixMs) -> Self {
         let (name, timeout) = (destination.name.clone(), destination.limits.timeout.map(Span::get));
         let data = serde_json::json!({"destination": name}).to_string().into_bytes();
         Self {
             namespace: destination.namespace,
-            namespace_name,
+            sender,
             event: Event::Test,
             id: format!("tst_{}", uuid::Uuid::now_v7().simple()),
             subject: name.clone(),
@@ -150,13 +150,13 @@ impl Delivery {
         kind: Lifecycle,
         (id, subject, at, body): (uuid::Uuid, String, UnixMs, Vec<u8>),
         destination: Arc<Destination>,
-        namespace_name: Arc<str>,
+        sender: Arc<Sender>,
         (shard, epoch): (i32, Epoch),
         timeout: Option<Duration>,
     ) -> Self {
         Self {
             namespace: destination.namespace,
-            namespace_name,
+            sender,
             event: Event::Told(kind),
             id: format!("evt_{}", id.simple()),
             subject,

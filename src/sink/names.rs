@@ -17,6 +17,7 @@ use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 
 use super::guard::{Guard, RefusedAddress};
 use crate::clock::Monotonic;
+use crate::model::networks::Networks;
 
 /// Answers that are kept.
 const CACHED: u64 = 8192;
@@ -64,6 +65,12 @@ impl Names {
         Ok(Self { guard, current: Arc::new(Mutex::new(current)) })
     }
 
+    /// The same, for a namespace with these networks.
+    #[must_use]
+    pub fn within(&self, networks: Option<Arc<Networks>>) -> Self {
+        Self { guard: self.guard.within(networks), current: Arc::clone(&self.current) }
+    }
+
     fn resolver(&self) -> TokioResolver {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         if current.looked_at.elapsed() > LOOK_EVERY {
@@ -85,14 +92,34 @@ impl Names {
     /// refused.
     pub async fn lookup(&self, name: &str, port: u16) -> Result<Vec<SocketAddr>, NoAddress> {
         let found = self.resolver().lookup_ip(name).await.map_err(cause)?;
-        let (allowed, refused): (Vec<_>, Vec<_>) = found
-            .iter()
-            .map(|ip| SocketAddr::from((ip, port)))
-            .partition(|addr| self.guard.check(addr.ip()).is_ok());
-        match (allowed.is_empty(), refused.first()) {
-            (true, Some(first)) => Err(Box::new(RefusedAddress(first.ip()))),
+        let check = |ip| self.guard.check(ip).map(|()| SocketAddr::from((ip, port)));
+        let checked: Vec<Result<SocketAddr, RefusedAddress>> = found.iter().map(check).collect();
+        let allowed: Vec<SocketAddr> = checked.iter().flatten().copied().collect();
+        match checked.into_iter().find_map(Result::err) {
+            Some(refused) if allowed.is_empty() => Err(Box::new(refused)),
             _ => Ok(allowed),
         }
+    }
+}
+
+/// Resolves the name of the operator's own proxy, which may be anywhere. It resolves no receiver's.
+pub struct ProxyName(Names);
+
+impl Names {
+    /// A resolver for the name of the proxy through which all is sent.
+    pub fn of_the_proxy(self) -> ProxyName {
+        ProxyName(self)
+    }
+}
+
+impl Resolve for ProxyName {
+    fn resolve(&self, name: Name) -> Resolving {
+        let resolver = self.0.resolver();
+        Box::pin(async move {
+            let found = resolver.lookup_ip(name.as_str()).await.map_err(cause)?;
+            let addresses: Vec<SocketAddr> = found.iter().map(|ip| SocketAddr::from((ip, 0))).collect();
+            Ok(Box::new(addresses.into_iter()) as Addrs)
+        })
     }
 }
 
@@ -153,7 +180,15 @@ mod tests {
     use super::*;
     use crate::config::Config;
 
-    /// A name server that knows two names, and never answers for those below `dead.example`. Returns how often it is
+    fn known(name: &str) -> Option<Ipv4Addr> {
+        match name {
+            "open.example." => Some(Ipv4Addr::new(93, 184, 215, 14)),
+            "inside.example." => Some(Ipv4Addr::new(10, 1, 2, 3)),
+            _ => None,
+        }
+    }
+
+    /// A name server that knows three names, and never answers for those below `dead.example`. Returns how often it is
     /// asked for an IPv4 address.
     async fn name_server() -> (Names, Arc<AtomicUsize>) {
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
@@ -171,15 +206,22 @@ mod tests {
                 }
                 let mut answer = Message::response(question.metadata.id, OpCode::Query);
                 answer.add_query(query.clone());
-                let address = match name.as_str() {
-                    "open.example." => Some(Ipv4Addr::new(93, 184, 215, 14)),
-                    "inside.example." => Some(Ipv4Addr::new(10, 1, 2, 3)),
-                    _ => None,
+                let times = counted.load(Ordering::SeqCst);
+                let (address, ttl) = match name.as_str() {
+                    // Public when it is looked at first, and inside from then on.
+                    "rebinding.example." => {
+                        (Some([Ipv4Addr::new(93, 184, 215, 14), Ipv4Addr::LOCALHOST][times.min(1)]), 0)
+                    }
+                    name => (known(name), 60),
                 };
                 match address {
                     Some(address) if query.query_type() == RecordType::A => {
                         counted.fetch_add(1, Ordering::SeqCst);
-                        answer.add_answer(Record::from_rdata(query.name().clone(), 60, RData::A(A(address))));
+                        answer.add_answer(Record::from_rdata(
+                            query.name().clone(),
+                            ttl,
+                            RData::A(A(address)),
+                        ));
                     }
                     Some(_) => {}
                     None => answer.metadata.response_code = ResponseCode::NXDomain,
@@ -214,6 +256,33 @@ mod tests {
         assert!(refused.contains("10.1.2.3") && refused.contains("allow_networks"), "{refused}");
         let none = addresses(&names, "nothing.example").await.unwrap_err();
         assert!(none.contains("cannot be resolved"), "{none}");
+    }
+
+    #[tokio::test]
+    async fn a_name_that_comes_to_mean_another_address_is_checked_at_each_answer() {
+        let (names, asked) = name_server().await;
+        let first = addresses(&names, "rebinding.example").await;
+        assert_eq!(first, Ok(vec!["93.184.215.14:0".parse().unwrap()]));
+        for _ in 0..3 {
+            let refused = addresses(&names, "rebinding.example").await.expect_err("it is this machine now");
+            assert!(refused.contains("127.0.0.1"), "{refused}");
+        }
+        assert!(asked.load(Ordering::SeqCst) > 1, "the answer held for no time");
+    }
+
+    #[tokio::test]
+    async fn the_networks_of_a_namespace_hold_for_names() {
+        let (names, _) = name_server().await;
+        let networks = |allow: &str, deny: &str| {
+            let read = |text: &str| text.split_terminator(',').map(|one| one.parse().unwrap()).collect();
+            Some(Arc::new(Networks { allow: read(allow), deny: read(deny) }))
+        };
+        let inside = names.within(networks("10.0.0.0/8", ""));
+        assert_eq!(addresses(&inside, "inside.example").await, Ok(vec!["10.1.2.3:0".parse().unwrap()]));
+        for one in [inside, names.within(networks("", "93.184.0.0/16"))] {
+            let refused = addresses(&one, "open.example").await.expect_err("not for this namespace");
+            assert!(refused.contains("namespace"), "{refused}");
+        }
     }
 
     #[tokio::test]

@@ -1,13 +1,15 @@
-//! One attempt over HTTP: pooled connections, a timeout, no redirects, no proxies, bounded replies.
+//! One attempt over HTTP: pooled connections, a timeout, no redirects, a proxy only if the settings name one, bounded replies.
 
 use std::error::Error as _;
+use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use lru::LruCache;
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use reqwest::redirect::Policy;
-use reqwest::{Client, Response};
+use reqwest::{Client, Proxy, Response};
 
 use tower::util::MapResponseLayer;
 
@@ -16,6 +18,8 @@ use super::names::Names;
 use super::{Delivery, Lack, Outcome, event};
 use crate::clock::StoreClock;
 use crate::config::Config;
+use crate::model::namespace::Sender;
+use crate::model::networks::Networks;
 use crate::model::target::Webhook;
 use crate::model::time::UnixMs;
 use crate::model::timer::AttemptResult;
@@ -36,9 +40,14 @@ const RETRY_AFTER_MAX: Duration = Duration::from_secs(86_400);
 /// third try of the kernel, which comes after three.
 pub(super) const CONNECT_WAIT: Duration = Duration::from_secs(4);
 
+/// How many sets of networks have clients of their own at a time.
+const RESTRICTED: NonZeroUsize = NonZeroUsize::new(16).unwrap();
+
 /// Sends webhooks.
 pub struct Webhooks {
     clients: Clients,
+    /// Those of namespaces with networks of their own. A connection that one of them may use, another may not.
+    restricted: Mutex<LruCache<Arc<Networks>, Arc<Clients>>>,
     guard: Guard,
     clock: StoreClock,
     timeout: Duration,
@@ -54,17 +63,32 @@ impl Webhooks {
     ) -> anyhow::Result<Self> {
         let guard = Guard::new(Arc::clone(config));
         let clients = Clients::new(Arc::clone(config), names, tls, idle_connections)?;
-        Ok(Self { clients, guard, clock, timeout: config.webhook.timeout.get() })
+        let restricted = Mutex::new(LruCache::new(RESTRICTED));
+        Ok(Self { clients, restricted, guard, clock, timeout: config.webhook.timeout.get() })
     }
 
     /// From now on so many idle connections to one receiver are kept, and to all together.
     pub fn keep_idle(&self, per_receiver: usize, in_all: usize) {
         self.clients.keep_idle(per_receiver, in_all);
+        self.restricted().clear();
+    }
+
+    fn restricted(&self) -> MutexGuard<'_, LruCache<Arc<Networks>, Arc<Clients>>> {
+        self.restricted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A client for a sender: its connections lead only where that one may send to.
+    fn client(&self, sender: &Sender) -> anyhow::Result<Client> {
+        let Some(networks) = &sender.networks else { return Ok(self.clients.current()) };
+        let mut restricted = self.restricted();
+        let make = || self.clients.within(networks).map(Arc::new);
+        Ok(restricted.try_get_or_insert(Arc::clone(networks), make)?.current())
     }
 
     /// Makes one attempt.
     pub async fn send(&self, delivery: &Delivery, hook: &Webhook) -> Result<Outcome, Lack> {
-        if let Err(refused) = self.guard.check_url(&hook.url) {
+        let guard = self.guard.within(delivery.sender.networks.clone());
+        if let Err(refused) = guard.check_url(&hook.url) {
             return Ok(failed(AttemptResult::Refused, refused.to_string()));
         }
         let at = self.clock.now();
@@ -84,7 +108,11 @@ impl Webhooks {
         {
             set("webhook-signature", &signature);
         }
-        let mut request = self.clients.current().post(hook.url.clone()).headers(headers);
+        let client = match self.client(&delivery.sender) {
+            Ok(client) => client,
+            Err(why) => return Ok(failed(AttemptResult::Refused, format!("no client can be made: {why}"))),
+        };
+        let mut request = client.post(hook.url.clone()).headers(headers);
         if let Some(timeout) = delivery.timeout {
             request = request.timeout(timeout);
         }
@@ -130,6 +158,7 @@ impl Webhooks {
         if why.is_connect() || why.is_builder() {
             if let Some(lack) = Lack::of(why) {
                 self.clients.close_idle();
+                self.restricted().clear();
                 return Err(lack);
             }
             let outcome = failed(AttemptResult::Refused, format!("no connection: {cause}"));
@@ -175,6 +204,13 @@ impl Clients {
         Ok(Self { config, tls, names, current, made, most, per_receiver })
     }
 
+    /// Others, for namespaces with these networks, which keep a small share of the idle connections.
+    fn within(&self, networks: &Arc<Networks>) -> anyhow::Result<Self> {
+        let names = self.names.within(Some(Arc::clone(networks)));
+        let most = self.most.load(Ordering::Relaxed) / (4 * RESTRICTED.get());
+        Self::new(Arc::clone(&self.config), names, self.tls.clone(), most)
+    }
+
     fn current(&self) -> Client {
         if self.made.load(Ordering::Relaxed) >= self.most.load(Ordering::Relaxed) {
             self.close_idle();
@@ -215,12 +251,17 @@ fn client(
 ) -> Result<Client, reqwest::Error> {
     let made = Arc::clone(made);
     let timeout = config.webhook.timeout.get();
-    Client::builder()
+    let builder = match &config.webhook.proxy {
+        Some(proxy) => {
+            let proxy = Proxy::all(proxy.clone())?;
+            Client::builder().no_proxy().proxy(proxy).dns_resolver(Arc::new(names.of_the_proxy()))
+        }
+        None => Client::builder().no_proxy().dns_resolver(Arc::new(names)),
+    };
+    builder
         .user_agent(concat!("mainspring/", env!("CARGO_PKG_VERSION")))
         .redirect(Policy::none())
-        .no_proxy()
         .tls_backend_preconfigured(tls)
-        .dns_resolver(Arc::new(names))
         .connector_layer(MapResponseLayer::new(move |connection| {
             made.fetch_add(1, Ordering::Relaxed);
             connection

@@ -6,7 +6,11 @@ use super::{MAX_DATA, Refused, read};
 use crate::api::problem::FieldError;
 use crate::api::schema;
 use crate::model::namespace::{Quotas, Terms};
+use crate::model::networks::{BadNetwork, Network, Networks};
 use crate::model::time::Span;
+
+/// The most networks in a list.
+const MAX_NETWORKS: usize = 100;
 
 /// The highest quota of anything a second.
 const MAX_RATE: u32 = 1_000_000;
@@ -19,6 +23,22 @@ pub struct NamespaceIn {
     /// Its quotas. Default: none.
     #[schema(value_type = Option<QuotasIn>)]
     quotas: Option<QuotasIn>,
+    /// Where what it sends may go. Default: wherever the settings of the service allow.
+    #[schema(value_type = Option<NetworksIn>)]
+    networks: Option<NetworksIn>,
+}
+
+/// The networks that a namespace may send to: `10.1.0.0/16`, an address, or `public` for all public addresses.
+#[derive(Debug, Default, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = Networks)]
+pub struct NetworksIn {
+    /// Only these, in place of what the settings allow. Default: what the settings allow.
+    #[schema(value_type = Option<Vec<schema::Network>>, max_items = 100)]
+    allow: Option<Vec<String>>,
+    /// Never these.
+    #[schema(value_type = Option<Vec<schema::Network>>, max_items = 100)]
+    deny: Option<Vec<String>>,
 }
 
 /// The quotas of a namespace. What is left out has no limit of its own.
@@ -45,7 +65,7 @@ pub struct QuotasIn {
 
 /// Reads and checks what a namespace may use.
 pub fn namespace(text: &[u8]) -> Result<Terms, Refused> {
-    let NamespaceIn { quotas } = read(text, "")?;
+    let NamespaceIn { quotas, networks } = read(text, "")?;
     let QuotasIn { requests_per_second, live_timers, payload_bytes, horizon, due_per_second } =
         quotas.unwrap_or_default();
     let mut errors = Vec::new();
@@ -76,7 +96,30 @@ pub fn namespace(text: &[u8]) -> Result<Terms, Refused> {
         None => None,
     };
     let quotas = Quotas { requests_per_second, live_timers, payload_bytes, horizon, due_per_second };
-    if errors.is_empty() { Ok(Terms { quotas }) } else { Err(Refused::Fields(errors)) }
+    let NetworksIn { allow, deny } = networks.unwrap_or_default();
+    let networks =
+        Networks { allow: list(allow, "allow", &mut errors), deny: list(deny, "deny", &mut errors) };
+    if errors.is_empty() { Ok(Terms { quotas, networks }) } else { Err(Refused::Fields(errors)) }
+}
+
+fn list(given: Option<Vec<String>>, name: &str, errors: &mut Vec<FieldError>) -> Vec<Network> {
+    let given = given.unwrap_or_default();
+    if given.len() > MAX_NETWORKS {
+        let detail = format!("at most {MAX_NETWORKS}");
+        errors.push(FieldError::new(format!("/networks/{name}"), "range", detail));
+        return Vec::new();
+    }
+    let mut networks = Vec::with_capacity(given.len());
+    for (n, text) in given.iter().enumerate() {
+        match text.parse() {
+            Ok(network) => networks.push(network),
+            Err(BadNetwork) => {
+                let pointer = format!("/networks/{name}/{n}");
+                errors.push(FieldError::new(pointer, "bad_network", BadNetwork.to_string()));
+            }
+        }
+    }
+    networks
 }
 
 #[cfg(test)]
@@ -95,6 +138,9 @@ mod tests {
             (r#"{"quotas":{"payload_bytes":70000}}"#, "/quotas/payload_bytes", "range"),
             (r#"{"quotas":{"horizon":"PT0S"}}"#, "/quotas/horizon", "range"),
             (r#"{"quotas":{"horizon":"soon"}}"#, "/quotas/horizon", "bad_duration"),
+            (r#"{"networks":{"allow":["public","everything"]}}"#, "/networks/allow/1", "bad_network"),
+            (r#"{"networks":{"deny":["10.0.0.0/33"]}}"#, "/networks/deny/0", "bad_network"),
+            (r#"{"networks":{"deny":null,"permit":[]}}"#, "/networks/permit", "unknown_field"),
             (r#"{"quotas":{"spoons":1}}"#, "/quotas/spoons", "unknown_field"),
         ] {
             let Err(Refused::Fields(errors)) = namespace(text.as_bytes()) else { panic!("{text}") };

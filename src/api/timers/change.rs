@@ -119,8 +119,8 @@ pub async fn patch(Within(state): Within, Path(id): Path<String>, request: Reque
         }
         None => None,
     };
-    let target =
-        raw.target.as_deref().and_then(|target| request::target(Some(target), &state.guard, &mut errors));
+    let guard = state.guard(service.namespace());
+    let target = raw.target.as_deref().and_then(|target| request::target(Some(target), &guard, &mut errors));
     if !times && is_empty {
         let detail =
             "give at least one of fire_at, delay, local with zone, data, labels, target, dispatch, priority";

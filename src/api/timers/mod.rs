@@ -81,7 +81,7 @@ pub(super) fn context<'a>(state: &'a ApiState, service: &'a Service, trace: Opti
         now: service.store.clock().now(),
         salt: service.store.salt(),
         quotas: state.node.namespaces.quotas(service.namespace()),
-        guard: &state.guard,
+        guard: state.guard(service.namespace()),
         fresh: uuid::Uuid::now_v7(),
         trace,
     }

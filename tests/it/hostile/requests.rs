@@ -84,7 +84,7 @@ proptest! {
     fn a_timer_is_read_within_its_bounds_or_refused(text in mutated(timers())) {
         let (salt, guard) = (Salt::own("default"), guard());
         let context = Context {
-            now: now(), salt: &salt, quotas: Quotas::default(), guard: &guard, fresh: Uuid::from_u128(7), trace: None,
+            now: now(), salt: &salt, quotas: Quotas::default(), guard: guard.clone(), fresh: Uuid::from_u128(7), trace: None,
         };
         if let Some(timer) = told(request::timer(&text, Naming::Body, false, &context))? {
             prop_assert!(timer.due_at <= LAST);
@@ -101,7 +101,7 @@ proptest! {
     fn a_schedule_is_read_or_refused_and_a_change_of_it_too(text in mutated(schedules()), patch in mutated(schedules())) {
         let (salt, guard) = (Salt::own("default"), guard());
         let context = Context {
-            now: now(), salt: &salt, quotas: Quotas::default(), guard: &guard, fresh: Uuid::from_u128(7), trace: None,
+            now: now(), salt: &salt, quotas: Quotas::default(), guard: guard.clone(), fresh: Uuid::from_u128(7), trace: None,
         };
         told(request::schedule("daily", &text, &context))?;
         if let Some(whole) = told(request::patched(&schedules()[0].to_string(), &patch))? {
@@ -121,7 +121,8 @@ proptest! {
         ]),
         key in mutated(vec![json!({"name": "k", "namespace": "*", "scopes": ["view", "admin"], "expires_at": "2027-01-01T00:00:00Z"})]),
         namespace in mutated(vec![json!({"quotas": {"requests_per_second": 5, "live_timers": 7, "payload_bytes": 9, "horizon": "P30D",
-            "due_per_second": 3}})]),
+            "due_per_second": 3},
+            "networks": {"allow": ["public", "10.0.0.0/8"], "deny": ["fd00::1"]}})]),
         queue in mutated(vec![json!({"lease": "PT1M", "max_attempts": 5, "paused": true})]),
         lease in mutated(vec![json!({"worker": "w", "groups": ["a"], "max": 5, "wait": "PT10S", "lease": "PT1M", "exclude": ["x"], "redo": true})]),
         settle in mutated(vec![json!({"items": [{"token": "t", "result": {"ok": 1}, "action": "ack"}, {"token": "u", "action": "retry", "delay": "PT5S"}]})]),

@@ -322,7 +322,8 @@ async fn every_answer_is_in_the_document_and_every_status_of_the_document_is_giv
 /// Namespaces with quotas and without, and what keeps one from being made or removed.
 async fn namespaces(checked: &mut Checked<'_>, node: &Node) {
     const ONE: &str = "/v1/namespaces/{name}";
-    let full = json!({"quotas": {"requests_per_second": 100, "live_timers": 5, "payload_bytes": 100, "horizon": "P30D", "due_per_second": 50}});
+    let full = json!({"quotas": {"requests_per_second": 100, "live_timers": 5, "payload_bytes": 100, "horizon": "P30D", "due_per_second": 50},
+        "networks": {"allow": ["public", "10.0.0.0/8"], "deny": ["192.0.2.1"]}});
     for (body, status) in [(&full, 201), (&json!({}), 200)] {
         assert!(checked.document.faults("/components/schemas/NamespaceTerms", body).is_empty(), "{body}");
         let answer = checked.call(Method::PUT, ONE, "billing", Some(body)).await;

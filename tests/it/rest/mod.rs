@@ -15,6 +15,7 @@ mod hostile;
 mod keys;
 mod list;
 mod namespaces;
+mod networks;
 mod observe;
 mod pause;
 mod quotas;

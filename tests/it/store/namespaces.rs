@@ -50,14 +50,14 @@ async fn a_number_is_given_once(f: Fixture) {
     assert_eq!([made(&f, "billing").await, made(&f, "shop").await], [Namespace(1), Namespace(2)]);
     let quotas = Quotas { live_timers: Some(5), ..Quotas::default() };
     for (expected, is_changed) in [(2, true), (2, false)] {
-        let terms = Terms { quotas: quotas.clone() };
+        let terms = Terms { quotas: quotas.clone(), ..Terms::default() };
         let NamespaceWritten::Done(row, false) = f.store.put_namespace("shop", &terms).await.expect("writes")
         else {
             panic!("it was there before");
         };
         assert_eq!((row.version, &row.terms.quotas), (expected, &quotas), "changed: {is_changed}");
     }
-    let own = f.store.put_namespace("default", &Terms { quotas }).await.expect("writes");
+    let own = f.store.put_namespace("default", &Terms { quotas, ..Terms::default() }).await.expect("writes");
     assert!(
         matches!(own, NamespaceWritten::Done(row, false) if row.number == Namespace::OWN && row.version == 1)
     );
@@ -70,7 +70,7 @@ async fn a_number_is_given_once(f: Fixture) {
     assert_eq!(f.store.remove_namespace("nobody").await.expect("answers"), NamespaceRemoved::NoSuch);
     assert_eq!(f.store.remove_namespace("shop").await.expect("removes"), NamespaceRemoved::Done);
     assert_eq!(made(&f, "shop").await, Namespace(3), "what is left of the former one is not the new one's");
-    assert_eq!(&*f.store.name_of(Namespace(2)).await.expect("a name"), "shop");
+    assert_eq!(&*f.store.sender(Namespace(2)).await.expect("a namespace").name, "shop");
 }
 
 async fn one_id_is_a_timer_in_each_namespace(f: Fixture) {
