@@ -12,6 +12,7 @@ use crate::cold::{ColdStore, Error};
 use crate::config::{Config, Server, shown_url};
 use crate::limits::{self, FileLimits};
 
+mod exposure;
 mod wheels;
 
 /// The time limit for an answer of the database, of Redis and of the server.
@@ -40,6 +41,8 @@ enum Subject {
     Store,
     /// Redis
     Wheels,
+    /// What has to be set before the server leaves loopback
+    Exposure,
     /// The server that runs with these settings: can it serve?
     Server,
 }
@@ -137,6 +140,11 @@ pub async fn run(doctor: &Doctor, before: &Settings, json: bool) -> anyhow::Resu
     }
     if wants(Subject::Wheels) {
         checks.add(&wheels::of_wheels(&config).await)?;
+    }
+    if wants(Subject::Exposure) {
+        for check in exposure::of_exposure(&config) {
+            checks.add(&check)?;
+        }
     }
     if wants(Subject::Server) {
         // Before a first start, all else may be checked while no server runs.

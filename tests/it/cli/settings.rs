@@ -76,7 +76,7 @@ async fn doctor_finds_a_running_server_well() {
     assert_eq!((ran.code, ran.stderr.as_str()), (OK, ""), "{ran:?}");
     let names = [
         "settings", "files", "store", "clock", "schema", "shards", "keys", "ledger", "flush", "wheels",
-        "server",
+        "exposure", "server",
     ];
     assert_eq!(checks(&ran), names.map(|name| (name.to_owned(), "ok".to_owned())));
     let text = shell.run("doctor").await.printed();
@@ -109,6 +109,25 @@ async fn open_files_that_do_not_suffice_are_told_and_shared() {
     assert!(ran.stdout.contains("the settings want 300000096: raise `LimitNOFILE`"), "{}", ran.stdout);
     let few = shell.run("doctor --only files --set server.max_connections=100").await.printed();
     assert!(few.starts_with("ok    files     "), "{few}");
+}
+
+#[tokio::test]
+async fn doctor_tells_what_is_to_be_set_before_a_server_leaves_loopback() {
+    let shell = Shell::new().env("MAINSPRING__SERVER__LISTEN", "0.0.0.0:7600");
+    let ran = shell.run("doctor --only exposure --json").await;
+    let results: Vec<String> = checks(&ran).into_iter().map(|(_, result)| result).collect();
+    assert_eq!(
+        (ran.code, results),
+        (OK, ["warn", "warn", "ok", "ok", "ok", "ok"].map(str::to_owned).to_vec()),
+        "{ran:?}"
+    );
+    assert!(
+        ran.stdout.contains("server.tls_certificate") && ran.stdout.contains("SECRETS_KEY_FILE"),
+        "{}",
+        ran.stdout
+    );
+    let here = Shell::new().run("doctor --only exposure").await.printed();
+    assert!(here.starts_with("ok    exposure  the server answers this machine only"), "{here}");
 }
 
 #[tokio::test]
