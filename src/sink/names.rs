@@ -167,7 +167,7 @@ fn bounded(mut builder: ResolverBuilder<TokioRuntimeProvider>) -> Result<TokioRe
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::net::{IpAddr, Ipv4Addr};
     use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -184,13 +184,20 @@ mod tests {
         match name {
             "open.example." => Some(Ipv4Addr::new(93, 184, 215, 14)),
             "inside.example." => Some(Ipv4Addr::new(10, 1, 2, 3)),
+            "here.example." => Some(Ipv4Addr::LOCALHOST),
             _ => None,
         }
     }
 
-    /// A name server that knows three names, and never answers for those below `dead.example`. Returns how often it is
+    /// A name server that knows four names, and never answers for those below `dead.example`. Returns how often it is
     /// asked for an IPv4 address.
     async fn name_server() -> (Names, Arc<AtomicUsize>) {
+        let sets = ["server.listen=0.0.0.0:1".to_owned(), "server.api_keys=0123456789abcdef".to_owned()];
+        name_server_under(Config::load(Some(std::path::Path::new("/dev/null")), [], &sets).unwrap()).await
+    }
+
+    /// The same, for a node with these settings.
+    pub async fn name_server_under(config: Config) -> (Names, Arc<AtomicUsize>) {
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let port = socket.local_addr().unwrap().port();
         let asked = Arc::<AtomicUsize>::default();
@@ -231,10 +238,8 @@ mod tests {
         });
         let mut server = NameServerConfig::udp(IpAddr::from(Ipv4Addr::LOCALHOST));
         server.connections[0].port = port;
-        let config = ResolverConfig::from_parts(None, Vec::new(), vec![server]);
-        let builder = TokioResolver::builder_with_config(config, TokioRuntimeProvider::default());
-        let sets = ["server.listen=0.0.0.0:1".to_owned(), "server.api_keys=0123456789abcdef".to_owned()];
-        let config = Config::load(Some(std::path::Path::new("/dev/null")), [], &sets).unwrap();
+        let servers = ResolverConfig::from_parts(None, Vec::new(), vec![server]);
+        let builder = TokioResolver::builder_with_config(servers, TokioRuntimeProvider::default());
         let current =
             Current { resolver: bounded(builder).unwrap(), changed: changed(), looked_at: Monotonic::now() };
         (Names { guard: Guard::new(Arc::new(config)), current: Arc::new(Mutex::new(current)) }, asked)

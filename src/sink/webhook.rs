@@ -333,7 +333,11 @@ fn root_cause(why: &reqwest::Error) -> String {
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
     use super::*;
+    use crate::model::destination::{Closed, Destination, Limits};
+    use crate::model::namespace::Namespace;
 
     #[test]
     fn retry_after_is_seconds_or_a_date() {
@@ -343,5 +347,65 @@ mod tests {
         assert_eq!(retry_after("Wed, 21 Oct 2015 07:27:00 GMT", now), Some(Duration::ZERO));
         assert_eq!(retry_after("99999999", now), Some(RETRY_AFTER_MAX));
         assert_eq!(retry_after("soon", now), None);
+    }
+
+    /// A receiver that keeps its connections open. Returns its port.
+    async fn receiver() -> u16 {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let port = listener.local_addr().expect("an address").port();
+        tokio::spawn(async move {
+            while let Ok((mut socket, _)) = listener.accept().await {
+                tokio::spawn(async move {
+                    let mut buffer = [0; 4096];
+                    // Each request fits into one read.
+                    while socket.read(&mut buffer).await.is_ok_and(|read| read > 0) {
+                        let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
+                        if socket.write_all(answer).await.is_err() {
+                            return;
+                        }
+                    }
+                });
+            }
+        });
+        port
+    }
+
+    fn delivery(sender: Sender) -> Delivery {
+        let destination = Destination {
+            namespace: Namespace(1),
+            name: "shop".into(),
+            kind: "webhook".into(),
+            place: Err(Closed::Unknown),
+            limits: Limits::default(),
+            paused: false,
+            version: 1,
+            created_at: UnixMs::new(0),
+        };
+        Delivery::test(Arc::new(destination), Arc::new(sender), UnixMs::new(0))
+    }
+
+    #[tokio::test]
+    async fn a_connection_of_one_namespace_leads_no_other_past_its_networks() {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let config = Config::load(Some(std::path::Path::new("/dev/null")), [], &[]).expect("settings");
+        let (names, asked) = super::super::names::tests::name_server_under(config.clone()).await;
+        let tls = rustls::ClientConfig::builder()
+            .with_root_certificates(rustls::RootCertStore::empty())
+            .with_no_client_auth();
+        let clock = StoreClock::local(Arc::new(crate::clock::SystemClock));
+        let webhooks = Webhooks::new(&Arc::new(config), clock, (names, tls), 100).expect("a client");
+        let url = format!("http://here.example:{}/", receiver().await);
+        let hook = Webhook::new(&url, None, Default::default()).expect("a webhook");
+        let send = async |networks: &Networks| {
+            let delivery = delivery(Sender::new("team", networks));
+            webhooks.send(&delivery, &hook).await.expect("nothing is lacking").result
+        };
+        let denied = Networks { allow: Vec::new(), deny: vec!["127.0.0.0/8".parse().expect("a network")] };
+        for _ in 0..2 {
+            assert_eq!(send(&Networks::default()).await, AttemptResult::Ok);
+        }
+        assert_eq!(asked.load(Ordering::SeqCst), 1, "the second one goes over the connection of the first");
+        assert_eq!(send(&denied).await, AttemptResult::Refused);
+        assert_eq!(send(&Networks::default()).await, AttemptResult::Ok);
     }
 }

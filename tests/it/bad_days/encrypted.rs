@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::LONG;
-use crate::support::{Authority, Keeps, Node, Postgres, Redis, ask_sql, eventually, free_port, to};
+use crate::support::{Authority, Cluster, Keeps, Node, Postgres, Redis, ask_sql, eventually, free_port, to};
 
 /// What `doctor` says of one thing: the result, and all of it.
 async fn doctor(only: &str, env: &[(&str, &str)]) -> (String, String) {
@@ -70,31 +70,66 @@ async fn a_postgresql_is_who_its_certificate_says_or_is_not_spoken_to() {
     assert_eq!(ask_sql(&plain, clear).await, "0", "every connection of the node is encrypted");
 }
 
+/// Options of a Redis that speaks TLS on this port, with the certificate of this name.
+fn tls_options(authority: &Authority, name: &str, port: u16) -> Vec<String> {
+    let file = |ending: &str| authority.path(&format!("{name}.{ending}")).display().to_string();
+    let (port, pem, key) = (port.to_string(), file("pem"), file("key"));
+    let options = [
+        ["--tls-port", &port],
+        ["--tls-cert-file", &pem],
+        ["--tls-key-file", &key],
+        ["--tls-auth-clients", "no"],
+    ];
+    options.concat().into_iter().map(str::to_owned).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_nodes_of_a_cluster_are_who_their_certificates_say() {
+    let authority = Authority::new();
+    // A cluster names its nodes by their addresses.
+    authority.sign("right", &["localhost", "127.0.0.1"], false);
+    authority.sign("other", &["localhost"], false);
+    let ca = authority.path("ca.pem").display().to_string();
+    let cluster = async |last: &str| {
+        let ports = [free_port(), free_port(), free_port()];
+        let options = [(ports[0], "right"), (ports[1], "right"), (ports[2], last)];
+        let cluster = Cluster::of(options.map(|(port, name)| tls_options(&authority, name, port))).await;
+        (cluster, format!("rediss+cluster://127.0.0.1:{},127.0.0.1:{}", ports[0], ports[1]))
+    };
+    let (right, url) = cluster("right").await;
+    let (result, all) = doctor("wheels", &[("MAINSPRING__HOT__URL", &url), ("SSL_CERT_FILE", &ca)]).await;
+    assert_eq!(result, "ok", "{all}");
+    let node = Node::builder().hot(&url).env("SSL_CERT_FILE", &ca).start_ready().await;
+    for n in 0..20 {
+        let timer = json!({"delay": "PT30S", "owner": format!("o{n}"), "target": to("http://127.0.0.1:9/x")});
+        assert_eq!(node.api().put(&format!("t{n}"), &timer).await.0, 201);
+    }
+    eventually("each master has wheels", LONG, async || {
+        for master in &right.masters {
+            if master.cli(&["DBSIZE"]).await.trim() == "0" {
+                return Err(master.port());
+            }
+        }
+        Ok(())
+    })
+    .await;
+    // One whose certificate is of another name is not spoken to, though the first two are right.
+    let (_wrong, url) = cluster("other").await;
+    let (result, all) = doctor("wheels", &[("MAINSPRING__HOT__URL", &url), ("SSL_CERT_FILE", &ca)]).await;
+    assert!(result == "warn" && all.contains("not valid for name"), "{all}");
+    let (result, all) = doctor("wheels", &[("MAINSPRING__HOT__URL", &url)]).await;
+    assert!(result == "warn" && all.contains("UnknownIssuer"), "{all}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_redis_is_who_its_certificate_says_or_is_not_spoken_to() {
     let authority = authority();
     let ca = authority.path("ca.pem").display().to_string();
     let redis = async |name: &str| {
         let port = free_port();
-        let file = |ending: &str| authority.path(&format!("{name}.{ending}")).display().to_string();
-        let options = [
-            "--tls-port",
-            &port.to_string(),
-            "--tls-cert-file",
-            &file("pem"),
-            "--tls-key-file",
-            &file("key"),
-            "--tls-auth-clients",
-            "no",
-            "--user",
-            "shop",
-            "on",
-            ">t0p/secret",
-            "~*",
-            "&*",
-            "+@all",
-        ];
-        let server = Redis::private_with(Keeps::Snapshots, options.map(str::to_owned).to_vec()).await;
+        let user = ["--user", "shop", "on", ">t0p/secret", "~*", "&*", "+@all"].map(str::to_owned);
+        let options = [tls_options(&authority, name, port), user.to_vec()].concat();
+        let server = Redis::private_with(Keeps::Snapshots, options).await;
         (server, format!("rediss://shop:t0p%2Fsecret@localhost:{port}"))
     };
     for (name, words) in WRONG {

@@ -23,9 +23,14 @@ pub struct Cluster {
 impl Cluster {
     /// Starts three masters with a third of the hash slots each, and returns when the cluster works.
     pub async fn start() -> Self {
-        let (first, bus) = node().await;
-        let cluster =
-            Self { masters: vec![first, node().await.0, node().await.0], bus, replicas: Vec::new() };
+        Self::of([Vec::new(), Vec::new(), Vec::new()]).await
+    }
+
+    /// The same, with further options for each master.
+    pub async fn of([first, second, third]: [Vec<String>; 3]) -> Self {
+        let (first, bus) = node(first).await;
+        let masters = vec![first, node(second).await.0, node(third).await.0];
+        let cluster = Self { masters, bus, replicas: Vec::new() };
         for (n, master) in cluster.masters.iter().enumerate() {
             let slots = SLOTS * n / 3..SLOTS * (n + 1) / 3;
             let (first, last) = (slots.start.to_string(), (slots.end - 1).to_string());
@@ -54,7 +59,7 @@ impl Cluster {
 
     /// Adds a replica of a master, and returns when it holds what the master does.
     pub async fn add_replica(&mut self, of: usize) {
-        let (replica, _) = node().await;
+        let (replica, _) = node(Vec::new()).await;
         self.meet(&replica).await;
         let master = self.id(of).await;
         until("the replica knows its master", async || {
@@ -152,7 +157,7 @@ impl Cluster {
 }
 
 /// A node that belongs to no cluster yet, and the port of its bus.
-async fn node() -> (Redis, String) {
+async fn node(further: Vec<String>) -> (Redis, String) {
     let bus = free_port().to_string();
     let options = [
         ("--cluster-enabled", "yes"),
@@ -162,7 +167,8 @@ async fn node() -> (Redis, String) {
         ("--cluster-node-timeout", "1000"),
         ("--cluster-require-full-coverage", "no"),
     ];
-    let options = options.into_iter().flat_map(|(name, value)| [name.to_owned(), value.to_owned()]).collect();
+    let options = options.into_iter().flat_map(|(name, value)| [name.to_owned(), value.to_owned()]);
+    let options = options.chain(further).collect();
     (Redis::private_with(Keeps::Snapshots, options).await, bus)
 }
 
