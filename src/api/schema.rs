@@ -99,7 +99,7 @@ schemas! {
         text().pattern(Some(format!("^(any|(worker|group):[A-Za-z0-9._:-]{{1,{MAX_ID_LEN}}})$"))).examples(["group:g7"]);
     DispatchTimes: "How often it is given out in all." =
         ObjectBuilder::new().schema_type(Type::Integer).minimum(Some(1)).maximum(Some(MAX_TIMES));
-    LeaseToken: "What an item is settled with." = text().pattern(Some("^lse_[A-Za-z0-9_-]{59}$"));
+    LeaseToken: "What an item is settled with." = text().pattern(Some("^lse_[A-Za-z0-9_-]{58}[AEIMQUYcgkosw048]$"));
     SettleAction: "`ack`: it is done. `retry`: not now. `dead`: never again. `extend`: its worker keeps it." =
         words(["ack", "retry", "dead", "extend"]);
     Fingerprint: "The SHA-256 of a certificate." = text().pattern(Some("^[0-9a-f]{64}$"));

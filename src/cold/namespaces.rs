@@ -189,14 +189,7 @@ impl ColdStore {
             return Ok(NamespaceWritten::Full);
         };
         if !is_own {
-            const FIRST: i16 = mainspring_migrations::WITH_NAMESPACES as i16;
-            let mut s = Statement::new(self.dialect(), "bears");
-            s.push(&format!("UPDATE store SET bears = {FIRST} WHERE bears < {FIRST}"));
-            tx.execute(s).await?;
-            // Nodes of older releases that were silent: if one of them wakes, it finds itself superseded.
-            let mut s = Statement::new(self.dialect(), "supersede_older");
-            s.push(&format!("DELETE FROM nodes WHERE COALESCE(release, 0) < {FIRST}"));
-            tx.execute(s).await?;
+            self.keep_older_out(&mut tx).await?;
         }
         let is_new = before.is_none() && !is_own;
         let (was, became) = (before.map(|row| row.audited()), Some(row.audited()));
@@ -204,6 +197,30 @@ impl ColdStore {
         self.tell_changed(&mut tx, Copied::Namespaces).await?;
         tx.commit().await.map_err(Error::at_commit)?;
         Ok(NamespaceWritten::Done(row, is_new))
+    }
+
+    /// From the commit on, nodes of releases that know neither namespaces nor sealed secrets of timers cannot enter the store.
+    async fn keep_older_out(&self, tx: &mut Tx) -> Result<(), Error> {
+        const FIRST: i16 = mainspring_migrations::WITH_NAMESPACES as i16;
+        let mut s = Statement::new(self.dialect(), "bears");
+        s.push(&format!("UPDATE store SET bears = {FIRST} WHERE bears < {FIRST}"));
+        tx.execute(s).await?;
+        // Nodes of older releases that were silent: if one of them wakes, it finds itself superseded.
+        let mut s = Statement::new(self.dialect(), "supersede_older");
+        s.push(&format!("DELETE FROM nodes WHERE COALESCE(release, 0) < {FIRST}"));
+        tx.execute(s).await.map(drop)
+    }
+
+    /// The same by itself, unless nodes of such releases are at work: returns whether none can be there from now on.
+    pub async fn without_older(&self) -> Result<bool, Error> {
+        let older = self.nodes_without_namespaces().await?;
+        if !older.is_empty() {
+            return Ok(false);
+        }
+        let mut tx = self.pool.begin().await?;
+        self.keep_older_out(&mut tx).await?;
+        tx.commit().await.map_err(Error::at_commit)?;
+        Ok(true)
     }
 
     /// Keeps these namespaces from being removed until the end of the transaction. An error if one of them is.

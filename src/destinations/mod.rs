@@ -3,6 +3,7 @@
 //! A node reads them at its start, when another node tells of a change (`NOTIFY`), and every few seconds. Whoever sends
 //! looks a destination up here, at the attempt. Nothing is asked of the store for it, but where the name is not known yet.
 
+mod inline;
 pub mod vault;
 
 use std::borrow::Cow;
@@ -19,6 +20,7 @@ use crate::model::namespace::Namespace;
 use crate::model::place::Place;
 use crate::model::time::{Span, UnixMs};
 use crate::telemetry::Streak;
+pub use inline::NotSealed;
 use vault::{Locked, Vault};
 
 /// How often the destinations are read, without a notification.
@@ -31,6 +33,7 @@ pub type Known = HashMap<String, Arc<Destination>>;
 pub struct Destinations {
     store: ColdStore,
     vault: Vault,
+    sealing: inline::Sealing,
     known: RwLock<Arc<Known>>,
     /// Counts the changes of `known`.
     changed: watch::Sender<u64>,
@@ -92,6 +95,7 @@ impl Destinations {
         Self {
             store,
             vault,
+            sealing: inline::Sealing::default(),
             known: RwLock::default(),
             changed: watch::Sender::new(0),
             reading: tokio::sync::Mutex::default(),

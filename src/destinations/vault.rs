@@ -1,17 +1,23 @@
-//! Seals the secrets of destinations: AES-256-GCM under `server.secrets_key`.
+//! Seals the secrets of destinations and of inline webhooks: AES-256-GCM under `server.secrets_key`.
 //!
 //! What is stored begins with a byte that tells how. 1: the key's id (4 bytes), the nonce (12), the sealed text. 0: the
 //! text follows in the clear, which only destinations on this machine may have. The name of the destination is sealed
 //! with it, so that no row can be given another one's secrets.
+//!
+//! A secret of an inline webhook stands in the row of its timer as a text, after `sealed:` in base64: the key's id, the nonce, the
+//! sealed text; its namespace and its receiver are sealed with it. Its nonce is a keyed hash of what is sealed, so that the same
+//! secret gives the same text: timers with one target go out together.
 
 use base64::Engine;
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
+use ring::hmac;
 use ring::rand::{SecureRandom, SystemRandom};
 use secrecy::{ExposeSecret, SecretString};
 
 use crate::config::SECRETS_KEY_LEN as KEY_LEN;
 use crate::model::destination::Secrets;
 use crate::model::id::digest16;
+use crate::model::target::SEALED as PREFIX;
 
 /// How many bytes of its hash name a key.
 const ID_LEN: usize = 4;
@@ -28,6 +34,8 @@ pub struct Vault {
 struct Key {
     id: [u8; ID_LEN],
     key: LessSafeKey,
+    /// What nonces of inline secrets are made with.
+    nonces: hmac::Key,
 }
 
 /// A text that is not a key: base64 of 32 bytes.
@@ -63,7 +71,7 @@ impl Vault {
             return Ok(None);
         }
         let mut text = serde_json::to_vec(secrets).map_err(|_| ring::error::Unspecified)?;
-        let Some(Key { id, key }) = self.keys.first() else {
+        let Some(Key { id, key, .. }) = self.keys.first() else {
             return Ok(Some([&[CLEAR], text.as_slice()].concat()));
         };
         let mut nonce = [0; NONCE_LEN];
@@ -96,6 +104,25 @@ impl Vault {
         Ok(opened.map_err(|_| Locked::Damaged)?.to_vec())
     }
 
+    /// Seals the secret of an inline webhook, which has this name; `None` where there is no key.
+    pub fn seal_text(&self, name: &str, secret: &str) -> Result<Option<String>, ring::error::Unspecified> {
+        let Some(Key { id, key, nonces }) = self.keys.first() else { return Ok(None) };
+        let hash = hmac::sign(nonces, format!("{name}\n{secret}").as_bytes());
+        let nonce = hash.as_ref().first_chunk::<NONCE_LEN>().ok_or(ring::error::Unspecified)?;
+        let mut text = secret.as_bytes().to_vec();
+        let assumed = Nonce::assume_unique_for_key(*nonce);
+        key.seal_in_place_append_tag(assumed, Aad::from(name.as_bytes()), &mut text)?;
+        let sealed = [&id[..], nonce, &text].concat();
+        Ok(Some(format!("{PREFIX}{}", base64::engine::general_purpose::STANDARD.encode(sealed))))
+    }
+
+    /// Opens what [`Vault::seal_text`] made.
+    pub fn open_text(&self, name: &str, sealed: &str) -> Result<String, Locked> {
+        let text = sealed.strip_prefix(PREFIX).ok_or(Locked::Damaged)?;
+        let bytes = base64::engine::general_purpose::STANDARD.decode(text).map_err(|_| Locked::Damaged)?;
+        String::from_utf8(self.unseal(name, &bytes)?).map_err(|_| Locked::Damaged)
+    }
+
     /// Whether the first key has sealed this, or there is nothing that it could seal.
     pub fn is_current(&self, sealed: Option<&[u8]>) -> bool {
         match (sealed.and_then(<[u8]>::split_first), self.keys.first()) {
@@ -114,7 +141,8 @@ impl Key {
         }
         let [a, b, c, d, ..] = digest16(&[b"secrets key", &bytes]);
         let key = UnboundKey::new(&AES_256_GCM, &bytes).map_err(|_| BadKey)?;
-        Ok(Self { id: [a, b, c, d], key: LessSafeKey::new(key) })
+        let nonces = hmac::Key::new(hmac::HMAC_SHA256, &[b"nonces", bytes.as_slice()].concat());
+        Ok(Self { id: [a, b, c, d], key: LessSafeKey::new(key), nonces })
     }
 }
 
@@ -125,6 +153,27 @@ mod tests {
     fn vault(keys: &[u8]) -> Vault {
         let text = |byte: &u8| base64::engine::general_purpose::STANDARD.encode([*byte; KEY_LEN]).into();
         Vault::new(&keys.iter().map(text).collect::<Vec<SecretString>>()).expect("keys")
+    }
+
+    #[test]
+    fn the_same_secret_is_sealed_to_the_same_text_and_for_its_receiver_alone() {
+        let seal = |key: u8, name: &str, secret: &str| {
+            vault(&[key]).seal_text(name, secret).expect("seals").expect("there is a key")
+        };
+        let sealed = seal(1, "a", "whsec_c2VjcmV0");
+        assert!(sealed.starts_with(PREFIX) && !sealed.contains("c2Vj"), "{sealed}");
+        assert_eq!(seal(1, "a", "whsec_c2VjcmV0"), sealed);
+        for other in
+            [seal(2, "a", "whsec_c2VjcmV0"), seal(1, "b", "whsec_c2VjcmV0"), seal(1, "a", "whsec_b3RoZXI=")]
+        {
+            assert_ne!(other, sealed);
+        }
+        assert_eq!(vault(&[2, 1]).open_text("a", &sealed).as_deref(), Ok("whsec_c2VjcmV0"));
+        assert_eq!(vault(&[2]).open_text("a", &sealed), Err(Locked::OtherKey));
+        assert_eq!(vault(&[1]).open_text("b", &sealed), Err(Locked::Damaged));
+        assert_eq!(vault(&[1]).open_text("a", &sealed[..sealed.len() - 4]), Err(Locked::Damaged));
+        assert_eq!(vault(&[1]).open_text("a", "whsec_c2VjcmV0"), Err(Locked::Damaged));
+        assert_eq!(vault(&[]).seal_text("a", "whsec_c2VjcmV0").expect("nothing fails"), None);
     }
 
     fn secrets() -> Secrets {

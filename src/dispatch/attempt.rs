@@ -90,6 +90,7 @@ impl Dispatcher {
         let started_at = clock.now();
         let began = Monotonic::now();
         let mut delivery = firing.delivery(destination, sender);
+        self.destinations.open_target(delivery.namespace, &mut delivery.target);
         let could_be_sent = firing.could_be_sent(&firing.first);
         let span = span(&delivery, started_at.since(pointer.wake_at.max(could_be_sent)));
         delivery.onward = span.onward();

@@ -21,6 +21,8 @@ pub const MAX_HEADER_BYTES: usize = 1024;
 /// The longest signing key, in bytes.
 pub const MAX_SECRET_BYTES: usize = 512;
 const SECRET_PREFIX: &str = "whsec_";
+/// What a sealed secret begins with. No caller's secret does: it would be no base64.
+pub const SEALED: &str = "sealed:";
 
 /// Headers that the connection or the service sets; a caller cannot.
 const RESERVED: [&str; 10] = [
@@ -179,7 +181,7 @@ impl Target {
 pub struct Webhook {
     /// `http` or `https`, without credentials or fragment.
     pub url: Url,
-    /// The signing secret, `whsec_` and base64; it is never shown.
+    /// The signing secret, `whsec_` and base64, or [`SEALED`] and what only a node with the key can read; it is never shown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret: Option<String>,
     /// Static headers, lower-case names.
@@ -207,6 +209,11 @@ pub struct BadWebhook {
 }
 
 impl Webhook {
+    /// Whether its secret is sealed.
+    pub fn is_sealed(&self) -> bool {
+        self.secret.as_ref().is_some_and(|secret| secret.starts_with(SEALED))
+    }
+
     /// Checks a caller's webhook.
     pub fn new(
         url: &str,

@@ -91,6 +91,10 @@ impl Webhooks {
         if let Err(refused) = guard.check_url(&hook.url) {
             return Ok(failed(AttemptResult::Refused, refused.to_string()));
         }
+        if hook.is_sealed() {
+            let detail = "its secret cannot be opened: give the key that it was sealed under in `server.secrets_key`, beside others";
+            return Ok(failed(AttemptResult::Refused, detail.to_owned()));
+        }
         let at = self.clock.now();
         let mut headers = HeaderMap::new();
         let mut set = |name: &str, value: &str| {

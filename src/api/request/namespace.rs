@@ -12,6 +12,9 @@ use crate::model::time::Span;
 /// The most networks in a list.
 const MAX_NETWORKS: usize = 100;
 
+/// The highest quota of live timers.
+const MAX_LIVE: u64 = 1_000_000_000_000;
+
 /// The highest quota of anything a second.
 const MAX_RATE: u32 = 1_000_000;
 
@@ -50,7 +53,7 @@ pub struct QuotasIn {
     #[schema(value_type = Option<u32>, minimum = 1, maximum = 1000000)]
     requests_per_second: Option<u32>,
     /// Live timers, to about what is registered in two seconds.
-    #[schema(value_type = Option<u64>, minimum = 1)]
+    #[schema(value_type = Option<u64>, minimum = 1, maximum = 1_000_000_000_000_u64)]
     live_timers: Option<u64>,
     /// Bytes of a timer's `data`, at most 65,536.
     #[schema(value_type = Option<usize>, minimum = 1, maximum = 65536)]
@@ -77,8 +80,8 @@ pub fn namespace(text: &[u8]) -> Result<Terms, Refused> {
             wrong(name, format!("from 1 to {MAX_RATE}; leave it out for no limit"));
         }
     }
-    if live_timers == Some(0) {
-        wrong("live_timers", "at least 1; leave it out for no limit".into());
+    if live_timers.is_some_and(|count| !(1..=MAX_LIVE).contains(&count)) {
+        wrong("live_timers", format!("from 1 to {MAX_LIVE}; leave it out for no limit"));
     }
     if payload_bytes.is_some_and(|bytes| !(1..=MAX_DATA).contains(&bytes)) {
         wrong("payload_bytes", format!("from 1 to {MAX_DATA}, which is what any timer may have"));
@@ -133,6 +136,7 @@ mod tests {
         assert_eq!(namespace(b"{}").expect("is right"), Terms::default());
         for (text, pointer, code) in [
             (r#"{"quotas":{"live_timers":0}}"#, "/quotas/live_timers", "range"),
+            (r#"{"quotas":{"live_timers":1000000000001}}"#, "/quotas/live_timers", "range"),
             (r#"{"quotas":{"requests_per_second":0}}"#, "/quotas/requests_per_second", "range"),
             (r#"{"quotas":{"due_per_second":1000001}}"#, "/quotas/due_per_second", "range"),
             (r#"{"quotas":{"payload_bytes":70000}}"#, "/quotas/payload_bytes", "range"),

@@ -58,6 +58,10 @@ async fn write(
     mut edit: ScheduleEdit,
 ) -> Result<SchedulePut, Problem> {
     let reach = reach_of(state);
+    let mut target = edit.content.target();
+    service.destinations.seal_target(service.namespace(), &mut target).await?;
+    edit.content.set_target(&target);
+    edit.request = service.destinations.sealed_request(edit.request, &target);
     let Some(name) = edit.content.template().map(str::to_owned) else {
         return Ok(service.intake.put_schedule(edit, reach).await?);
     };
@@ -118,7 +122,15 @@ pub async fn patch(Within(state): Within, Path(id): Path<String>, request: Reque
             return Err(Problem::other_version("schedule", row.version));
         }
         let (all, body, size) = (Arc::clone(&state), Arc::clone(&body), body.bytes.len());
-        let (id, before) = (id.clone(), row.request);
+        let Ok(before) = service.destinations.opened_request(service.namespace(), row.request) else {
+            let detail = "this node cannot open the secret of this schedule; change it on a node that can, or PUT it anew";
+            return Err(Problem::invalid(vec![FieldError::new(
+                "/target/webhook/secret",
+                "unreadable",
+                detail,
+            )]));
+        };
+        let id = id.clone();
         let check = move || {
             let whole = request::patched(&before, &body.bytes)?;
             if whole.len() > MAX_BODY {

@@ -120,7 +120,8 @@ pub async fn patch(Within(state): Within, Path(id): Path<String>, request: Reque
         None => None,
     };
     let guard = state.guard(service.namespace());
-    let target = raw.target.as_deref().and_then(|target| request::target(Some(target), &guard, &mut errors));
+    let mut target =
+        raw.target.as_deref().and_then(|target| request::target(Some(target), &guard, &mut errors));
     if !times && is_empty {
         let detail =
             "give at least one of fire_at, delay, local with zone, data, labels, target, dispatch, priority";
@@ -128,6 +129,9 @@ pub async fn patch(Within(state): Within, Path(id): Path<String>, request: Reque
     }
     if !errors.is_empty() {
         return Err(Problem::invalid(errors));
+    }
+    if let Some(target) = &mut target {
+        service.destinations.seal_target(service.namespace(), target).await?;
     }
     if let Some(due_at) = due_at {
         may_be_due(&state, service, timer_id.uid(service.store.salt()), due_at).await?;

@@ -70,9 +70,12 @@ pub(in crate::api) async fn register(
     state: &ApiState,
     service: &Service,
     caller: Caller,
-    timers: Vec<NewTimer>,
+    mut timers: Vec<NewTimer>,
     way: Way,
 ) -> Result<Vec<Result<Registered, Failure>>, Problem> {
+    for timer in &mut timers {
+        service.destinations.seal_target(timer.namespace, &mut timer.target).await?;
+    }
     let (namespace, namespaces) = (service.namespace(), &state.node.namespaces);
     let quotas = namespaces.quotas(namespace);
     if quotas.live_timers.is_none() && quotas.due_per_second.is_none() {

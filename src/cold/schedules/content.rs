@@ -112,6 +112,11 @@ impl Content {
         Target::read(self.kind, &self.target).unwrap_or(Target::Unknown { kind: self.kind })
     }
 
+    /// Puts another target in place of its own.
+    pub fn set_target(&mut self, target: &Target) {
+        (self.kind, self.target) = (target.kind(), target.stored());
+    }
+
     /// An occurrence that is due at `at`, or, if it is spread, from then on.
     pub fn timer(
         &self,

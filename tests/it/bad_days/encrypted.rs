@@ -93,7 +93,11 @@ async fn the_nodes_of_a_cluster_are_who_their_certificates_say() {
     let cluster = async |last: &str| {
         let ports = [free_port(), free_port(), free_port()];
         let options = [(ports[0], "right"), (ports[1], "right"), (ports[2], last)];
-        let cluster = Cluster::of(options.map(|(port, name)| tls_options(&authority, name, port))).await;
+        // Without `tls-cluster` it would name the ports without TLS.
+        let bus = ["--tls-cluster", "yes", "--tls-ca-cert-file", &ca].map(str::to_owned);
+        let options =
+            options.map(|(port, name)| [tls_options(&authority, name, port), bus.to_vec()].concat());
+        let cluster = Cluster::of(options).await;
         (cluster, format!("rediss+cluster://127.0.0.1:{},127.0.0.1:{}", ports[0], ports[1]))
     };
     let (right, url) = cluster("right").await;

@@ -76,6 +76,84 @@ async fn they_are_sealed_in_the_store_and_keys_can_be_changed() {
 }
 
 /// One damaged row is held, and can be put anew; the others work.
+/// Those of timers and schedules, which stand in their rows.
+#[tokio::test]
+async fn those_of_inline_webhooks_are_sealed_and_sign_what_is_sent() {
+    const SECRET: &str = "whsec_c2VjcmV0LXRleHQ=";
+    let (url, receiver) = (fresh_database().await, Receiver::start().await);
+    let start = |keys: String| Node::builder().cold(&url).env(KEY, keys);
+    let later = |url: &str| json!({"delay": "PT1H", "owner": "o", "target": {"webhook": {"url": url, "secret": SECRET}}});
+    let signed = |id: &str| {
+        let one = &receiver.of(id)[0];
+        let oracle = standardwebhooks::Webhook::new(SECRET).expect("a secret");
+        oracle.verify(&one.body, &one.headers).expect("signed with it");
+    };
+    let node = start(key(1)).start_ready().await;
+    let api = node.api();
+    for id in ["first", "second", "patched"] {
+        let body =
+            if id == "patched" { later("http://127.0.0.1:9/other") } else { later(&receiver.url("/ok")) };
+        assert_eq!(api.put(id, &body).await.0, 201);
+        assert_eq!(api.put(id, &body).await.0, 200, "the same request again");
+    }
+    let target = later(&receiver.url("/ok"))["target"].clone();
+    assert_eq!(api.patch("patched", &json!({"target": target})).await.0, 200);
+    let rule =
+        json!({"every": "PT1H", "start_at": "2036-01-01T00:00:00Z", "target": target, "data": {"n": 1.50}});
+    let put = async |rule: &serde_json::Value| {
+        api.send(reqwest::Method::PUT, "/v1/schedules/hourly", &[], Some(rule)).await
+    };
+    assert_eq!(put(&rule).await.status, 201);
+    let same = put(&rule).await;
+    assert_eq!((same.status, &same.body["version"]), (200, &json!(1)), "{}", same.body);
+    let changed =
+        api.send(reqwest::Method::PATCH, "/v1/schedules/hourly", &[], Some(&json!({"every": "PT2H"}))).await;
+    assert_eq!(changed.status, 200, "{}", changed.body);
+    let stored = "SELECT string_agg(target, ' ') || (SELECT string_agg(content || request, ' ') FROM schedules) FROM timers";
+    let text = ask_sql(&url, stored).await;
+    assert!(text.matches("sealed:").count() >= 5 && !text.contains("c2Vj"), "{text}");
+    let same = "SELECT count(DISTINCT target)::text FROM timers WHERE schedule IS NULL";
+    assert_eq!(ask_sql(&url, same).await, "1", "timers with the same target have the same text");
+    assert_eq!(api.timer("first").await.1["target"]["webhook"]["signed"], true);
+    let bears = ask_sql(&url, "SELECT bears::text FROM store").await;
+    assert_eq!(
+        bears,
+        mainspring_migrations::WITH_NAMESPACES.to_string(),
+        "a node that cannot open them does not come in"
+    );
+    let ran = api.send(reqwest::Method::POST, "/v1/schedules/hourly/run", &[], None).await;
+    assert_eq!(ran.status, 201, "{}", ran.body);
+    let occurrence = ran.body["id"].as_str().expect("an id").to_owned();
+    for id in ["first", "patched"] {
+        assert_eq!(api.post(&format!("/v1/timers/{id}/fire"), &json!({})).await.0, 202);
+    }
+    for id in ["first", "patched", occurrence.as_str()] {
+        in_state(&api, id, "delivered").await;
+        signed(id);
+    }
+    node.sigterm().await;
+
+    // A node with another key sends nothing that is not signed; with both it goes on.
+    let node = start(key(2)).start_ready().await;
+    let api = node.api();
+    assert_eq!(api.post("/v1/timers/second/fire", &json!({})).await.0, 202);
+    crate::support::eventually("it is refused", LONG, async || {
+        let (_, body) = api.get("/v1/timers/second/attempts").await;
+        let refused =
+            body["items"][0]["detail"].as_str().is_some_and(|text| text.contains("server.secrets_key"));
+        if refused { Ok(()) } else { Err(body) }
+    })
+    .await;
+    assert_eq!(receiver.of("second").len(), 0);
+    let unreadable =
+        api.send(reqwest::Method::PATCH, "/v1/schedules/hourly", &[], Some(&json!({"every": "PT3H"}))).await;
+    problem(&unreadable, 422, "invalid");
+    node.sigterm().await;
+    let node = start(format!("{},{}", key(2), key(1))).start_ready().await;
+    in_state(&node.api(), "second", "delivered").await;
+    signed("second");
+}
+
 #[tokio::test]
 async fn a_damaged_secret_keeps_no_node_from_its_work() {
     let (url, receiver) = (fresh_database().await, Receiver::start().await);
