@@ -77,7 +77,7 @@ async fn coupon_reminders_reach_each_subscriber_once() {
         "2030 registered = 2010 delivered + 20 cancelled",
     ];
     // How fast a machine is that also runs other tests is not what this is about.
-    succeeds("coupon-reminders", &[("SUBSCRIBERS", "2000"), ("REMIND_IN", "12"), ("WITHIN", "120")], &told)
+    succeeds("coupon-reminders", &[("SUBSCRIBERS", "2000"), ("REMIND_IN", "24"), ("WITHIN", "120")], &told)
         .await;
 }
 
@@ -104,7 +104,7 @@ async fn an_order_is_rated_after_its_delay_once_unless_the_customer_rates_in_tim
         "100 registered = ",
     ];
     // To the second on a machine of its own.
-    succeeds("rate-after-48-hours", &[("ORDERS", "100"), ("AFTER", "12"), ("WITHIN", "60")], &told).await;
+    succeeds("rate-after-48-hours", &[("ORDERS", "100"), ("AFTER", "20"), ("WITHIN", "60")], &told).await;
 }
 
 #[tokio::test]
@@ -118,7 +118,8 @@ async fn greetings_of_a_day_are_shared_by_three_nodes_and_cancelled_by_sender_an
         "at the same time",
         "3000 registered = 630 delivered + 360 cancelled + 2010 parked for years",
     ];
-    succeeds("greetings", &[("GREETINGS", "3000"), ("BEGIN_IN", "12")], &told).await;
+    // Three nodes start before they are due, also on a busy machine.
+    succeeds("greetings", &[("GREETINGS", "3000"), ("BEGIN_IN", "30")], &told).await;
 }
 
 #[tokio::test]
