@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
 use sea_orm::sqlx::postgres::{PgConnectOptions, PgPoolOptions};
@@ -14,7 +14,8 @@ use super::sql::{Database, Pool};
 use super::{ColdStore, Error, STATEMENT_TIMEOUT, TOTALS_SLOTS, restore};
 use crate::clock::{Clock, StoreClock};
 use crate::config::{ColdKind, Config};
-use crate::model::namespace::Salt;
+use crate::model::namespace::{Namespace, Salt, Sender};
+use crate::model::networks::Networks;
 
 /// How long a call waits for a connection to PostgreSQL. While all writers wait for one, a caller's change
 /// waits for a writer first: twice as long in all.
@@ -92,7 +93,10 @@ impl ColdStore {
             seen: Arc::new(lock.as_deref().map_or(0, restore::witnessed_by).into()),
             held: Arc::default(),
             destinations_changed: Arc::default(),
-            senders: Arc::default(),
+            // What its own may reach is read at a node's start, before anything is sent.
+            senders: Arc::new(RwLock::new(
+                [(Namespace::OWN, Arc::new(Sender::new(&config.namespace, &Networks::default())))].into(),
+            )),
             has_others: Arc::default(),
             keys_changed: Arc::default(),
             namespaces_changed: Arc::default(),
