@@ -119,19 +119,25 @@ fn path(name: &str) -> String {
 
 /// `put billing: live_timers 1000000, horizon P90D`.
 fn line(namespace: &Fields) -> String {
-    format!("put {}: {}", show::text(namespace, "name"), quotas(namespace))
+    format!("put {}: {}", show::text(namespace, "name"), terms(namespace))
 }
 
-/// The quotas that are set, in words.
-fn quotas(namespace: &Fields) -> String {
-    let all: Map<String, Value> =
-        namespace.get("quotas").and_then(|raw| serde_json::from_str(raw.get()).ok()).unwrap_or_default();
+/// The quotas that are set and the networks, in words.
+fn terms(namespace: &Fields) -> String {
+    let field = |name: &str| -> Map<String, Value> {
+        namespace.get(name).and_then(|raw| serde_json::from_str(raw.get()).ok()).unwrap_or_default()
+    };
+    let (all, networks) = (field("quotas"), field("networks"));
     let set = all.iter().filter(|(_, value)| !value.is_null()).map(|(name, value)| match value {
         Value::String(text) => format!("{name} {text}"),
         other => format!("{name} {other}"),
     });
-    let set: Vec<String> = set.collect();
-    if set.is_empty() { "no quotas".to_owned() } else { set.join(", ") }
+    let listed = |(name, list): (&String, &Value)| {
+        let list: Vec<&str> = list.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        (!list.is_empty()).then(|| format!("{name} {}", list.join(" ")))
+    };
+    let set: Vec<String> = set.chain(networks.iter().filter_map(listed)).collect();
+    if set.is_empty() { "no limits of its own".to_owned() } else { set.join(", ") }
 }
 
 fn block(namespace: &Fields) -> String {
@@ -140,14 +146,14 @@ fn block(namespace: &Fields) -> String {
 }
 
 fn table(namespaces: &[Fields]) -> String {
-    let mut rows = vec![["NAME", "NUMBER", "QUOTAS", "CREATED"].map(str::to_owned).to_vec()];
+    let mut rows = vec![["NAME", "NUMBER", "TERMS", "CREATED"].map(str::to_owned).to_vec()];
     let now = SystemClock.now();
     for one in namespaces {
         let created = show::instant(&show::text(one, "created_at"), now);
         rows.push(vec![
             show::text(one, "name"),
             show::text(one, "number"),
-            out::short(&quotas(one), MAX_CELL),
+            out::short(&terms(one), MAX_CELL),
             created,
         ]);
     }
@@ -179,7 +185,8 @@ mod tests {
     fn what_has_no_limit_is_not_shown() {
         let one: Fields = serde_json::from_value(
             json!({"name": "billing", "number": 1, "created_at": "2026-12-01T01:00:00.000Z",
-            "quotas": {"live_timers": 5, "payload_bytes": null, "horizon": "P30D"}}),
+            "quotas": {"live_timers": 5, "payload_bytes": null, "horizon": "P30D"},
+            "networks": {"allow": ["public", "10.7.0.0/16"], "deny": []}}),
         )
         .expect("fields");
         let text = line(&one);
@@ -187,6 +194,7 @@ mod tests {
             text.contains("live_timers 5") && text.contains("horizon P30D") && !text.contains("payload"),
             "{text}"
         );
+        assert!(text.ends_with(", allow public 10.7.0.0/16"), "{text}");
         assert!(table(&[one]).lines().nth(1).expect("a line").starts_with("billing  1"));
     }
 }
