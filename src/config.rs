@@ -201,7 +201,7 @@ pub struct Webhook {
     pub proxy: Option<Url>,
     /// The time limit of one attempt, connecting included.
     pub timeout: Span,
-    /// Concurrent attempts to one receiver (scheme, host and port).
+    /// Concurrent attempts of one namespace to one receiver (scheme, host and port).
     pub concurrency: usize,
 }
 

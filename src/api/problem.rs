@@ -7,7 +7,6 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 
 use crate::cold::Error as ColdError;
-use crate::destinations::NotSealed;
 use crate::service::keys::Refusal;
 use crate::writer::{ChangeError, NotTaken};
 
@@ -197,12 +196,6 @@ impl From<ChangeError> for Problem {
             ChangeError::NotTaken(why) => why.into(),
             ChangeError::Cold(why) => why.into(),
         }
-    }
-}
-
-impl From<NotSealed> for Problem {
-    fn from(why: NotSealed) -> Self {
-        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", why.to_string())
     }
 }
 

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::{Value, json};
 
-use super::Destinations;
 use super::vault::Locked;
-use crate::cold::ColdStore;
+use super::{Destinations, Refused};
+use crate::cold::{ColdStore, Error};
 use crate::model::json;
 use crate::model::namespace::Namespace;
 use crate::model::target::{SEALED, Target, Webhook};
@@ -19,18 +19,13 @@ use crate::model::target::{SEALED, Target, Webhook};
 pub(super) struct Sealing(AtomicBool);
 
 impl Sealing {
-    async fn may_begin(&self, store: &ColdStore) -> bool {
-        if !self.0.load(Ordering::Relaxed) && store.without_older().await.unwrap_or(false) {
+    async fn may_begin(&self, store: &ColdStore) -> Result<bool, Error> {
+        if !self.0.load(Ordering::Relaxed) && store.without_older().await? {
             self.0.store(true, Ordering::Relaxed);
         }
-        self.0.load(Ordering::Relaxed)
+        Ok(self.0.load(Ordering::Relaxed))
     }
 }
-
-/// It could not be sealed.
-#[derive(Debug, thiserror::Error)]
-#[error("the secret could not be sealed")]
-pub struct NotSealed;
 
 /// What a secret is sealed with: whose it is, and where it is sent.
 fn sealed_as(namespace: Namespace, receiver: &str) -> String {
@@ -43,16 +38,18 @@ fn receiver(hook: &Webhook) -> String {
 
 impl Destinations {
     /// Seals the secret of a target, if it has one that is not sealed and this node has a key.
-    pub async fn seal_target(&self, namespace: Namespace, target: &mut Target) -> Result<(), NotSealed> {
+    pub async fn seal_target(&self, namespace: Namespace, target: &mut Target) -> Result<(), Refused> {
         let Target::Webhook(hook) = target else { return Ok(()) };
         let Some(secret) = hook.secret.as_deref().filter(|secret| !secret.starts_with(SEALED)) else {
             return Ok(());
         };
-        if !self.vault.has_key() || !self.sealing.may_begin(&self.store).await {
+        if !self.vault.has_key() || !self.sealing.may_begin(&self.store).await? {
             return Ok(());
         }
-        let sealed =
-            self.vault.seal_text(&sealed_as(namespace, &receiver(hook)), secret).map_err(|_| NotSealed)?;
+        let sealed = self
+            .vault
+            .seal_text(&sealed_as(namespace, &receiver(hook)), secret)
+            .map_err(|_| Refused::NotSealed)?;
         if sealed.is_some() {
             hook.secret = sealed;
         }

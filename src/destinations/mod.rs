@@ -20,7 +20,6 @@ use crate::model::namespace::Namespace;
 use crate::model::place::Place;
 use crate::model::time::{Span, UnixMs};
 use crate::telemetry::Streak;
-pub use inline::NotSealed;
 use vault::{Locked, Vault};
 
 /// How often the destinations are read, without a notification.

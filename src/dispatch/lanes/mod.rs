@@ -105,7 +105,7 @@ impl Class {
 /// Names a lane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LaneKey {
-    /// The receiver: a hash of scheme, host and port.
+    /// The receiver: a hash of the namespace, and of scheme, host and port.
     pub lane: i64,
     /// The class of attempts.
     pub class: Class,
