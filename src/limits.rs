@@ -1,4 +1,4 @@
-//! How many files this process may have open, and how they are shared between the node's duties.
+//! What the system allows this process: how many files it may have open, and how they are shared between the node's duties.
 //!
 //! Every connection is an open file: of a client, to a receiver, to a store. Without shares, clients could use up the
 //! files that deliveries need. The shares follow from the limit in force, so that a small limit makes each duty smaller
@@ -46,6 +46,14 @@ pub fn raise() -> u64 {
         let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
     }
     in_force()
+}
+
+/// From now on a crash of this process leaves no core file: it would hold payloads, secrets and keys. Whoever needs one raises
+/// the limit again from outside (`prlimit --core=unlimited --pid PID`).
+pub fn leave_no_core() {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Core);
+    // Lowering a limit is always allowed.
+    let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum });
 }
 
 /// The limit on open files of this process; `u64::MAX` without one.

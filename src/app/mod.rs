@@ -70,6 +70,7 @@ pub async fn serve(config: Config, read: Read) -> anyhow::Result<()> {
     crate::telemetry::init(&config.log)?;
     // Before anything is opened.
     limits::raise();
+    limits::leave_no_core();
     let traces = Export::start(&config.node.name)?;
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;

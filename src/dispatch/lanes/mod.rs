@@ -252,7 +252,7 @@ impl Lanes {
         let lane = self.lanes.entry(key).or_insert_with(|| {
             let receiver = self.receivers.entry(key.lane).or_insert_with(|| {
                 self.states.idle += 1;
-                Receiver::default()
+                Receiver::of(pointer.namespace)
             });
             receiver.lanes += 1;
             self.forgettable.push_back((key, now_ms));
@@ -362,6 +362,11 @@ impl Lanes {
         self.by_standing[now_standing as usize] += now_in_flight;
         if self.by_standing[Standing::New as usize] == 0 {
             self.newcomers.none_left();
+        }
+        if (standing, in_flight) != (now_standing, now_in_flight) {
+            let held = &mut self.shares.of(receiver.namespace).by_standing;
+            held[standing as usize] -= in_flight;
+            held[now_standing as usize] += now_in_flight;
         }
         let unproven = |standing, in_flight| if standing == Standing::Proven { 0 } else { in_flight };
         let (before, after) = (unproven(standing, in_flight), unproven(now_standing, now_in_flight));

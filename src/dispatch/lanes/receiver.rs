@@ -5,6 +5,7 @@
 //! at growing intervals; the timers that wait for it stay unclaimed. The first answer ends that.
 
 use super::LaneLoad;
+use crate::model::namespace::Namespace;
 
 /// Attempts in a row without an answer after which a proven receiver is doubtful.
 const DOUBTFUL_AFTER: u32 = 3;
@@ -44,6 +45,8 @@ struct Breaker {
 /// What is known of a receiver.
 #[derive(Debug, Default)]
 pub(super) struct Receiver {
+    /// Whose timers go there: lanes to it are those of one namespace.
+    pub namespace: Namespace,
     /// It answered, and has not been doubtful since.
     answered: bool,
     /// Attempts in a row without an answer.
@@ -60,6 +63,11 @@ pub(super) struct Receiver {
 }
 
 impl Receiver {
+    /// A receiver of which nothing is known.
+    pub fn of(namespace: Namespace) -> Self {
+        Self { namespace, ..Self::default() }
+    }
+
     /// What its lanes hold.
     pub const fn load(&self) -> LaneLoad {
         LaneLoad { waiting: self.waiting, in_flight: self.in_flight }

@@ -110,7 +110,14 @@ impl Lanes {
             let held = held.entry(lane.namespace).or_default();
             held.lanes += 1;
             held.queued += lane.queue.len();
-            held.in_flight += lane.in_flight;
+        }
+        for (key, lane) in &self.lanes {
+            let held = held.entry(lane.namespace).or_default();
+            held.in_flight[key.class as usize] += lane.in_flight;
+        }
+        for receiver in self.receivers.values() {
+            let held = held.entry(receiver.namespace).or_default();
+            held.by_standing[receiver.standing() as usize] += receiver.in_flight;
         }
         assert_eq!(*self.shares.all(), held);
         let (mut states, mut by_standing) = (States::default(), [0; 3]);

@@ -9,6 +9,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use super::lane::{INITIAL_LIMIT, Waits};
 use super::receiver::Standing;
 use super::ring::Ring;
+use super::shares::Room;
 use super::{Class, LaneKey, Lanes, TURN};
 use crate::model::pointer::Pointer;
 
@@ -49,6 +50,11 @@ impl Turns {
 /// The ring of a class and a standing.
 const fn ring_of(class: Class, standing: Standing) -> usize {
     class as usize * Standing::ALL.len() + standing as usize
+}
+
+/// The class and the standing of a ring.
+const fn of_ring(ring: usize) -> (Class, Standing) {
+    (Class::ALL[ring / Standing::ALL.len()], Standing::ALL[ring % Standing::ALL.len()])
 }
 
 /// The group of a lane: its upper half is a hash of the domain or address ([`crate::model::target::Webhook::lane`]).
@@ -140,10 +146,11 @@ impl Lanes {
             }
             let ring = self.turns.next;
             self.turns.next = (ring + 1) % RINGS;
-            let has_room = self.room_of_ring(ring) > 0;
-            let (shares, free) = (&self.shares, self.free_places());
-            let pop = || self.turns.rings[ring].pop(|namespace| shares.places(namespace, free) > 0);
-            let Some((namespace, key)) = has_room.then(pop).flatten() else {
+            let (room, shares) = (self.room_of_ring(ring), &self.shares);
+            let (class, standing) = of_ring(ring);
+            let has_room = |namespace| shares.places(namespace, class, standing, room) > 0;
+            let pop = || self.turns.rings[ring].pop(has_room);
+            let Some((namespace, key)) = (room.all() > 0).then(pop).flatten() else {
                 empty_rings += 1;
                 continue;
             };
@@ -199,7 +206,7 @@ impl Lanes {
     /// A claimed pointer of this lane is no longer in flight.
     pub(super) fn free(&mut self, key: LaneKey, now_ms: i64, end: impl FnOnce(&mut super::lane::Lane)) {
         let Some(lane) = self.lanes.get_mut(&key) else { return };
-        self.shares.of(lane.namespace).in_flight -= usize::from(lane.in_flight > 0);
+        self.shares.of(lane.namespace).in_flight[key.class as usize] -= usize::from(lane.in_flight > 0);
         lane.in_flight = lane.in_flight.saturating_sub(1);
         end(lane);
         lane.idle_since_ms = now_ms;
@@ -242,26 +249,26 @@ impl Lanes {
         (self.total / 8).max(2 * INITIAL_LIMIT)
     }
 
-    /// How many more pointers of this ring may be claimed.
-    fn room_of_ring(&self, ring: usize) -> usize {
-        let (class, standing) = (ring / Standing::ALL.len(), ring % Standing::ALL.len());
-        let of_class = Class::ALL[class].max_in_flight(self.total).saturating_sub(self.in_flight[class]);
+    /// What is free for pointers of this ring.
+    fn room_of_ring(&self, ring: usize) -> Room {
+        let (class, standing) = of_ring(ring);
+        let of_class = class.max_in_flight(self.total).saturating_sub(self.in_flight[class as usize]);
         let [_, new, doubtful] = self.by_standing;
         let of_both = self.newcomers.most().saturating_sub(new + doubtful);
-        let of_standing = match Standing::ALL[standing] {
+        let of_standing = match standing {
             Standing::Proven => self.total,
             Standing::New => of_both.min(self.newcomers.limit().saturating_sub(new)),
             Standing::Doubtful => of_both.min((self.total / 4).max(1).saturating_sub(doubtful)),
         };
-        of_class.min(of_standing)
+        Room { of_node: self.free_places(), of_class, of_standing }
     }
 
     /// The turn of one lane, which was at the head of this ring.
     fn turn(&mut self, key: LaneKey, ring: usize, most: usize, now_ms: i64, taken: &mut Vec<Pointer>) {
         let (in_flight, initial_limit) = (self.in_flight(), self.initial_limit(key.lane));
         let (has_rate, places) = (self.agreed.has_rate(key.lane), self.places(key.lane));
-        let of_node = self.in_hand.free_places(self.total).min(self.room_of_ring(ring));
-        let free = self.free_places();
+        let room = self.room_of_ring(ring);
+        let of_node = self.in_hand.free_places(self.total);
         let (group, share) = (group_of(key.lane), self.group_share());
         let (Some(lane), Some(receiver)) = (self.lanes.get_mut(&key), self.receivers.get(&key.lane)) else {
             return;
@@ -297,7 +304,7 @@ impl Lanes {
             return self.turns.groups.wait(group, key);
         }
         let namespace = lane.namespace;
-        let of_namespace = self.shares.places(namespace, free);
+        let of_namespace = self.shares.places(namespace, key.class, standing, room).min(room.all());
         let count = of_lane.min(of_node).min(of_group).min(of_namespace).min(TURN).min(most);
         let until_us = (now_ms + SLOT_LEAD_MS) * 1000;
         let slots = self.agreed.ready(key.lane, until_us, now_ms * 1000, count);
@@ -329,7 +336,7 @@ impl Lanes {
         }
         let count = taken.len() - before;
         lane.in_flight += count;
-        self.shares.of(namespace).in_flight += count;
+        self.shares.of(namespace).in_flight[key.class as usize] += count;
         lane.pace.observe_queue(is_empty);
         lane.waits = if is_empty { Waits::Nowhere } else { Waits::InRing };
         if is_empty && count == 0 {

@@ -223,3 +223,21 @@ async fn a_secret_is_seen_by_receivers_alone() {
     said.holds_no_canary();
     assert!(said.0.len() > 100, "{}", said.0.len());
 }
+
+/// What is in memory stays there: a crash writes no core file, even where it might.
+#[tokio::test]
+async fn a_crash_leaves_no_memory_on_disk() {
+    let node = Node::builder().bearing_core_files().start_ready().await;
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", node.pid())).expect("a process");
+    let core = limits.lines().find(|line| line.starts_with("Max core file size")).expect("a limit");
+    assert_eq!(core.split_whitespace().nth(4), Some("0"), "{core}");
+    let pid = rustix::process::Pid::from_raw(node.pid().cast_signed()).expect("a process");
+    rustix::process::kill_process(pid, rustix::process::Signal::ABORT).expect("it is there");
+    let exit = node.wait_exit(LONG).await.expect("it ends");
+    assert!(!exit.success(), "{exit}");
+    let names: Vec<_> = std::fs::read_dir(node.dir())
+        .expect("its directory")
+        .map(|one| one.expect("a file").file_name())
+        .collect();
+    assert!(!names.iter().any(|name| name.to_string_lossy().starts_with("core")), "{names:?}");
+}

@@ -26,6 +26,7 @@ pub struct NodeBuilder {
     name: Option<String>,
     env: Vec<(String, String)>,
     bears_limits: bool,
+    bears_core_files: bool,
     open_files: Option<(u64, u64)>,
     program: Option<PathBuf>,
 }
@@ -56,6 +57,12 @@ impl NodeBuilder {
     /// One more environment variable. The last of equal names counts.
     pub fn env(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.env.push((name.into(), value.into()));
+        self
+    }
+
+    /// A crash may leave a core file, unless the node itself says otherwise.
+    pub fn bearing_core_files(mut self) -> Self {
+        self.bears_core_files = true;
         self
     }
 
@@ -92,7 +99,8 @@ impl NodeBuilder {
         }
         env.extend(self.env);
         let program = self.program.unwrap_or_else(|| env!("CARGO_BIN_EXE_mainspring").into());
-        let how = How { program, bears_limits: self.bears_limits, open_files: self.open_files };
+        let (bears_limits, bears_core_files) = (self.bears_limits, self.bears_core_files);
+        let how = How { program, bears_limits, bears_core_files, open_files: self.open_files };
         Node { process: launch(&dir, &env, &how), dir, port, env, how }
     }
 
@@ -119,6 +127,7 @@ pub struct Node {
 struct How {
     program: PathBuf,
     bears_limits: bool,
+    bears_core_files: bool,
     open_files: Option<(u64, u64)>,
 }
 
@@ -232,6 +241,9 @@ fn launch(dir: &TempDir, env: &[(String, String)], how: &How) -> Process {
     let mut script = String::new();
     if how.bears_limits {
         script.push_str("trap '' XFSZ; ");
+    }
+    if how.bears_core_files {
+        script.push_str("ulimit -c unlimited; ");
     }
     if let Some((soft, hard)) = how.open_files {
         script.push_str(&format!("ulimit -Sn {soft}; ulimit -Hn {hard}; "));

@@ -77,8 +77,7 @@ fn receivers_that_hang_leave_places_for_other_namespaces() {
     }
     let taken = take(&mut lanes, 1000);
     assert_eq!((count_of(A, &taken), count_of(B, &taken)), (0, 1), "{taken:?}");
-    let held = *lanes.shares.of(A);
-    assert_eq!(held.in_flight, 300);
+    assert_eq!(lanes.shares.of(A).in_flight.iter().sum::<usize>(), 300);
     // It goes on when there is room for it as well.
     for ended in of_a.drain(..20) {
         finish(&mut lanes, &ended, AttemptEnd::Answered, 0);
@@ -86,6 +85,67 @@ fn receivers_that_hang_leave_places_for_other_namespaces() {
     let taken = take(&mut lanes, 1000);
     let free = 320 - lanes.in_flight();
     assert!(!taken.is_empty() && (19..=21).contains(&free), "{} taken, {free} free", taken.len());
+}
+
+/// Takes all that there is room for.
+fn take_all(lanes: &mut Lanes) -> Vec<Pointer> {
+    let mut all = Vec::new();
+    loop {
+        let taken = take(lanes, 1000);
+        if taken.is_empty() {
+            return all;
+        }
+        all.extend(taken);
+    }
+}
+
+#[test]
+fn new_receivers_that_hang_leave_room_for_new_ones_of_other_namespaces() {
+    let mut lanes = Lanes::new(320, 1000);
+    known(&mut lanes, B, &[100]);
+    let many: Vec<i64> = (1..=40).map(lane_of_group).collect();
+    flood(&mut lanes, A, &many, 1000);
+    let of_a = take_all(&mut lanes);
+    assert!((145..=151).contains(&of_a.len()), "{} of the 160 that new ones may have", of_a.len());
+    flood(&mut lanes, B, &[lane_of_group(50)], 4);
+    assert_eq!(count_of(B, &take_all(&mut lanes)), 4);
+    // Without an answer they are doubtful, and there are new ones beside them.
+    for hung in &of_a {
+        finish(&mut lanes, hung, AttemptEnd::NoAnswer, 0);
+    }
+    let of_a = take_all(&mut lanes).len();
+    assert!(of_a >= 140, "{of_a}");
+    for n in 0..3 {
+        lanes.offer(of(B, 1 << 110 | n, lane_of_group(51)), 0);
+    }
+    assert_eq!(count_of(B, &take_all(&mut lanes)), 3);
+}
+
+#[test]
+fn retries_of_a_namespace_leave_room_for_those_of_others() {
+    let mut lanes = Lanes::new(320, 1000);
+    let many: Vec<i64> = (1..=10).collect();
+    known(&mut lanes, A, &many);
+    known(&mut lanes, B, &[100]);
+    let again = |namespace, n: u128, lane| Pointer { attempt: 1, ..of(namespace, 1 << 100 | n, lane) };
+    for n in 0..300 {
+        lanes.offer(again(A, n, many[n as usize % many.len()]), 0);
+    }
+    let of_a = take_all(&mut lanes);
+    assert!((72..=76).contains(&of_a.len()), "{} of the eighty of retries", of_a.len());
+    lanes.offer(again(B, 1 << 64, 100), 0);
+    assert_eq!(count_of(B, &take_all(&mut lanes)), 1);
+}
+
+#[test]
+fn on_a_node_with_few_places_the_last_one_is_left_for_who_has_none() {
+    let mut lanes = Lanes::new(8, 8);
+    known(&mut lanes, A, &[1]);
+    known(&mut lanes, B, &[2]);
+    flood(&mut lanes, A, &[1], 20);
+    assert_eq!(take_all(&mut lanes).len(), 7);
+    flood(&mut lanes, B, &[2], 2);
+    assert_eq!(count_of(B, &take_all(&mut lanes)), 1);
 }
 
 #[test]
