@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::audit::Deed;
 use super::notify::Copied;
-use super::sql::{Row, Statement, Tx};
+use super::sql::{Dialect, Row, Statement, Tx};
 use super::{ColdStore, Error};
 use crate::model::namespace::{Namespace, Sender, Terms};
 use crate::model::time::UnixMs;
@@ -75,6 +75,9 @@ pub enum NamespaceRemoved {
     /// There is none of this name.
     NoSuch,
 }
+
+/// The advisory lock of removals.
+const REMOVALS_LOCK: i64 = 0x6d61_696e_736e_616d;
 
 impl ColdStore {
     /// Of what a store has so many of at most, how many this namespace may have: all of them the store's own; another one a
@@ -223,6 +226,17 @@ impl ColdStore {
         Ok(true)
     }
 
+    /// One lock for all: who registers for some namespace shares it, and a removal, which is rare, has it alone. It stands in the
+    /// memory of the database; a lock of each one's row would be written.
+    async fn lock_removals(&self, tx: &mut Tx, lock: &str) -> Result<(), Error> {
+        if self.dialect() == Dialect::Sqlite {
+            return Ok(());
+        }
+        let mut s = Statement::new(self.dialect(), "lock_removals");
+        s.push(&format!("SELECT {lock}({REMOVALS_LOCK})"));
+        tx.execute(s).await.map(drop)
+    }
+
     /// Keeps these namespaces from being removed until the end of the transaction. An error if one of them is.
     pub(super) async fn hold_namespaces(
         &self,
@@ -234,12 +248,11 @@ impl ColdStore {
         if others.is_empty() {
             return Ok(());
         }
+        self.lock_removals(tx, "pg_advisory_xact_lock_shared").await?;
+        // A statement of its own, after the lock: it sees the removal that the lock waited for.
         let mut s = Statement::new(self.dialect(), "hold_namespaces");
         let among = s.among(&others);
-        let lock = self.dialect().lock("FOR KEY SHARE");
-        s.push(&format!(
-            "SELECT number FROM namespaces WHERE number {among} AND removed_at IS NULL ORDER BY number {lock}"
-        ));
+        s.push(&format!("SELECT number FROM namespaces WHERE number {among} AND removed_at IS NULL"));
         match tx.fetch(s).await?.len() == others.len() {
             true => Ok(()),
             false => Err(Error::NoNamespace),
@@ -271,12 +284,8 @@ impl ColdStore {
         let mut tx = self.pool.begin().await?;
         // Changes of subscriptions lock their set first.
         self.lock_set(&mut tx).await?;
-        // Whoever registers for it holds its row until the commit.
-        let mut s = Statement::new(self.dialect(), "lock_namespace");
-        let named = s.text(name);
-        let lock = self.dialect().lock("FOR UPDATE");
-        s.push(&format!("SELECT number FROM namespaces WHERE name = {named} AND removed_at IS NULL {lock}"));
-        tx.fetch(s).await?;
+        // Whoever registers for one holds them until the commit.
+        self.lock_removals(&mut tx, "pg_advisory_xact_lock").await?;
         let mut s = Statement::new(self.dialect(), "remove_namespace");
         let (now, named) = (s.now(self.bound_now()), s.text(name));
         s.push(&format!(

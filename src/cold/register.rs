@@ -242,7 +242,8 @@ impl ColdStore {
         Ok((kept, unmade))
     }
 
-    /// Inserts, within a transaction which the caller goes on with, the rows whose ids are not taken, and returns them.
+    /// Inserts, within a transaction which the caller goes on with and in which he holds their namespaces, the rows whose ids
+    /// are not taken, and returns them.
     /// `callers`: the timers whose uids stay taken after their end, and whether one that has ended is registered again.
     pub(super) async fn insert_free(
         &self,
@@ -250,7 +251,6 @@ impl ColdStore {
         callers: &HashMap<Uid, bool>,
         fresh: Vec<TimerRow>,
     ) -> Result<HashMap<Uid, TimerRow>, Error> {
-        self.hold_namespaces(tx, &fresh.iter().map(|row| row.namespace).collect()).await?;
         self.keep_queues(tx, fresh.iter().map(|row| (row.namespace, &row.target))).await?;
         let insert = self.insert_statement(&fresh.iter().collect::<Vec<_>>());
         let mut inserted: HashMap<Uid, UnixMs> = HashMap::with_capacity(fresh.len());
