@@ -273,16 +273,15 @@ pub async fn act(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Respon
         .filter_map(|(id, version)| Some((id, Version(version.parse().ok()?))))
         .collect();
     let ids = marked(&visit, &service)?;
-    let caller = admin.caller(&visit.session).unwrap_or(Caller::ANYBODY);
+    let caller = visit.caller.unwrap_or(Caller::ANYBODY);
     admin.node.keys.charge(caller, ids.len()).map_err(|why| Trouble::quota(&why.detail))?;
     let charged = admin.node.namespaces.charge(caller.namespace, ids.len()).await;
     charged.map_err(|why| Trouble::quota(&why.detail))?;
     let asked = ids.len();
     if let Some(due_at) = due_at {
         let seconds = vec![Seconds::of(due_at, None); asked];
-        for admitted in admin.node.namespaces.admit_due(&service.store, &seconds).await? {
-            admitted.map_err(|why| Trouble::quota(&why.detail))?;
-        }
+        let admitted = admin.node.namespaces.admit_all_due(&service.store, &seconds).await?;
+        admitted.map_err(|why| Trouble::quota(&why.detail))?;
     }
     // Before anything is done: of what is not written down nothing is done.
     for some in ids.chunks(AUDITED_AT_ONCE) {

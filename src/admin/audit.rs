@@ -44,7 +44,7 @@ struct Row {
 
 /// `GET /audit`: with `actor` and `action` only what these have, from `before` on.
 pub async fn page(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Response, Trouble> {
-    let caller = admin.caller(&visit.session).ok_or_else(Trouble::stale)?;
+    let caller = visit.caller.ok_or_else(Trouble::stale)?;
     if caller.scope < Scope::Operate {
         return Err(Trouble::beyond(caller.scope, Scope::Operate));
     }

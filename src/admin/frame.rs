@@ -7,7 +7,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 
-use super::guard::{Visit, is_of_all};
+use super::guard::{Visit, is_of_all, namespace_of};
 use super::session::Session;
 use super::words::Zone;
 use super::{Admin, assets, html};
@@ -56,6 +56,9 @@ const DEGRADED: [(&str, &str, &str); 6] = [
     ),
 ];
 
+/// The most namespaces that a page lists to choose from.
+const LISTED: usize = 200;
+
 /// One line of the banner.
 pub struct Banner {
     pub key: &'static str,
@@ -77,6 +80,8 @@ pub struct Frame {
     pub path: String,
     /// For its forms.
     pub token: String,
+    /// For those that are of the session alone.
+    pub session_token: String,
     /// How the browser reaches this server.
     pub base: String,
     /// The node that answers.
@@ -91,6 +96,11 @@ pub struct Frame {
     pub scope: Scope,
     /// The reader's key is of all namespaces.
     is_of_all: bool,
+    /// The namespace that the page is about, if it is of one; and its number.
+    pub namespace: String,
+    pub about: i16,
+    /// Those that the reader may choose from.
+    pub namespaces: Arc<[String]>,
     /// The page hears by itself what is degraded.
     pub is_live: bool,
     /// What is wrong with the node: keys of [`DEGRADED`].
@@ -100,19 +110,27 @@ pub struct Frame {
 impl Frame {
     /// The frame of a page.
     pub fn new(admin: &Admin, visit: &Visit, here: &'static str, title: impl Into<String>) -> Self {
+        let is_of_all = visit.caller.is_some_and(|caller| caller.is_of_all());
+        let namespaces = &admin.node.namespaces;
+        let about = namespace_of(visit.caller);
+        let namespace = namespaces.get(about).map(|row| row.name.clone());
         Self {
             title: title.into(),
             here,
             zone: visit.zone,
             path: visit.path.clone(),
             token: visit.token.clone(),
+            session_token: visit.session_token.clone(),
             base: visit.base.clone(),
             node: admin.node.config.node.name.clone(),
             version: env!("CARGO_PKG_VERSION"),
             keyed: !admin.node.keys.is_open(),
-            may_see: admin.may_see(&visit.session),
-            scope: admin.caller(&visit.session).map_or(Scope::View, |caller| caller.scope),
-            is_of_all: admin.caller(&visit.session).is_some_and(|caller| caller.is_of_all()),
+            may_see: visit.caller.is_some(),
+            scope: visit.caller.map_or(Scope::View, |caller| caller.scope),
+            is_of_all,
+            namespace: namespace.unwrap_or_default(),
+            about: about.0,
+            namespaces: if is_of_all { namespaces.names() } else { Arc::default() },
             is_live: false,
             degraded: admin.degraded(),
         }
@@ -131,6 +149,21 @@ impl Frame {
     /// Whether the reader may change all else but keys.
     pub fn may_operate(&self) -> bool {
         self.scope >= Scope::Operate
+    }
+
+    /// Whether there is more than one namespace to choose from.
+    pub fn may_choose(&self) -> bool {
+        self.namespaces.len() > 1
+    }
+
+    /// Whether there are too many of them for a list.
+    pub fn are_many(&self) -> bool {
+        self.namespaces.len() > LISTED
+    }
+
+    /// Where a choice of a namespace leads: to this page, if it is about one.
+    pub fn chosen_to(&self) -> &'static str {
+        if self.here.is_empty() || is_of_all(self.here) { "/timers" } else { self.here }
     }
 
     /// The address of an asset.
@@ -170,11 +203,6 @@ impl Frame {
 }
 
 impl Admin {
-    /// Whether this session may see pages.
-    pub(super) fn may_see(&self, session: &Session) -> bool {
-        self.caller(session).is_some()
-    }
-
     /// Who has this session; `None` for somebody who has not logged in where that is needed.
     pub(super) fn caller(&self, session: &Session) -> Option<Caller> {
         if self.node.keys.is_open() { Some(Caller::ANYBODY) } else { session.caller }
@@ -280,8 +308,8 @@ impl Trouble {
 
     /// A form that does not belong to this session.
     pub fn stale() -> Self {
-        let text = "This form is too old: its session has ended, or the server was started anew. Nothing was done. Go \
-                    back, load the page again, and repeat it.";
+        let text = "This form is too old: its session has ended, another namespace was chosen since, or the server was \
+                    started anew. Nothing was done. Go back, load the page again, and repeat it.";
         Self::new(StatusCode::FORBIDDEN, "Too old", text)
     }
 
@@ -319,6 +347,13 @@ impl Trouble {
     /// What was asked for cannot be done; nothing was.
     pub fn refused(text: impl Into<String>) -> Self {
         Self::new(StatusCode::UNPROCESSABLE_ENTITY, "Nothing was done", text)
+    }
+
+    /// A namespace that there is not.
+    pub fn no_namespace(name: &str) -> Self {
+        let shown: String = name.chars().take(64).collect();
+        let text = format!("There is no namespace {shown}. `mainspring namespace ls` lists them.");
+        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "No such namespace", text)
     }
 
     /// A time zone that is none.

@@ -23,13 +23,15 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Redirect, Response};
 
 use super::frame::{Bounce, Trouble};
+use super::login::way_on;
 use super::session::{LONGEST, Session};
 use super::words::Zone;
 use super::{Admin, PAGE_WAIT, html};
 use crate::clock::{Clock, SystemClock};
 use crate::cold::acting;
 use crate::model::key::Scope;
-use crate::service::keys::{Access, local_only};
+use crate::model::namespace::Namespace;
+use crate::service::keys::{Access, Caller, local_only};
 use crate::service::origin::Peer;
 
 /// The cookie of the session.
@@ -37,6 +39,12 @@ pub const SESSION: &str = "mainspring_session";
 
 /// The cookie of the reader's time zone.
 pub const ZONE: &str = "mainspring_zone";
+
+/// The cookie of the namespace that a reader with a key of all has chosen.
+pub const NAMESPACE: &str = "mainspring_namespace";
+
+/// The header by which a page that reads parts of itself again says the number of the namespace that it is about.
+const ABOUT: &str = "x-page-namespace";
 
 /// The largest form: the ids of a thousand timers, and as much again.
 const MAX_FORM: usize = 512 * 1024;
@@ -49,8 +57,12 @@ const MAX_LOGIN: usize = 8 * 1024;
 pub struct Visit {
     /// Who asks.
     pub session: Session,
+    /// The same, about the namespace that he has chosen; `None` for somebody who has not logged in where that is needed.
+    pub caller: Option<Caller>,
     /// What forms of this session carry.
     pub token: String,
+    /// What those forms carry that are of the session alone.
+    pub session_token: String,
     /// The reader's time zone.
     pub zone: Zone,
     /// How the browser reaches this server: `http://127.0.0.1:7600`.
@@ -97,6 +109,10 @@ pub async fn admit(State(admin): State<Arc<Admin>>, request: Request, next: Next
     {
         return (StatusCode::FORBIDDEN, why.detail).into_response();
     }
+    if is_without_cookies(&request) {
+        let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
+        return html(&Bounce { path: way_on(path, "/") });
+    }
     let known = cookie(request.headers(), SESSION).and_then(|cookie| admin.sessions.read(&cookie, now));
     let session = match known {
         Some(session) => session,
@@ -105,19 +121,62 @@ pub async fn admit(State(admin): State<Arc<Admin>>, request: Request, next: Next
             Err(_) => return StatusCode::INTERNAL_SERVER_ERROR.into_response(),
         },
     };
-    let visit = visit(&admin, &request, session);
+    let caller = admin.caller(&session);
+    let finding = tokio::time::timeout(PAGE_WAIT, about_chosen(&admin, caller, request.headers()));
+    let chosen = match finding.await.unwrap_or_else(|_| Err(Trouble::slow())) {
+        Err(_) if is_of_session(request.uri().path()) => Ok(caller),
+        chosen => chosen,
+    };
+    let visit = visit(&admin, &request, session, *chosen.as_ref().unwrap_or(&caller));
     let secure = visit.base.starts_with("https:");
-    let mut response = enter(&admin, visit, request, next).await;
+    let has_chosen = cookie(request.headers(), NAMESPACE).is_some_and(|name| !name.is_empty());
+    let is_gone = chosen.as_ref().is_ok_and(|chosen| namespace_of(*chosen) == Namespace::OWN);
+    let mut response = match chosen {
+        Ok(_) => enter(&admin, visit, request, next).await,
+        Err(trouble) => trouble.render(&admin, visit),
+    };
     let given = response.extensions_mut().remove::<NewSession>().map(|NewSession(session)| session);
+    // Who comes next, or is here no more, may not have chosen it.
+    let is_over = has_chosen && (is_gone || given.is_some());
     let renewed = known.and_then(|session| admin.sessions.renewed(&session, now));
     if let Some(session) = given.or(renewed).or(known.is_none().then_some(session)) {
         let value = admin.sessions.cookie(&session);
         set_cookie(&mut response, SESSION, &value, LONGEST.as_secs(), secure);
     }
+    if is_over && !response.headers().get_all(header::SET_COOKIE).iter().any(is_of_namespace) {
+        set_cookie(&mut response, NAMESPACE, "", 0, secure);
+    }
     response
 }
 
-fn visit(admin: &Admin, request: &Request, session: Session) -> Visit {
+/// Whether a link of another site leads here, with which a browser sends no cookies of ours; it does when this page itself
+/// leads on.
+fn is_without_cookies(request: &Request) -> bool {
+    let header = |name: &str| request.headers().get(name).and_then(|value| value.to_str().ok());
+    request.method() == Method::GET
+        && header("sec-fetch-mode") == Some("navigate")
+        && header("sec-fetch-site").is_some_and(|site| site.ends_with("-site"))
+        && cookie(request.headers(), SESSION).is_none()
+}
+
+fn is_of_namespace(cookie: &HeaderValue) -> bool {
+    cookie.as_bytes().starts_with(NAMESPACE.as_bytes())
+}
+
+/// The caller about the namespace that his browser says he has chosen, where his key is of all.
+async fn about_chosen(
+    admin: &Admin,
+    caller: Option<Caller>,
+    headers: &HeaderMap,
+) -> Result<Option<Caller>, Trouble> {
+    let Some(of_all) = caller.filter(|caller| caller.is_of_all()) else { return Ok(caller) };
+    let Some(name) = cookie(headers, NAMESPACE).filter(|name| !name.is_empty()) else { return Ok(caller) };
+    // One that was removed since is no choice any more.
+    let chosen = admin.node.namespaces.find(&name).await?;
+    Ok(chosen.map(|chosen| Caller { namespace: chosen.number, ..of_all }).or(caller))
+}
+
+fn visit(admin: &Admin, request: &Request, session: Session, caller: Option<Caller>) -> Visit {
     let headers = request.headers();
     let zone = cookie(headers, ZONE).and_then(|name| Zone::parse(&name)).unwrap_or_default();
     let host = headers.get(header::HOST).and_then(|host| host.to_str().ok());
@@ -125,12 +184,19 @@ fn visit(admin: &Admin, request: &Request, session: Session) -> Visit {
     let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
     Visit {
         session,
-        token: admin.sessions.token(&session),
+        caller,
+        token: admin.sessions.token(&session, namespace_of(caller)),
+        session_token: admin.sessions.token(&session, Namespace::OWN),
         zone,
         base: format!("{}://{host}", scheme(request.extensions().get(), headers)),
         path: path.to_owned(),
         form: Arc::default(),
     }
+}
+
+/// The namespace that pages are about.
+pub fn namespace_of(caller: Option<Caller>) -> Namespace {
+    caller.map_or(Namespace::OWN, |caller| caller.namespace)
 }
 
 /// Checks key and form, and runs the page.
@@ -140,7 +206,12 @@ async fn enter(admin: &Arc<Admin>, mut visit: Visit, request: Request, next: Nex
     }
     let takes = takes(request.method(), request.uri().path());
     let is_of_all = is_of_all(request.uri().path());
-    match admin.caller(&visit.session) {
+    // A part of a page that was loaded before another namespace was chosen: the whole page is.
+    let about = request.headers().get(ABOUT).and_then(|number| number.to_str().ok());
+    if about.is_some_and(|number| number != namespace_of(visit.caller).0.to_string()) {
+        return [("hx-refresh", "true")].into_response();
+    }
+    match visit.caller {
         None if request.uri().path() != "/login" => return to_login(&visit, &request),
         Some(caller) if caller.scope < takes => {
             return Trouble::beyond(caller.scope, takes).render(admin, visit);
@@ -163,7 +234,7 @@ async fn enter(admin: &Arc<Admin>, mut visit: Visit, request: Request, next: Nex
         Request::from_parts(parts, body)
     };
     request.extensions_mut().insert(visit.clone());
-    let actor = admin.caller(&visit.session).filter(|_| request.method() == Method::POST);
+    let actor = visit.caller.filter(|_| request.method() == Method::POST);
     let actor = actor.map(|caller| admin.node.actor(caller, request.extensions(), request.headers()));
     let running = async {
         match actor {
@@ -186,15 +257,20 @@ fn takes(method: &Method, path: &str) -> Scope {
     let first = path.trim_start_matches('/').split('/').next().unwrap_or_default();
     match first {
         _ if method.is_safe() => Scope::View,
-        "login" | "logout" | "zone" => Scope::View,
+        _ if is_of_session(path) => Scope::View,
         "act" => Scope::Register,
         _ => Scope::Operate,
     }
 }
 
+/// Whether a form changes nothing but what the session shows.
+fn is_of_session(path: &str) -> bool {
+    matches!(path, "/login" | "/logout" | "/zone" | "/namespace")
+}
+
 /// Whether a page is about the service as a whole: it takes a key of all namespaces.
 pub fn is_of_all(path: &str) -> bool {
-    matches!(path, "/" | "/nodes" | "/receivers") || path.starts_with("/wheels/")
+    matches!(path, "/" | "/nodes" | "/receivers" | "/namespace") || path.starts_with("/wheels/")
 }
 
 /// The answer to somebody who is not logged in.
@@ -205,11 +281,6 @@ fn to_login(visit: &Visit, request: &Request) -> Response {
     let login = format!("/login?to={to}");
     if header("hx-request").is_some() {
         return (StatusCode::UNAUTHORIZED, [("hx-redirect", login)]).into_response();
-    }
-    let is_navigation = request.method() == Method::GET && header("sec-fetch-mode") == Some("navigate");
-    // A browser does not send the cookie when another site's link leads here; it does when this page itself leads on.
-    if is_navigation && header("sec-fetch-site").is_some_and(|site| site.ends_with("-site")) {
-        return html(&Bounce { path: visit.path.clone() });
     }
     if request.method() != Method::GET || header("accept").is_some_and(|kind| kind == "text/event-stream") {
         return (StatusCode::UNAUTHORIZED, "log in first").into_response();
@@ -222,11 +293,15 @@ async fn own_form(admin: &Admin, visit: &mut Visit, headers: &HeaderMap, body: B
     if !comes_from_here(headers, &visit.base) {
         return Err(Trouble::foreign());
     }
-    let most = if admin.caller(&visit.session).is_some() { MAX_FORM } else { MAX_LOGIN };
+    let most = if visit.caller.is_some() { MAX_FORM } else { MAX_LOGIN };
     let bytes = axum::body::to_bytes(body, most).await.map_err(|_| Trouble::large())?;
     let fields = url::form_urlencoded::parse(&bytes).into_owned().collect();
     let form = Form(fields);
-    if !admin.sessions.is_token(&visit.session, form.get("token")) {
+    let is_token = |about, token| admin.sessions.is_token(&visit.session, about, token);
+    let is_ours = is_token(namespace_of(visit.caller), form.get("token"))
+        // What is of the session alone does not depend on what pages are about.
+        || is_of_session(&visit.path) && is_token(Namespace::OWN, form.get("session"));
+    if !is_ours {
         return Err(Trouble::stale());
     }
     visit.form = Arc::new(form);
@@ -318,6 +393,7 @@ mod tests {
             ("/login", Scope::View),
             ("/logout", Scope::View),
             ("/zone", Scope::View),
+            ("/namespace", Scope::View),
             ("/act", Scope::Register),
             ("/act/now", Scope::Register),
             ("/operations", Scope::Operate),

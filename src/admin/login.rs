@@ -13,7 +13,8 @@ use axum::response::{IntoResponse, Redirect, Response};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::frame::{Frame, Trouble};
-use super::guard::{NewSession, Visit, ZONE, set_cookie};
+use super::guard::{NAMESPACE, NewSession, Visit, ZONE, set_cookie};
+use super::session::LONGEST;
 use super::words::Zone;
 use super::{Admin, html};
 use crate::clock::{Clock, Monotonic, SystemClock};
@@ -89,7 +90,7 @@ pub async fn form(State(admin): State<Arc<Admin>>, visit: Visit) -> Response {
     let query = visit.path.split_once('?').map_or("", |(_, query)| query);
     let to = url::form_urlencoded::parse(query.as_bytes()).find(|(name, _)| name == "to");
     let to = way_on(to.as_ref().map_or("", |(_, to)| to), "/");
-    if admin.may_see(&visit.session) {
+    if visit.caller.is_some() {
         return Redirect::to(&to).into_response();
     }
     html(&LoginPage { frame: Frame::new(&admin, &visit, "", "Log in"), to, wrong: None })
@@ -98,7 +99,7 @@ pub async fn form(State(admin): State<Arc<Admin>>, visit: Visit) -> Response {
 /// `POST /login`: a key opens a session.
 pub async fn login(State(admin): State<Arc<Admin>>, visit: Visit) -> Response {
     let to = way_on(visit.form.get("to"), "/");
-    if admin.may_see(&visit.session) {
+    if visit.caller.is_some() {
         return Redirect::to(&to).into_response();
     }
     let refused = |status: StatusCode, wrong| {
@@ -145,6 +146,16 @@ pub async fn logout(State(admin): State<Arc<Admin>>, visit: Visit) -> Response {
     let mut response = Redirect::to("/login").into_response();
     response.extensions_mut().insert(NewSession(admin.sessions.begin(None, now, nonce)));
     response
+}
+
+/// `POST /namespace`: the namespace that pages are about, for a reader with a key of all.
+pub async fn namespace(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Response, Trouble> {
+    let name = visit.form.get("namespace").trim();
+    let found = admin.node.namespaces.find(name).await?.ok_or_else(|| Trouble::no_namespace(name))?;
+    let mut response = Redirect::to(&way_on(visit.form.get("to"), "/timers")).into_response();
+    let secure = visit.base.starts_with("https:");
+    set_cookie(&mut response, NAMESPACE, &found.name, LONGEST.as_secs(), secure);
+    Ok(response)
 }
 
 /// `POST /zone`: the time zone in which pages show times. A name that is no zone is refused.

@@ -84,8 +84,7 @@ impl Admin {
     /// The service for the namespace of a visitor; an error page until the cold store has answered for the first time.
     fn service(&self, visit: &Visit) -> Result<Cow<'_, Service>, Trouble> {
         let service = self.node.service().ok_or_else(Trouble::starting)?;
-        let namespace = self.caller(&visit.session).map_or(Namespace::OWN, |caller| caller.namespace);
-        Ok(match namespace {
+        Ok(match guard::namespace_of(visit.caller) {
             Namespace::OWN => Cow::Borrowed(service),
             other => Cow::Owned(service.within(other)),
         })
@@ -141,6 +140,7 @@ pub fn routes(
         .route("/login", get(login::form).post(login::login))
         .route("/logout", post(login::logout))
         .route("/zone", post(login::zone))
+        .route("/namespace", post(login::namespace))
         .layer(middleware::from_fn_with_state(Arc::clone(&admin), guard::admit))
         .route("/assets/{*name}", get(assets::asset))
         .layer(middleware::map_response(hardened))

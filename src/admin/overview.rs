@@ -95,7 +95,7 @@ pub async fn stream(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Res
             () = tokio::time::sleep(IDLE / 2) => {}
         }
     };
-    let caller = admin.caller(&visit.session).ok_or_else(Trouble::stale)?;
+    let caller = visit.caller.ok_or_else(Trouble::stale)?;
     let node = Arc::clone(&admin.node);
     let events = frames
         .take_while(move |_| futures::future::ready(node.keys.holds(caller)))

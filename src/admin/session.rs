@@ -22,6 +22,7 @@ use sha2::Sha256;
 use subtle::ConstantTimeEq;
 
 use crate::model::key::KeyId;
+use crate::model::namespace::Namespace;
 use crate::model::time::UnixMs;
 use crate::service::keys::{Caller, Keys};
 
@@ -132,15 +133,16 @@ impl Sessions {
         self.ended.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&session.nonce)
     }
 
-    /// The token that the forms of this session carry. Another site cannot know it.
-    pub fn token(&self, session: &Session) -> String {
-        let bound = [b"token ".as_slice(), &session.nonce].concat();
+    /// The token that the forms of this session carry on pages about this namespace. Another site cannot know it, and a form
+    /// of one namespace does nothing in another one that was chosen since.
+    pub fn token(&self, session: &Session, namespace: Namespace) -> String {
+        let bound = [b"token ".as_slice(), &session.nonce, &namespace.0.to_be_bytes()].concat();
         URL_SAFE_NO_PAD.encode(derived(&self.signing_key(session.caller.map(|caller| caller.id)), &bound))
     }
 
-    /// Whether this is the session's token. Compared in constant time.
-    pub fn is_token(&self, session: &Session, presented: &str) -> bool {
-        self.token(session).as_bytes().ct_eq(presented.as_bytes()).into()
+    /// Whether this is the session's token for this namespace. Compared in constant time.
+    pub fn is_token(&self, session: &Session, namespace: Namespace, presented: &str) -> bool {
+        self.token(session, namespace).as_bytes().ct_eq(presented.as_bytes()).into()
     }
 
     /// What signs the sessions of this key. One that was revoked this moment gets a key that nobody reads by.
@@ -239,12 +241,14 @@ mod tests {
     #[test]
     fn a_token_belongs_to_one_session() {
         let sessions = sessions(&["first-key-0123456789"]);
-        let of = |caller, nonce| sessions.token(&sessions.begin(caller, NOW, [nonce; NONCE]));
+        let own = Namespace::OWN;
+        let of = |caller, nonce| sessions.token(&sessions.begin(caller, NOW, [nonce; NONCE]), own);
         let first = caller(&sessions, "first-key-0123456789");
         let session = sessions.begin(first, NOW, [1; NONCE]);
-        assert!(sessions.is_token(&session, &of(first, 1)));
+        assert!(sessions.is_token(&session, own, &of(first, 1)));
         for other in [of(first, 2), of(None, 1), String::new()] {
-            assert!(!sessions.is_token(&session, &other));
+            assert!(!sessions.is_token(&session, own, &other));
         }
+        assert!(!sessions.is_token(&session, Namespace(7), &of(first, 1)));
     }
 }

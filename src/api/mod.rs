@@ -163,6 +163,7 @@ fn router(node: Arc<Node>, pages: Router, closing: CancellationToken) -> std::io
         node,
         closing,
         within: None,
+        of_others: Arc::default(),
     });
     let (routes, document) = documented().split_for_parts();
     start_failures(&document, &state.node.metrics);
@@ -234,7 +235,7 @@ async fn admit(
     if caller.namespace != Namespace::OWN {
         if state.node.namespaces.get(caller.namespace).is_none() {
             // Made a moment ago, by another node: what it may use is to hold from the first call on.
-            state.node.namespaces.read().await?;
+            Box::pin(state.node.namespaces.read()).await?;
         }
         let state = state.of(caller.namespace)?;
         request.extensions_mut().insert(state);

@@ -1,7 +1,8 @@
 //! The state that all handlers share.
 
+use std::collections::HashMap;
 use std::convert::Infallible;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use axum::extract::{FromRequestParts, Request};
 use axum::http::StatusCode;
@@ -30,7 +31,16 @@ pub struct ApiState {
     pub(super) closing: CancellationToken,
     /// The service for calls about another namespace than the store's own.
     pub(super) within: Option<Box<Service>>,
+    /// The states for calls about others.
+    pub(super) of_others: Arc<OfOthers>,
 }
+
+/// States that were made for other namespaces: each is made once.
+#[derive(Default)]
+pub(super) struct OfOthers(RwLock<HashMap<Namespace, OfNamespace>>);
+
+/// The most of these that are kept; then all are made anew.
+const MOST_KEPT: usize = 10_000;
 
 /// The state, for calls about the namespace of this one.
 pub struct Within(pub Arc<ApiState>);
@@ -56,8 +66,20 @@ impl ApiState {
 
     /// The same for calls about this namespace.
     pub(super) fn of(&self, namespace: Namespace) -> Result<OfNamespace, Problem> {
+        let OfOthers(kept) = &*self.of_others;
+        if let Some(one) = kept.read().unwrap_or_else(PoisonError::into_inner).get(&namespace) {
+            return Ok(one.clone());
+        }
         let service = self.node.service().ok_or_else(Problem::starting)?;
-        Ok(OfNamespace(Arc::new(Self { within: Some(Box::new(service.within(namespace))), ..self.clone() })))
+        let within = Some(Box::new(service.within(namespace)));
+        // Without the others: what is kept must not keep itself.
+        let one = OfNamespace(Arc::new(Self { within, of_others: Arc::default(), ..self.clone() }));
+        let mut kept = kept.write().unwrap_or_else(PoisonError::into_inner);
+        if kept.len() >= MOST_KEPT {
+            kept.clear();
+        }
+        kept.insert(namespace, one.clone());
+        Ok(one)
     }
 
     /// Decides which addresses a namespace may send to.

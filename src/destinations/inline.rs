@@ -43,7 +43,7 @@ impl Destinations {
         let Some(secret) = hook.secret.as_deref().filter(|secret| !secret.starts_with(SEALED)) else {
             return Ok(());
         };
-        if !self.vault.has_key() || !self.sealing.may_begin(&self.store).await? {
+        if !self.vault.has_key() || !Box::pin(self.sealing.may_begin(&self.store)).await? {
             return Ok(());
         }
         let sealed = self

@@ -428,7 +428,7 @@ impl Keys {
         let id = match known() {
             Some(id) => id,
             None => {
-                self.look().await?;
+                Box::pin(self.look()).await?;
                 known()?
             }
         };
@@ -445,7 +445,7 @@ impl Keys {
 
     /// A key that another node has made a moment ago. What is not found in time is not known.
     async fn look_for(&self, id: KeyId) -> Option<Arc<Key>> {
-        self.look().await?;
+        Box::pin(self.look()).await?;
         self.known().keys.get(&id).cloned()
     }
 

@@ -33,6 +33,8 @@ const LONGEST_WAIT_S: u64 = 3600;
 struct Known {
     by_name: HashMap<String, Arc<NamespaceRow>>,
     by_number: HashMap<Namespace, Arc<NamespaceRow>>,
+    /// In order.
+    names: Arc<[String]>,
 }
 
 /// The namespaces of the store.
@@ -89,9 +91,13 @@ impl Namespaces {
         let _reading = self.reading.lock().await;
         let rows: Vec<Arc<NamespaceRow>> = store.namespaces().await?.into_iter().map(Arc::new).collect();
         store.set_has_others(rows.len() > 1);
+        let mut names: Vec<String> = rows.iter().map(|row| row.name.clone()).collect();
+        names.sort_unstable();
+        let names = names.into();
         let by_name = rows.iter().map(|row| (row.name.clone(), Arc::clone(row))).collect();
         let by_number = rows.into_iter().map(|row| (row.number, row)).collect();
-        *self.known.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(Known { by_name, by_number });
+        *self.known.write().unwrap_or_else(PoisonError::into_inner) =
+            Arc::new(Known { by_name, by_number, names });
         Ok(())
     }
 
@@ -102,6 +108,11 @@ impl Namespaces {
     /// The namespace of this number, if it is known.
     pub fn get(&self, number: Namespace) -> Option<Arc<NamespaceRow>> {
         self.known().by_number.get(&number).cloned()
+    }
+
+    /// The names of all that are known, in order.
+    pub fn names(&self) -> Arc<[String]> {
+        Arc::clone(&self.known().names)
     }
 
     /// The quotas of a namespace.
@@ -120,6 +131,11 @@ impl Namespaces {
         let Some(per_second) = self.get(number).and_then(|row| row.terms.quotas.requests_per_second) else {
             return Ok(());
         };
+        // In a box, as all that asks the store: every call would carry the room for it.
+        Box::pin(self.charge_quota(number, per_second, calls)).await
+    }
+
+    async fn charge_quota(&self, number: Namespace, per_second: u32, calls: usize) -> Result<(), Refusal> {
         let (Some(store), Ok(calls)) = (self.store.get(), u32::try_from(calls)) else { return Ok(()) };
         let mut taken = self.left.take(store, number, per_second, calls).await;
         if let Ok(Err(Over::Wait(wait))) = taken
@@ -199,12 +215,33 @@ impl Namespaces {
             return Ok(timers.iter().map(|_| Ok(())).collect());
         };
         let now = store.clock().now();
-        let admitted = self.density.admit(store, most, timers).await?;
+        let admitted = Box::pin(self.density.admit(store, most, timers)).await?;
         let answer = |(seconds, has_room): (&Option<Seconds>, bool)| match seconds {
             Some(seconds) if !has_room => Err(too_dense(most, *seconds, now)),
             _ => Ok(()),
         };
         Ok(timers.iter().zip(admitted).map(answer).collect())
+    }
+
+    /// The same for timers that are moved together: all of them, or none.
+    pub async fn admit_all_due(
+        &self,
+        store: &ColdStore,
+        timers: &[Option<Seconds>],
+    ) -> Result<Result<(), Refusal>, Error> {
+        let mut refused = None;
+        let mut admitted = Vec::new();
+        for (answer, seconds) in self.admit_due(store, timers).await?.into_iter().zip(timers) {
+            match answer {
+                Ok(()) => admitted.extend(*seconds),
+                Err(why) => refused = Some(why),
+            }
+        }
+        let Some(why) = refused else { return Ok(Ok(())) };
+        for seconds in admitted {
+            self.density.give_back(store.namespace(), seconds);
+        }
+        Ok(Err(why))
     }
 
     /// Timers that were admitted, each due in its seconds, did not become new ones.
@@ -220,7 +257,7 @@ impl Namespaces {
         if let Some(known) = self.known().by_name.get(name) {
             return Ok(Some(Arc::clone(known)));
         }
-        self.read().await?;
+        Box::pin(self.read()).await?;
         Ok(self.known().by_name.get(name).cloned())
     }
 }

@@ -134,7 +134,7 @@ pub async fn patch(Within(state): Within, Path(id): Path<String>, request: Reque
         service.destinations.seal_target(service.namespace(), target).await?;
     }
     if let Some(due_at) = due_at {
-        may_be_due(&state, service, timer_id.uid(service.store.salt()), due_at).await?;
+        Box::pin(may_be_due(&state, service, timer_id.uid(service.store.salt()), due_at)).await?;
     }
     let data = raw.data.map(|data| (data.get() != "null").then(|| data.get().as_bytes().to_vec()));
     let mut new = NewData::new(data.clone().flatten());

@@ -76,11 +76,23 @@ pub(in crate::api) async fn register(
     for timer in &mut timers {
         service.destinations.seal_target(timer.namespace, &mut timer.target).await?;
     }
-    let (namespace, namespaces) = (service.namespace(), &state.node.namespaces);
-    let quotas = namespaces.quotas(namespace);
+    let quotas = state.node.namespaces.quotas(service.namespace());
     if quotas.live_timers.is_none() && quotas.due_per_second.is_none() {
         return register_admitted(state, service, caller, timers, way).await;
     }
+    // In a box: every registration would carry the room for it.
+    Box::pin(register_within_quotas(state, service, caller, timers, way)).await
+}
+
+/// The same where the namespace has quotas for what is registered.
+async fn register_within_quotas(
+    state: &ApiState,
+    service: &Service,
+    caller: Caller,
+    timers: Vec<NewTimer>,
+    way: Way,
+) -> Result<Vec<Result<Registered, Failure>>, Problem> {
+    let (namespace, namespaces) = (service.namespace(), &state.node.namespaces);
     let seconds: Vec<_> =
         timers.iter().map(|timer| Seconds::of(timer.due_at, timer.spread.as_ref())).collect();
     let admitted = namespaces.admit(&service.store, &seconds).await?;
@@ -131,6 +143,17 @@ async fn register_admitted(
     if timers.iter().all(|timer| timer.template.is_none() || timer.occurrence.is_some()) {
         return Ok(submit(service, timers, way).await?.into_iter().map(told).collect());
     }
+    Box::pin(register_fitted(state, service, caller, timers, way)).await
+}
+
+async fn register_fitted(
+    state: &ApiState,
+    service: &Service,
+    caller: Caller,
+    timers: Vec<NewTimer>,
+    way: Way,
+) -> Result<Vec<Result<Registered, Failure>>, Problem> {
+    let told = |answer: Result<Registered, ColdError>| answer.map_err(Failure::Cold);
     let given: Vec<Option<Given>> = timers
         .iter()
         .map(|timer| Some(Given { name: timer.template.clone()?.name, data: timer.data.clone() }))

@@ -1,5 +1,6 @@
 //! Cancel, move, fire from the page: what is said before, what is done, and that the API says the same.
 
+use reqwest::Method;
 use serde_json::json;
 
 use super::{Page, Visitor, later};
@@ -401,5 +402,24 @@ async fn templates_are_listed_and_shown() {
     assert!(one.text.contains("stars&#34;: 5") && !one.text.contains("<script>alert"), "{}", one.text);
     for missing in ["none", "a%20b"] {
         assert_eq!(visitor.get(&format!("/templates/{missing}")).await.status, 404, "{missing}");
+    }
+}
+
+#[tokio::test]
+async fn a_second_without_room_for_all_that_are_moved_takes_none_and_keeps_its_room() {
+    let node = Node::builder().start_ready().await;
+    let (api, visitor) = (node.api(), Visitor::new(&node));
+    let quotas = json!({"quotas": {"due_per_second": 3}});
+    let made = api.send(Method::PUT, "/v1/namespaces/default", &[], Some(&quotas)).await;
+    assert_eq!(made.status, 200, "{}", made.body);
+    let ids = ["a", "b", "c", "d"];
+    for (n, id) in ids.into_iter().enumerate() {
+        let timer = json!({"fire_at": format!("2098-12-01T09:00:0{n}Z"), "target": later()["target"]});
+        assert_eq!(api.put(id, &timer).await.0, 201, "{id}");
+    }
+    for (some, status) in [(&ids[..], 429), (&ids[..3], 200)] {
+        let page = asked(&visitor, "move", some).await;
+        let told = sent(&visitor, &page, &[("at", "2099-12-01T09:00"), ("delay", "")]).await;
+        assert_eq!(told.status, status, "{some:?}: {}", told.text);
     }
 }

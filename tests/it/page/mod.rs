@@ -2,6 +2,7 @@
 
 mod acting;
 mod browser;
+mod choosing;
 mod looking;
 mod visitor;
 mod who;

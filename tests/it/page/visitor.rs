@@ -35,9 +35,10 @@ impl Page {
         text.split('<').map(|part| part.split_once('>').map_or(part, |(_, text)| text)).collect()
     }
 
-    /// The token of its forms.
+    /// The token of its forms; where none is about a namespace, that of those of the session alone.
     pub fn token(&self) -> &str {
-        self.between("name=\"token\" value=\"", "\"")
+        let name = if self.text.contains("name=\"token\"") { "token" } else { "session" };
+        self.between(&format!("name=\"{name}\" value=\""), "\"")
     }
 
     /// The text between two others; panics if it is not there.
