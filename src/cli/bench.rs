@@ -22,7 +22,7 @@ use crate::tools::bench::scenario::register::{Register, Step};
 use crate::tools::bench::scenario::schedules::Schedules;
 use crate::tools::bench::scenario::sinks::Sinks;
 use crate::tools::bench::scenario::{Scenario, plan};
-use crate::tools::bench::timers::{Ids, MIN_PAYLOAD, MOST_HOSTS};
+use crate::tools::bench::timers::{Ids, MIN_PAYLOAD, MOST_HOSTS, MOST_NAMESPACES};
 use crate::tools::bench::{self, Options, Report};
 use crate::tools::brokers::Kind;
 use crate::tools::servers::Choice;
@@ -88,6 +88,9 @@ struct Shared {
     /// Let somebody subscribe to every lifecycle event, and wait after each step of register and burst until all are sent
     #[arg(long, global = true, help_heading = "Measurement")]
     subscribed: bool,
+    /// Make so many namespaces, to which the timers go in turn, --batch in a row to each; not for sinks, queue and schedules
+    #[arg(long, global = true, value_name = "N", default_value_t = 0, conflicts_with_all = ["server", "subscribed"], value_parser = clap::value_parser!(u32).range(0..=i64::from(MOST_NAMESPACES)), help_heading = "Measurement")]
+    namespaces: u32,
     /// Timers in a batch
     #[arg(long, global = true, value_name = "N", default_value_t = 1000, value_parser = count, help_heading = "Measurement")]
     batch: u64,
@@ -314,6 +317,14 @@ pub async fn run(bench: &Bench, json: bool) -> anyhow::Result<Exit> {
             scenario.name()
         )));
     }
+    if let Some(scenario) =
+        scenarios.iter().find(|scenario| options.namespaces > 0 && !scenario.has_namespaces())
+    {
+        return Err(usage(format!(
+            "{} is measured in one namespace; leave --namespaces out",
+            scenario.name()
+        )));
+    }
     if let Some(base) = &bench.shared.server {
         // A call that needs the key, so that neither a wrong one nor a wrong address is found out halfway.
         let key = options.server.as_ref().and_then(|endpoint| endpoint.key.as_deref());
@@ -390,6 +401,7 @@ impl Shared {
             payload_bytes: self.payload_bytes,
             receivers: Receivers { hosts: self.hosts, reply_delay: self.reply_delay },
             wait: self.wait,
+            namespaces: self.namespaces,
             subscribed: self.subscribed,
             batch: usize::try_from(self.batch)?,
             bulk_connections: usize::try_from(self.bulk_connections)?,

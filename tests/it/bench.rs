@@ -115,6 +115,26 @@ async fn occurrences_of_rules_are_counted_each_under_its_nominal_time() {
 }
 
 #[tokio::test]
+async fn timers_go_to_namespaces_in_turn() {
+    let server = empty_database().await;
+    let stores = ["--cold-url", &server, "--reuse", "--namespaces", "7", "--batch", "10"];
+    let steps = ["--connections", "4", "--steps", "post,batch-post,stream-post,cancel"];
+    for row in rows(&[&["register", "--count", "105"], &steps[..], &stores[..]].concat()).await {
+        registered(&row, 105);
+    }
+    // What stays is what was not cancelled: three steps of 105. A stream is all of one namespace.
+    let by_namespace = "SELECT string_agg(n::text, ' ' ORDER BY n) FROM \
+        (SELECT count(*) AS n FROM timers GROUP BY namespace) AS counted";
+    let counts = psql(&server, by_namespace).await;
+    let counts: Vec<u64> = counts.split(' ').map(|count| count.parse().expect("a number")).collect();
+    assert_eq!((counts.len(), counts.iter().sum::<u64>()), (7, 315), "{counts:?}");
+    let fired = empty_database().await;
+    let stores = ["--cold-url", &fired, "--namespaces", "7", "--batch", "10"];
+    let burst = rows(&[&["burst", "--count", "200", "--ahead", "3s"], &stores[..]].concat()).await;
+    delivered(&burst[0], 200);
+}
+
+#[tokio::test]
 async fn runs_on_postgres_have_a_median_and_leave_no_database() {
     let server = empty_database().await;
     let args = ["burst", "--count", "200", "--ahead", "3s", "--runs", "2", "--cold-url", &server];

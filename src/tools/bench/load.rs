@@ -73,6 +73,15 @@ pub struct LoadResult {
     pub last_due: UnixMs,
 }
 
+impl Job {
+    /// The head of a request for timers: in the namespace of the one with this number, or of each that is written over it.
+    fn head(&self, method: &str, path: &str, length: usize, number: Option<u64>) -> String {
+        let namespace = self.shape.namespace_line(number);
+        let more = format!("{namespace}content-type: application/json\r\ncontent-length: {length}");
+        self.endpoint.head_with(method, path, &more)
+    }
+}
+
 impl LoadResult {
     /// Timers a second.
     pub fn rate(&self) -> f64 {
@@ -106,6 +115,7 @@ impl Endpoint {
         self.head_with(method, path, &format!("content-type: application/json\r\ncontent-length: {length}"))
     }
 
+    /// The head of a request with these lines more.
     fn head_with(&self, method: &str, path: &str, more: &str) -> String {
         let key = self.key.as_ref().map(|key| format!("authorization: Bearer {key}\r\n")).unwrap_or_default();
         format!("{method} {}{path} HTTP/1.1\r\nhost: {}\r\n{key}{more}\r\n\r\n", self.prefix, self.address)
@@ -157,7 +167,7 @@ impl Numbers {
 
 /// Registers each timer with a call of its own; with `per_second`, at that pace.
 pub async fn singles(job: Job, connections: usize, per_second: Option<f64>) -> anyhow::Result<LoadResult> {
-    let timer = job.shape.single(job.ids, |method, path, length| job.endpoint.head(method, path, length));
+    let timer = job.shape.single(job.ids, |method, path, length| job.head(method, path, length, None));
     each(job, timer, connections, per_second).await
 }
 
@@ -183,7 +193,7 @@ impl Pace {
 
 /// Cancels each timer with a call of its own.
 pub async fn cancels(job: Job, connections: usize) -> anyhow::Result<LoadResult> {
-    let timer = job.shape.cancel(|method, path, length| job.endpoint.head(method, path, length));
+    let timer = job.shape.cancel(|method, path, length| job.head(method, path, length, None));
     each(job, timer, connections, None).await
 }
 
@@ -234,10 +244,15 @@ async fn caller(
     load
 }
 
+/// How many timers go into a batch, if `size` are wanted: fewer if their data is large.
+pub fn batch_size(shape: &Shape, size: usize) -> u64 {
+    size.min(MAX_BATCH_BYTES / shape.item(Ids::Caller).bytes.len()).max(1) as u64
+}
+
 /// Registers timers `size` at a time.
 pub async fn batches(job: Job, connections: usize, size: usize) -> anyhow::Result<LoadResult> {
     let item = job.shape.item(job.ids);
-    let size = size.min(MAX_BATCH_BYTES / item.bytes.len()).max(1) as u64;
+    let size = batch_size(&job.shape, size);
     let numbers = Numbers::of(&job);
     let job = Arc::new(job);
     on_own_thread(job.endpoint.address.clone(), connections, move |_, connection| {
@@ -261,7 +276,8 @@ async fn batcher(
         let length =
             usize::try_from(count).unwrap_or(0) * (item.bytes.len() + 1) - 1 + r#"{"timers":[]}"#.len();
         request.clear();
-        request.extend_from_slice(job.endpoint.head("POST", "/v1/timers/batch", length).as_bytes());
+        let head = job.head("POST", "/v1/timers/batch", length, Some(range.start));
+        request.extend_from_slice(head.as_bytes());
         request.extend_from_slice(br#"{"timers":["#);
         for number in range.clone() {
             if number > range.start {
@@ -368,13 +384,13 @@ async fn stream(
     answered: &mut u64,
 ) -> std::io::Result<u16> {
     let Connection { mut answers, mut requests } = connection;
-    let more =
-        "content-type: application/x-ndjson\r\naccept: application/x-ndjson\r\ntransfer-encoding: chunked";
+    let more = job.shape.namespace_line(Some(range.start))
+        + "content-type: application/x-ndjson\r\naccept: application/x-ndjson\r\ntransfer-encoding: chunked";
     let mut last_due = UnixMs::default();
     let due = job.due;
     let end = range.end;
     let write = async {
-        requests.write_all(job.endpoint.head_with("POST", "/v1/timers/stream", more).as_bytes()).await?;
+        requests.write_all(job.endpoint.head_with("POST", "/v1/timers/stream", &more).as_bytes()).await?;
         let (mut lines, mut out) = (Vec::with_capacity(STREAM_CHUNK), Vec::with_capacity(STREAM_CHUNK + 16));
         for number in range {
             last_due = last_due.max(item.become_number(number, due));

@@ -41,7 +41,7 @@ use figures::{Figure, Figures, Row, with_medians};
 use load::{Endpoint, Job, LoadResult};
 use receiver::{Receiver, Receivers, Verdict};
 use scenario::Scenario;
-use timers::{Due, Ids, Shape, mix};
+use timers::{Due, Ids, Shape, mix, namespace};
 
 /// A server with many parked timers reads nothing before it is ready, but the machine may be busy.
 const READY: Duration = Duration::from_secs(120);
@@ -71,6 +71,8 @@ pub struct Options {
     pub batch: usize,
     /// Connections that send batches and streams.
     pub bulk_connections: usize,
+    /// Namespaces that the own server gets, and the timers go to, `batch` in a row to each; 0 is none.
+    pub namespaces: u32,
     /// Somebody subscribes to every lifecycle event.
     pub subscribed: bool,
     /// Shows a line of progress.
@@ -182,7 +184,8 @@ impl Env {
         let receiver = Receiver::start(mix(seed), options.receivers)?;
         let (hosts, payload_bytes) = (options.receivers.hosts, options.payload_bytes);
         let target = serde_json::json!({"webhook": {"url": receiver.url()}}).to_string();
-        let shape = Shape { target, hosts, payload_bytes, seed };
+        let mut shape = Shape { target, hosts, namespaces: options.namespaces, turn: 1, payload_bytes, seed };
+        shape.turn = load::batch_size(&shape, options.batch);
         let dir = std::env::temp_dir().join(format!("mainspring-bench-{tag}"));
         std::fs::create_dir(&dir).with_context(|| format!("{} cannot be made", dir.display()))?;
         let endpoint = options.server.clone().unwrap_or(Endpoint {
@@ -237,7 +240,11 @@ impl Env {
         self.endpoint.address = address.to_string();
         let node = self.node.insert(NodeProcess::new(self.dir.clone(), address, sets));
         node.start()?;
-        node.ready(READY).await
+        node.ready(READY).await?;
+        for nth in 0..u64::from(self.options.namespaces) {
+            self.endpoint.put(&format!("/v1/namespaces/{}", namespace(nth)), "{}").await?;
+        }
+        Ok(())
     }
 
     /// Ends the server and removes what was made.
@@ -285,8 +292,9 @@ impl Env {
 
     /// The next `count` timers.
     fn job(&mut self, ids: Ids, due: Due, count: u64) -> Job {
-        let first = self.next;
-        self.next += count;
+        // A namespace's turn begins with the first of a job, so that a batch is all of one.
+        let first = self.next.next_multiple_of(self.shape.turn);
+        self.next = first + count;
         Job { endpoint: self.endpoint.clone(), shape: self.shape.clone(), ids, due, first, count }
     }
 

@@ -17,6 +17,10 @@ pub const MIN_PAYLOAD: usize = MARK.len() + DIGITS + r#"{","p":""}"#.len();
 const NUMBER: &str = "############";
 const ID: &str = "b$$$$$$$$$$$$$$$$";
 const DUE: &str = "@@@@-@@-@@T@@:@@:@@.@@@Z";
+/// The name of one of many namespaces.
+const NAMESPACE: &str = "bench-&&&&";
+/// The most of them: as many as a store takes beside its own.
+pub const MOST_NAMESPACES: u32 = 9_999;
 /// The address of one of many receivers. Each of its last three numbers is 100 and two digits, so that the address has
 /// one width without leading zeros.
 pub const HOST: &str = "127.1%%.1%%.1%%";
@@ -76,6 +80,10 @@ pub struct Shape {
     pub target: String,
     /// How many receivers there are. The timers go to them in turn.
     pub hosts: u32,
+    /// How many namespaces of the bench's own there are; 0 is none, and all timers are of the server's own.
+    pub namespaces: u32,
+    /// So many timers in a row are of one namespace, the next of the next.
+    pub turn: u64,
     /// How long `data` is, in bytes.
     pub payload_bytes: usize,
     /// Makes the ids and due times of this run differ from those of others.
@@ -89,13 +97,32 @@ pub struct Timer {
     pub bytes: Vec<u8>,
     seed: u64,
     hosts: u32,
+    namespaces: u32,
+    turn: u64,
     number_at: Option<usize>,
     id_at: Option<usize>,
     due_at: Option<usize>,
     host_at: Option<usize>,
+    namespace_at: Option<usize>,
+}
+
+/// The name of a namespace of the bench's own.
+pub fn namespace(nth: u64) -> String {
+    format!("bench-{nth:04}")
 }
 
 impl Shape {
+    /// The header line that puts a call into a namespace: that of the timer with this number, or one that
+    /// [`Timer::become_number`] writes over. Empty if all timers are of the server's own.
+    pub fn namespace_line(&self, number: Option<u64>) -> String {
+        if self.namespaces == 0 {
+            return String::new();
+        }
+        let nth = |number| nth_namespace(number, self.namespaces, self.turn);
+        let name = number.map_or_else(|| NAMESPACE.to_owned(), |number| namespace(nth(number)));
+        format!("x-mainspring-namespace: {name}\r\n")
+    }
+
     /// A timer as an item of a batch or a line of a stream.
     pub fn item(&self, ids: Ids) -> Timer {
         let id = if ids == Ids::Caller { format!(r#""id":"{ID}","#) } else { String::new() };
@@ -136,7 +163,9 @@ impl Shape {
         let at = |what: &str| find(text.as_bytes(), what.as_bytes());
         let (number_at, id_at, due_at, host_at) = (at(NUMBER), at(ID), at(DUE), at(HOST));
         let (seed, hosts) = (self.seed, self.hosts.clamp(1, MOST_HOSTS));
-        Timer { number_at, id_at, due_at, host_at, seed, hosts, bytes: text.into_bytes() }
+        let (namespaces, turn, namespace_at) = (self.namespaces, self.turn, at(NAMESPACE));
+        let bytes = text.into_bytes();
+        Timer { number_at, id_at, due_at, host_at, namespace_at, seed, hosts, namespaces, turn, bytes }
     }
 }
 
@@ -150,6 +179,10 @@ impl Timer {
         let host = number % u64::from(self.hosts);
         let [high, middle, low] = [host / 10_000, host / 100 % 100, host % 100];
         self.put(self.host_at, format_args!("127.1{high:02}.1{middle:02}.1{low:02}"));
+        if self.namespace_at.is_some() {
+            let nth = nth_namespace(number, self.namespaces, self.turn);
+            self.put(self.namespace_at, format_args!("{}", namespace(nth)));
+        }
         due_at
     }
 
@@ -160,6 +193,10 @@ impl Timer {
             let _ = place.write_fmt(text);
         }
     }
+}
+
+fn nth_namespace(number: u64, namespaces: u32, turn: u64) -> u64 {
+    number / turn.max(1) % u64::from(namespaces.clamp(1, MOST_NAMESPACES))
 }
 
 /// Scatters numbers over all of 64 bits, each to one of its own (the finalizer of SplitMix64).
@@ -179,7 +216,8 @@ mod tests {
     }
 
     fn shape() -> Shape {
-        Shape { target: hook("http://127.0.0.1:1/x"), hosts: 1, payload_bytes: 100, seed: 7 }
+        let target = hook("http://127.0.0.1:1/x");
+        Shape { target, hosts: 1, namespaces: 0, turn: 1, payload_bytes: 100, seed: 7 }
     }
 
     #[test]
@@ -205,6 +243,23 @@ mod tests {
             seen.insert(timer.bytes[timer.host_at.unwrap()..][..HOST.len()].to_vec());
         }
         assert_eq!(seen.len(), 3);
+    }
+
+    #[test]
+    fn timers_take_turns_at_namespaces_and_a_batch_is_of_the_one_of_its_first() {
+        let shape = Shape { namespaces: 3, turn: 2, ..shape() };
+        let head =
+            |method: &str, path: &str, _| format!("{method} {path}\r\n{}\r\n", shape.namespace_line(None));
+        let mut single = shape.single(Ids::Server, head);
+        for (number, name) in
+            [(0, "bench-0000"), (1, "bench-0000"), (2, "bench-0001"), (5, "bench-0002"), (6, "bench-0000")]
+        {
+            single.become_number(number, Due::FAR);
+            let line = format!("x-mainspring-namespace: {name}\r\n");
+            assert!(find(&single.bytes, line.as_bytes()).is_some(), "{number}");
+            assert_eq!(shape.namespace_line(Some(number)), line);
+        }
+        assert_eq!(Shape { namespaces: 0, ..shape }.namespace_line(Some(1)), "");
     }
 
     #[test]

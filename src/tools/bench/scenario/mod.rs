@@ -65,6 +65,11 @@ impl Scenario {
         matches!(self, Self::Recover(_) | Self::Crash(_))
     }
 
+    /// Whether its timers may be of several namespaces.
+    pub const fn has_namespaces(&self) -> bool {
+        !matches!(self, Self::Sinks(_) | Self::Queue(_) | Self::Schedules(_))
+    }
+
     /// Does all its runs.
     pub async fn run(&self, env: &mut Env) -> anyhow::Result<Vec<Row>> {
         match self {
