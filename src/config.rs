@@ -654,7 +654,12 @@ fn hidden<S: serde::Serializer>(keys: &[SecretString], serializer: S) -> Result<
 
 /// A database URL with its password replaced by `hidden`, for logs and `config show`.
 pub fn shown_url(text: &str) -> String {
-    let Ok(mut url) = url::Url::parse(text) else { return without_password(text) };
+    // A password that is not encoded ends a URL too early: what stands before the `@` is then no user.
+    let is_whole =
+        |url: &url::Url| !text.contains('@') || url.password().is_some() || !url.username().is_empty();
+    let whole = url::Url::parse(text).ok().filter(is_whole);
+    let hidden = || without_password(text);
+    let Some(mut url) = whole.or_else(|| url::Url::parse(&hidden()).ok()) else { return hidden() };
     if url.password().is_some() {
         // Fails only for URLs that cannot have a password, and this one has.
         let _ = url.set_password(Some("hidden"));
@@ -669,12 +674,19 @@ pub fn shown_url(text: &str) -> String {
 
 /// The same for a text that is not a URL by the standard: several hosts with ports, or a mistake.
 fn without_password(text: &str) -> String {
-    let Some((before, hosts)) = text.rsplit_once('@') else { return text.to_owned() };
+    let Some((before, hosts)) = text.rsplit_once('@') else { return without_password_in_query(text) };
+    let hosts = without_password_in_query(hosts);
     let (scheme, user) = before.split_once("://").map_or(("", before), |(scheme, user)| (scheme, user));
     match user.split_once(':') {
         Some((name, _)) => format!("{scheme}://{name}:hidden@{hosts}"),
-        None => text.to_owned(),
+        None => format!("{before}@{hosts}"),
     }
+}
+
+fn without_password_in_query(text: &str) -> String {
+    let Some((place, query)) = text.split_once('?') else { return text.to_owned() };
+    let shown = |field| if str::starts_with(field, "password=") { "password=hidden" } else { field };
+    format!("{place}?{}", query.split('&').map(shown).collect::<Vec<_>>().join("&"))
 }
 
 #[cfg(test)]

@@ -90,6 +90,11 @@ fn a_password_is_never_shown() {
         ("redis+cluster://:s3:c@ret@a:1,b:2", "redis+cluster://:hidden@a:1,b:2"),
         ("redis+cluster://a:1,b:2", "redis+cluster://a:1,b:2"),
         ("redis://:s3cret@a:port", "redis://:hidden@a:port"),
+        ("redis+cluster://a:1,b:2?password=s3cret&x=1", "redis+cluster://a:1,b:2?password=hidden&x=1"),
+        // A `#` or a `/` that is not encoded.
+        ("postgres://me:s3#c@a/b?password=s3cret", "postgres://me:hidden@a/b?password=hidden"),
+        ("postgres://me:s3/c@a/b c", "postgres://me:hidden@a/b%20c"),
+        ("postgres://me:12#s3@a/b", "postgres://me:hidden@a/b"),
     ] {
         assert_eq!(shown_url(url), shown);
         assert!(

@@ -1,11 +1,16 @@
 //! Namespaces over REST: each call of the OpenAPI document, by a key of another namespace, is answered as if there were nothing.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
 use reqwest::Method;
 use serde_json::{Value, json};
 
 use super::keys::{key, keyed, made};
 use super::{LONG, NOWHERE, later, now, with};
-use crate::support::{Answer, Api, Node, Receiver, Reply, eventually, fresh_database, to};
+use crate::support::{
+    Answer, Api, Node, NodeBuilder, Receiver, Reply, eventually, fresh_database, on_both, to,
+};
 
 /// Names its namespace.
 const IN_A: (&str, &str) = ("X-Mainspring-Namespace", "a");
@@ -213,3 +218,51 @@ async fn each_fires_from_its_own_and_is_told_of_its_own() {
     })
     .await;
 }
+
+/// Removals and registrations at once: a timer that was taken bars the removal until it has ended, so that it is there in the
+/// namespace that it was registered for.
+async fn what_was_taken_is_there_whatever_is_removed_beside(builder: NodeBuilder) {
+    let node = builder.start_ready().await;
+    let admin = node.api().with_key(made(&node.api(), &key("first", "admin", "*")).await.1);
+    let (stop, taken) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    let call = |caller: usize| {
+        let (admin, stop, taken) = (admin.clone(), Arc::clone(&stop), Arc::clone(&taken));
+        tokio::spawn(async move {
+            for n in 0.. {
+                if stop.load(Ordering::Relaxed) {
+                    break;
+                }
+                let path = format!("/v1/timers/c{caller}-{n}");
+                let put = admin.send(Method::PUT, &path, &[IN_A], Some(&later())).await;
+                if put.status != 201 {
+                    assert_eq!(put.body["errors"][0]["code"], "unknown_namespace", "{}", put.body);
+                    continue;
+                }
+                taken.fetch_add(1, Ordering::Relaxed);
+                for method in [Method::GET, Method::DELETE] {
+                    let answer = admin.send(method.clone(), &path, &[IN_A], None).await;
+                    assert_eq!(answer.status, 200, "{method} {path}: {}", answer.body);
+                }
+            }
+        })
+    };
+    let callers = [call(0), call(1)];
+    let (mut removed, mut barred) = (0, 0);
+    eventually("some are removed, some are barred", LONG, async || {
+        namespace(&admin, "a", &json!({})).await;
+        let gone = admin.send(Method::DELETE, "/v1/namespaces/a", &[], None).await;
+        match gone.status {
+            200 => removed += 1,
+            409 => barred += 1,
+            _ => panic!("{}", gone.body),
+        }
+        let seen = (removed, barred, taken.load(Ordering::Relaxed));
+        if removed >= 5 && barred >= 5 && seen.2 >= 20 { Ok(()) } else { Err(seen) }
+    })
+    .await;
+    stop.store(true, Ordering::Relaxed);
+    for caller in callers {
+        caller.await.expect("what was taken is there");
+    }
+}
+on_both!(what_was_taken_is_there_whatever_is_removed_beside);

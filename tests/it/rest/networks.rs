@@ -1,6 +1,7 @@
 //! The networks of a namespace: where what it sends may go, asked at the registration and at each attempt.
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -9,7 +10,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::keys::{key, made};
 use super::{LONG, now, quick, results, with};
-use crate::support::{Api, Node, Receiver, Redis, eventually, in_state, on_both};
+use crate::support::{Api, Node, Receiver, Redis, eventually, fresh_database, in_state, on_both, shared_as};
 
 /// Gives a namespace these networks; the first time it makes it.
 async fn give(admin: &Api, networks: Value) {
@@ -71,6 +72,47 @@ async fn a_team_sends_only_where_its_networks_say(builder: crate::support::NodeB
     assert_eq!(status, 422, "{refused}: only what is listed");
 }
 on_both!(a_team_sends_only_where_its_networks_say);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_holds_on_every_node() {
+    let url = fresh_database().await;
+    let one = Node::builder().cold(&url).name("one").start_ready().await;
+    let two = Node::builder().cold(&url).name("two").start_ready().await;
+    let receiver = Receiver::start().await;
+    shared_as(&one.api(), &[("one", 32), ("two", 32)], LONG).await;
+    let admin = one.api().with_key(made(&one.api(), &key("first", "admin", "*")).await.1);
+    give(&admin, json!({})).await;
+    eventually("the other node wants a key, too", LONG, async || {
+        let status = two.api().get("/v1/timers").await.0;
+        if status == 401 { Ok(()) } else { Err(status) }
+    })
+    .await;
+    let api = team(&two, &admin).await;
+    let due = || with(now(receiver.url("/ok")), "retry", quick(1));
+    let ids: Vec<String> = (0..16).map(|n| format!("t{n}")).collect();
+    for id in &ids {
+        assert_eq!(api.put(id, &with(due(), "delay", json!("PT1H"))).await.0, 201);
+    }
+    give(&admin, json!({"deny": ["127.0.0.0/8"]})).await;
+    // Promised are two seconds, to a node that gets the processor.
+    eventually("the other node has heard of it", Duration::from_secs(10), async || {
+        match api.put("new", &with(due(), "delay", json!("PT1H"))).await {
+            (422, _) => Ok(()),
+            (status, answer) => Err((status, api.delete("new").await, answer)),
+        }
+    })
+    .await;
+    let mut by = std::collections::BTreeSet::new();
+    for id in &ids {
+        assert_eq!(api.post(&format!("/v1/timers/{id}/fire"), &json!({})).await.0, 202);
+        in_state(&api, id, "dead").await;
+        assert_eq!(results(&api, id).await, ["refused"]);
+        let (_, attempts) = api.get(&format!("/v1/timers/{id}/attempts")).await;
+        by.insert(attempts["items"][0]["node"].as_str().expect("a node").to_owned());
+    }
+    assert_eq!(by.into_iter().collect::<Vec<_>>(), ["one", "two"], "each has refused some");
+    assert_eq!(receiver.received().len(), 0);
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_connection_to_a_broker_ends_when_its_network_is_denied() {
