@@ -14,9 +14,6 @@ use crate::support::{
 const KEY: &str = "key-of-the-settings-1";
 const SECRETS_KEY: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 
-/// The ids of the two stores of release 2.
-const IDS_2: [&str; 2] = ["01a21eead3b973858207fb31fa966431", "01a21eeabea47257a183c446ee1dee24"];
-
 /// The secret of a destination and of an inline webhook of release 2.
 const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 
@@ -27,8 +24,23 @@ async fn release_1(store: &str, url: &str) {
         true => include_str!("release_1.sqlite.sql"),
         false => include_str!("release_1.postgres.sql"),
     };
+    run_sql(store, &made_ours(recorded, url)).await;
+}
+
+/// The ids of the recorded stores.
+const IDS: [&str; 4] = [
+    "01a207a81975752a8ebe2d05f64a98db",
+    "01a207a8222673ca9f8bbe4c7d60b480",
+    "01a21eead3b973858207fb31fa966431",
+    "01a21eeabea47257a183c446ee1dee24",
+];
+
+/// A recorded store with our receiver, and an id of its own: two stores of one id would share what is in Redis.
+fn made_ours(recorded: &str, url: &str) -> String {
+    let id = uuid::Uuid::now_v7().simple().to_string();
+    let sql = IDS.iter().fold(recorded.to_owned(), |sql, recorded| sql.replace(recorded, &id));
     let paths = ["ok", "fail", "gone", "hang"].map(|path| format!("http://receiver.invalid:1/{path}"));
-    run_sql(store, &paths.iter().fold(recorded.to_owned(), |sql, path| sql.replace(path, url))).await;
+    paths.iter().fold(sql, |sql, path| sql.replace(path, url))
 }
 
 async fn timers_of_release_1_fire(builder: NodeBuilder, store: &str) {
@@ -101,11 +113,7 @@ pub async fn release_2(store: &str, url: &str) {
         true => include_str!("release_2.sqlite.sql"),
         false => include_str!("release_2.postgres.sql"),
     };
-    // Two stores of one id would share what is in Redis.
-    let id = uuid::Uuid::now_v7().simple().to_string();
-    let recorded = IDS_2.iter().fold(recorded.to_owned(), |sql, recorded| sql.replace(recorded, &id));
-    let paths = ["ok", "fail", "gone", "hang"].map(|path| format!("http://receiver.invalid:1/{path}"));
-    run_sql(store, &paths.iter().fold(recorded, |sql, path| sql.replace(path, url))).await;
+    run_sql(store, &made_ours(recorded, url)).await;
 }
 
 /// The settings of release 2's nodes. What had ended by then is still to be seen, whenever this runs.
