@@ -260,7 +260,7 @@ impl ColdStore {
     }
 
     /// Keeps the namespace of this view from being removed until the end of the transaction. First of all it locks, so that a
-    /// removal, which locks the namespace and then what is in it, waits and does not deadlock.
+    /// removal, which locks all namespaces and then what is in this one, waits and does not deadlock.
     pub(super) async fn hold_here(&self, tx: &mut Tx) -> Result<(), Error> {
         self.hold_namespaces(tx, &BTreeSet::from([self.namespace()])).await
     }
