@@ -72,7 +72,7 @@ impl Reload {
         // These begin anew with what is known of receivers, and with connections.
         if taken.iter().any(|(key, ..)| key.ends_with(".concurrency")) {
             capacity.dispatcher.set_limits(total, per_receiver);
-            capacity.sinks.keep_idle(per_receiver, files.kept_open(&next));
+            capacity.sinks.keep_idle(files.kept_open(&next));
         }
         capacity.rates.set(next.wheel.load_per_second, next.wheel.catch_up_per_second);
         for (key, before, now) in taken {

@@ -241,10 +241,10 @@ impl Sinks {
         })
     }
 
-    /// From now on so many idle connections to one receiver are kept, and to all together.
-    pub fn keep_idle(&self, per_receiver: usize, in_all: usize) {
-        self.webhook.keep_idle(per_receiver, in_all);
-        self.brokers.keep_open(in_all);
+    /// From now on so many idle connections are kept.
+    pub fn keep_idle(&self, most: usize) {
+        self.webhook.keep_idle(most);
+        self.brokers.keep_open(most);
     }
 }
 

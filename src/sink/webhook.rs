@@ -67,9 +67,9 @@ impl Webhooks {
         Ok(Self { clients, restricted, guard, clock, timeout: config.webhook.timeout.get() })
     }
 
-    /// From now on so many idle connections to one receiver are kept, and to all together.
-    pub fn keep_idle(&self, per_receiver: usize, in_all: usize) {
-        self.clients.keep_idle(per_receiver, in_all);
+    /// From now on so many idle connections are kept.
+    pub fn keep_idle(&self, most: usize) {
+        self.clients.keep_idle(most);
         self.restricted().clear();
     }
 
@@ -180,9 +180,10 @@ impl Webhooks {
 
 /// The HTTP client, made anew from time to time so that idle connections stay few.
 ///
-/// The pool of a client has a limit for each receiver and none for all together. So connections are counted as they are
+/// The pool of a client has a limit for each host and none for all together. So connections are counted as they are
 /// made, and after so many the client is replaced. With the old one go its idle connections; attempts under way keep
-/// theirs to the end.
+/// theirs to the end. A host may have all of them: many namespaces that call one have each its own lane there, and with a
+/// limit of one lane most connections would be closed after one attempt.
 struct Clients {
     config: Arc<Config>,
     tls: rustls::ClientConfig,
@@ -191,7 +192,6 @@ struct Clients {
     /// Connections that the current client has made.
     made: Arc<AtomicUsize>,
     most: AtomicUsize,
-    per_receiver: AtomicUsize,
 }
 
 impl Clients {
@@ -202,10 +202,9 @@ impl Clients {
         most: usize,
     ) -> anyhow::Result<Self> {
         let made = Arc::default();
-        let per_receiver = config.webhook.concurrency;
-        let current = Mutex::new(client(&config, per_receiver, tls.clone(), names.clone(), &made)?);
-        let (most, per_receiver) = (AtomicUsize::new(most.max(1)), AtomicUsize::new(per_receiver));
-        Ok(Self { config, tls, names, current, made, most, per_receiver })
+        let most = most.max(1);
+        let current = Mutex::new(client(&config, most, tls.clone(), names.clone(), &made)?);
+        Ok(Self { config, tls, names, current, made, most: AtomicUsize::new(most) })
     }
 
     /// Others, for namespaces with these networks, which keep a small share of the idle connections.
@@ -229,26 +228,24 @@ impl Clients {
         }
     }
 
-    fn keep_idle(&self, per_receiver: usize, in_all: usize) {
-        self.most.store(in_all.max(1), Ordering::Relaxed);
-        self.per_receiver.store(per_receiver, Ordering::Relaxed);
+    fn keep_idle(&self, most: usize) {
+        self.most.store(most.max(1), Ordering::Relaxed);
         self.replace();
     }
 
     fn replace(&self) {
-        let per_receiver = self.per_receiver.load(Ordering::Relaxed);
+        let most = self.most.load(Ordering::Relaxed);
         // It was made from the same settings before.
-        if let Ok(new) = client(&self.config, per_receiver, self.tls.clone(), self.names.clone(), &self.made)
-        {
+        if let Ok(new) = client(&self.config, most, self.tls.clone(), self.names.clone(), &self.made) {
             *self.current.lock().unwrap_or_else(PoisonError::into_inner) = new;
         }
     }
 }
 
-/// A client that counts the connections it makes in `made`.
+/// A client that keeps so many idle connections to each host, and counts those that it makes in `made`.
 fn client(
     config: &Config,
-    per_receiver: usize,
+    idle: usize,
     tls: rustls::ClientConfig,
     names: Names,
     made: &Arc<AtomicUsize>,
@@ -273,7 +270,7 @@ fn client(
         // A little shorter than the attempt's timeout, so that an attempt without a connection counts as not sent.
         .connect_timeout(CONNECT_WAIT.min(timeout.mul_f64(0.95)))
         .timeout(timeout)
-        .pool_max_idle_per_host(per_receiver)
+        .pool_max_idle_per_host(idle)
         .pool_idle_timeout(Duration::from_secs(30))
         .tcp_nodelay(true)
         .local_address(config.webhook.source_address)
