@@ -75,6 +75,7 @@ pub use lease::{Asking, LeaseAnswer, Leased, MAX_ASKING, Turn};
 pub use list::{Filter, ListCursor, Page};
 pub use merge::{ClaimedSet, Doubtful};
 pub use namespaces::{MAX_NAMESPACES, NamespaceRemoved, NamespaceRow, NamespaceWritten};
+pub use notify::Copied;
 pub use operations::{
     MAX_RUNNING, MAX_STEP, NewOperation, Operated, OperationRow, SETTLED, Selection, Stepped, Worker,
 };

@@ -12,7 +12,6 @@ use sea_orm::sqlx::postgres::PgListener;
 use sea_orm::sqlx::{self, PgPool};
 use tokio::sync::Notify;
 
-use super::ready::ReadyLanes;
 use super::sql::{Dialect, Statement, Tx};
 use super::{ColdStore, Error, Identity};
 use crate::clock::Monotonic;
@@ -21,19 +20,7 @@ use crate::telemetry::Streak;
 /// Channels belong to a database. Another store in the same database costs its listeners a round.
 const CHANNEL: &str = "mainspring_shards";
 
-/// Likewise for destinations.
-const DESTINATIONS: &str = "mainspring_destinations";
-
-/// And for subscriptions.
-const SUBSCRIPTIONS: &str = "mainspring_subscriptions";
-
-/// And for keys.
-const KEYS: &str = "mainspring_keys";
-
-/// And for namespaces.
-const NAMESPACES: &str = "mainspring_namespaces";
-
-/// And for queues that have something ready.
+/// Likewise for queues that have something ready.
 const READY: &str = "mainspring_queues";
 
 /// After so long without a notification the connection is checked.
@@ -53,7 +40,7 @@ pub(super) fn notification(sender: &str) -> String {
 
 /// What every node knows a copy of.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Copied {
+pub enum Copied {
     /// The destinations.
     Destinations,
     /// The subscriptions.
@@ -65,12 +52,24 @@ pub(super) enum Copied {
 }
 
 impl Copied {
+    const ALL: [Self; 4] = [Self::Destinations, Self::Subscriptions, Self::Keys, Self::Namespaces];
+
+    /// Its word in log lines.
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Destinations => "destinations",
+            Self::Subscriptions => "subscriptions",
+            Self::Keys => "keys",
+            Self::Namespaces => "namespaces",
+        }
+    }
+
     const fn channel(self) -> &'static str {
         match self {
-            Self::Destinations => DESTINATIONS,
-            Self::Subscriptions => SUBSCRIPTIONS,
-            Self::Keys => KEYS,
-            Self::Namespaces => NAMESPACES,
+            Self::Destinations => "mainspring_destinations",
+            Self::Subscriptions => "mainspring_subscriptions",
+            Self::Keys => "mainspring_keys",
+            Self::Namespaces => "mainspring_namespaces",
         }
     }
 }
@@ -82,19 +81,36 @@ pub(super) fn queues_ready(text: &str) -> String {
 }
 
 impl ColdStore {
-    /// Completes when another node has changed destinations, or may have.
-    pub async fn destinations_changed(&self) {
-        self.destinations_changed.notified().await;
+    /// Wakes who reads these when another node has changed them, or may have.
+    fn changed(&self, what: Copied) -> &Notify {
+        match what {
+            Copied::Destinations => &self.destinations_changed,
+            Copied::Subscriptions => &self.known_set.changed,
+            Copied::Keys => &self.keys_changed,
+            Copied::Namespaces => &self.namespaces_changed,
+        }
     }
 
-    /// Completes when another node has changed keys, or may have.
-    pub async fn keys_changed(&self) {
-        self.keys_changed.notified().await;
-    }
-
-    /// Completes when another node has changed namespaces, or may have.
-    pub async fn namespaces_changed(&self) {
-        self.namespaces_changed.notified().await;
+    /// Reads what this node knows a copy of when another node has changed it, or may have, and at least every so often. Runs
+    /// until dropped.
+    pub async fn keep_current<F>(&self, what: Copied, every: Duration, read: impl Fn() -> F)
+    where
+        F: Future<Output = Result<(), Error>>,
+    {
+        let mut streak = Streak::default();
+        loop {
+            tokio::select! {
+                () = self.changed(what).notified() => {}
+                () = self.clock.sleep(every) => {}
+            }
+            match read().await {
+                Ok(()) => drop(streak.succeeded()),
+                Err(why) if streak.failed(self.is_away()) => {
+                    tracing::warn!(%why, "{} cannot be read; those that are known stay in force", what.word());
+                }
+                Err(_) => {}
+            }
+        }
     }
 
     /// Tells all nodes, at the commit of this transaction, that what they know a copy of has changed.
@@ -107,8 +123,8 @@ impl ColdStore {
         Ok(())
     }
 
-    /// Wakes `notified` whenever another node starts or gives shards up, and [`ColdStore::destinations_changed`] when
-    /// destinations change, and likewise for subscriptions and keys; all after every new connection, because a
+    /// Wakes `notified` whenever another node starts or gives shards up, and who reads destinations when these
+    /// change, and likewise for subscriptions, keys and namespaces; all after every new connection, because a
     /// notification may have been lost without one. Runs until the store is closed; on SQLite it never wakes.
     pub async fn listen(&self, me: &Identity, notified: &Notify) {
         let Some(pool) = &self.listener else { return std::future::pending().await };
@@ -119,18 +135,9 @@ impl ColdStore {
             let why = match connect(pool).await {
                 Ok(listener) => {
                     notified.notify_one();
-                    self.destinations_changed.notify_one();
-                    self.known_set.changed.notify_one();
-                    self.keys_changed.notify_one();
-                    self.namespaces_changed.notify_one();
+                    Copied::ALL.iter().for_each(|what| self.changed(*what).notify_one());
                     self.ready.told_any();
-                    let changed = [
-                        &*self.destinations_changed,
-                        &self.known_set.changed,
-                        &self.keys_changed,
-                        &self.namespaces_changed,
-                    ];
-                    forward(listener, me, notified, changed, &self.ready).await
+                    self.forward(listener, me, notified).await
                 }
                 Err(why) => why,
             };
@@ -151,6 +158,34 @@ impl ColdStore {
             pause = (pause * 2).min(RECONNECT[1]);
         }
     }
+
+    /// Forwards notifications until the connection fails.
+    async fn forward(&self, mut listener: PgListener, me: &Identity, notified: &Notify) -> sqlx::Error {
+        loop {
+            match tokio::time::timeout(SILENCE, listener.try_recv()).await {
+                Ok(Ok(Some(notification))) => {
+                    let (channel, sender) = (notification.channel(), notification.payload());
+                    match Copied::ALL.into_iter().find(|what| what.channel() == channel) {
+                        Some(what) => self.changed(what).notify_one(),
+                        None if channel == READY => self.ready.told(sender, &me.incarnation),
+                        // This node's own.
+                        None if sender == me.incarnation => {}
+                        None => notified.notify_one(),
+                    }
+                }
+                Ok(Ok(None)) => return lost("the connection was lost"),
+                Ok(Err(why)) => return why,
+                Err(_) => {
+                    let check = sqlx::query("SELECT 1").execute(&mut listener);
+                    match tokio::time::timeout(CHECK, check).await {
+                        Ok(Ok(_)) => {}
+                        Ok(Err(why)) => return why,
+                        Err(_) => return lost("the connection does not answer"),
+                    }
+                }
+            }
+        }
+    }
 }
 
 async fn connect(pool: &PgPool) -> Result<PgListener, sqlx::Error> {
@@ -158,44 +193,8 @@ async fn connect(pool: &PgPool) -> Result<PgListener, sqlx::Error> {
     // A lost connection has to be seen here, for notifications may be lost with it; so it is not replaced
     // silently.
     listener.eager_reconnect(false);
-    listener.listen_all([CHANNEL, DESTINATIONS, SUBSCRIPTIONS, KEYS, NAMESPACES, READY]).await?;
+    listener.listen_all(Copied::ALL.map(Copied::channel).into_iter().chain([CHANNEL, READY])).await?;
     Ok(listener)
-}
-
-/// Forwards notifications until the connection fails.
-async fn forward(
-    mut listener: PgListener,
-    me: &Identity,
-    notified: &Notify,
-    [destinations, subscriptions, keys, namespaces]: [&Notify; 4],
-    ready: &ReadyLanes,
-) -> sqlx::Error {
-    loop {
-        match tokio::time::timeout(SILENCE, listener.try_recv()).await {
-            Ok(Ok(Some(notification))) if notification.channel() == DESTINATIONS => destinations.notify_one(),
-            Ok(Ok(Some(notification))) if notification.channel() == SUBSCRIPTIONS => {
-                subscriptions.notify_one()
-            }
-            Ok(Ok(Some(notification))) if notification.channel() == KEYS => keys.notify_one(),
-            Ok(Ok(Some(notification))) if notification.channel() == NAMESPACES => namespaces.notify_one(),
-            Ok(Ok(Some(notification))) if notification.channel() == READY => {
-                ready.told(notification.payload(), &me.incarnation);
-            }
-            // This node's own.
-            Ok(Ok(Some(notification))) if notification.payload() == me.incarnation => {}
-            Ok(Ok(Some(_))) => notified.notify_one(),
-            Ok(Ok(None)) => return lost("the connection was lost"),
-            Ok(Err(why)) => return why,
-            Err(_) => {
-                let check = sqlx::query("SELECT 1").execute(&mut listener);
-                match tokio::time::timeout(CHECK, check).await {
-                    Ok(Ok(_)) => {}
-                    Ok(Err(why)) => return why,
-                    Err(_) => return lost("the connection does not answer"),
-                }
-            }
-        }
-    }
 }
 
 fn lost(why: &'static str) -> sqlx::Error {

@@ -14,12 +14,13 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use crate::clock::Monotonic;
-use crate::cold::{ColdStore, DestinationEdit, DestinationRow, Error, Named, Removed, Reserved, Written};
+use crate::cold::{
+    ColdStore, Copied, DestinationEdit, DestinationRow, Error, Named, Removed, Reserved, Written,
+};
 use crate::model::destination::{Closed, Destination, Limits, Settings};
 use crate::model::namespace::Namespace;
 use crate::model::place::Place;
 use crate::model::time::{Span, UnixMs};
-use crate::telemetry::Streak;
 use vault::{Locked, Vault};
 
 /// How often the destinations are read, without a notification.
@@ -139,20 +140,7 @@ impl Destinations {
 
     /// Keeps them current. Runs until dropped.
     pub async fn run(self: Arc<Self>) {
-        let mut streak = Streak::default();
-        loop {
-            tokio::select! {
-                () = self.store.destinations_changed() => {}
-                () = self.store.clock().sleep(EVERY) => {}
-            }
-            match self.read().await {
-                Ok(()) => drop(streak.succeeded()),
-                Err(why) if streak.failed(self.store.is_away()) => {
-                    tracing::warn!(%why, "destinations cannot be read; those that are known stay in force");
-                }
-                Err(_) => {}
-            }
-        }
+        self.store.keep_current(Copied::Destinations, EVERY, || self.read()).await;
     }
 
     /// Reads what has changed.

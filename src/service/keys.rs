@@ -25,12 +25,11 @@ use secrecy::ExposeSecret;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-use crate::cold::{ColdStore, Error, KeyRow, KeysMark, NewKey};
+use crate::cold::{ColdStore, Copied, Error, KeyRow, KeysMark, NewKey};
 use crate::config::Server;
 use crate::model::key::{KeyHash, KeyId, SECRET_LEN, Scope, hash_of, id_in, key_text};
 use crate::model::namespace::Namespace;
 use crate::model::time::UnixMs;
-use crate::telemetry::Streak;
 
 /// How often the keys are read, without a notification.
 pub const EVERY: Duration = Duration::from_secs(2);
@@ -260,24 +259,11 @@ impl Keys {
     /// Keeps them current. Runs until dropped.
     pub async fn run(self: Arc<Self>) {
         let Some(store) = self.store.get() else { return };
-        let mut streak = Streak::default();
-        loop {
-            tokio::select! {
-                () = store.keys_changed() => {}
-                () = store.clock().sleep(EVERY) => {}
-            }
-            let read = async {
-                self.read().await?;
-                self.note_used(store).await
-            };
-            match read.await {
-                Ok(()) => drop(streak.succeeded()),
-                Err(why) if streak.failed(store.is_away()) => {
-                    tracing::warn!(%why, "keys cannot be read; those that are known stay in force");
-                }
-                Err(_) => {}
-            }
-        }
+        let read = || async {
+            self.read().await?;
+            self.note_used(store).await
+        };
+        store.keep_current(Copied::Keys, EVERY, read).await;
     }
 
     /// Reads what has changed.

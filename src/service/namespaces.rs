@@ -10,11 +10,10 @@ use std::time::Duration;
 use super::density::{Density, Seconds};
 use super::keys::Refusal;
 use super::quotas::{Left, Over};
-use crate::cold::{ColdStore, Error, NamespaceRow};
+use crate::cold::{ColdStore, Copied, Error, NamespaceRow};
 use crate::model::namespace::{Namespace, Quotas};
 use crate::model::networks::Networks;
 use crate::model::time::UnixMs;
-use crate::telemetry::Streak;
 
 /// How often they are read, without a notification.
 const EVERY: Duration = Duration::from_secs(2);
@@ -58,31 +57,13 @@ impl Namespaces {
     /// Keeps them current. Runs until dropped.
     pub async fn run(self: Arc<Self>) {
         let Some(store) = self.store.get() else { return };
-        let mut streak = Streak::default();
-        loop {
-            tokio::select! {
-                () = store.namespaces_changed() => {}
-                () = store.clock().sleep(EVERY) => {}
-            }
-            let read = async {
-                self.read().await?;
-                let with_quota = self
-                    .known()
-                    .by_number
-                    .values()
-                    .filter(|row| row.terms.quotas.live_timers.is_some())
-                    .map(|row| row.number)
-                    .collect::<Vec<_>>();
-                self.left.count(store, &with_quota).await
-            };
-            match read.await {
-                Ok(()) => drop(streak.succeeded()),
-                Err(why) if streak.failed(store.is_away()) => {
-                    tracing::warn!(%why, "namespaces cannot be read; those that are known stay in force");
-                }
-                Err(_) => {}
-            }
-        }
+        let read = || async {
+            self.read().await?;
+            let known = self.known();
+            let with_quota = known.by_number.values().filter(|row| row.terms.quotas.live_timers.is_some());
+            self.left.count(store, &with_quota.map(|row| row.number).collect::<Vec<_>>()).await
+        };
+        store.keep_current(Copied::Namespaces, EVERY, read).await;
     }
 
     /// Reads them.
