@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::audit::Deed;
 use super::notify::Copied;
-use super::sql::{Dialect, Row, Statement, Tx};
+use super::sql::{Column, Dialect, Row, Statement, Tx};
 use super::{ColdStore, Error};
 use crate::model::namespace::{Namespace, Sender, Terms};
 use crate::model::time::UnixMs;
@@ -76,8 +76,11 @@ pub enum NamespaceRemoved {
     NoSuch,
 }
 
-/// The advisory lock of removals.
-const REMOVALS_LOCK: i64 = 0x6d61_696e_736e_616d;
+/// One lock for all: who registers for some namespace shares it, and a removal, which is rare, has it alone. It stands in the
+/// memory of the database; a lock of each one's row would be written. The number is `mainsnam`.
+const BEGIN_SHARING_REMOVALS: &str = "BEGIN; SELECT pg_advisory_xact_lock_shared(7881696745979011437)";
+const SHARE_REMOVALS: &str = "SELECT pg_advisory_xact_lock_shared(7881696745979011437)";
+const LOCK_REMOVALS: &str = "SELECT pg_advisory_xact_lock(7881696745979011437)";
 
 impl ColdStore {
     /// Of what a store has so many of at most, how many this namespace may have: all of them the store's own; another one a
@@ -226,15 +229,14 @@ impl ColdStore {
         Ok(true)
     }
 
-    /// One lock for all: who registers for some namespace shares it, and a removal, which is rare, has it alone. It stands in the
-    /// memory of the database; a lock of each one's row would be written.
-    async fn lock_removals(&self, tx: &mut Tx, lock: &str) -> Result<(), Error> {
-        if self.dialect() == Dialect::Sqlite {
-            return Ok(());
+    /// Begins a transaction in which these namespaces are not removed. An error if one of them is.
+    pub(super) async fn begin_holding(&self, which: &BTreeSet<Namespace>) -> Result<Tx, Error> {
+        if which.iter().all(|one| *one == Namespace::OWN) {
+            return self.pool.begin().await;
         }
-        let mut s = Statement::new(self.dialect(), "lock_removals");
-        s.push(&format!("SELECT {lock}({REMOVALS_LOCK})"));
-        tx.execute(s).await.map(drop)
+        let mut tx = self.pool.begin_with(BEGIN_SHARING_REMOVALS).await?;
+        self.check_namespaces(&mut tx, which).await?;
+        Ok(tx)
     }
 
     /// Keeps these namespaces from being removed until the end of the transaction. An error if one of them is.
@@ -243,17 +245,34 @@ impl ColdStore {
         tx: &mut Tx,
         which: &BTreeSet<Namespace>,
     ) -> Result<(), Error> {
-        let others: Vec<i64> =
-            which.iter().filter(|one| **one != Namespace::OWN).map(|one| one.0.into()).collect();
-        if others.is_empty() {
+        if which.iter().all(|one| *one == Namespace::OWN) {
             return Ok(());
         }
-        self.lock_removals(tx, "pg_advisory_xact_lock_shared").await?;
-        // A statement of its own, after the lock: it sees the removal that the lock waited for.
-        let mut s = Statement::new(self.dialect(), "hold_namespaces");
-        let among = s.among(&others);
-        s.push(&format!("SELECT number FROM namespaces WHERE number {among} AND removed_at IS NULL"));
-        match tx.fetch(s).await?.len() == others.len() {
+        self.lock_removals(tx, SHARE_REMOVALS).await?;
+        self.check_namespaces(tx, which).await
+    }
+
+    async fn lock_removals(&self, tx: &mut Tx, lock: &str) -> Result<(), Error> {
+        if self.dialect() == Dialect::Sqlite {
+            return Ok(());
+        }
+        let mut s = Statement::new(self.dialect(), "lock_removals");
+        s.push(lock);
+        tx.execute(s).await.map(drop)
+    }
+
+    /// An error if one of these was removed: a statement of its own, after the lock, so that it sees the removal that the lock
+    /// waited for. Each is looked up for itself, as a join might read them all.
+    async fn check_namespaces(&self, tx: &mut Tx, which: &BTreeSet<Namespace>) -> Result<(), Error> {
+        let others: Vec<i64> =
+            which.iter().filter(|one| **one != Namespace::OWN).map(|one| one.0.into()).collect();
+        let count = others.len() as i64;
+        let mut s = Statement::new(self.dialect(), "check_namespaces");
+        let batch = s.batch("b", vec![("b_number", Column::Int(others))]);
+        s.push(&format!(
+            "WITH {batch} SELECT count((SELECT 1 FROM namespaces WHERE number = b_number AND removed_at IS NULL)) FROM b"
+        ));
+        match tx.fetch(s).await?.first().map_or(Ok(0), |row| row.get::<i64>(0))? == count {
             true => Ok(()),
             false => Err(Error::NoNamespace),
         }
@@ -285,7 +304,7 @@ impl ColdStore {
         // Changes of subscriptions lock their set first.
         self.lock_set(&mut tx).await?;
         // Whoever registers for one holds them until the commit.
-        self.lock_removals(&mut tx, "pg_advisory_xact_lock").await?;
+        self.lock_removals(&mut tx, LOCK_REMOVALS).await?;
         let mut s = Statement::new(self.dialect(), "remove_namespace");
         let (now, named) = (s.now(self.bound_now()), s.text(name));
         s.push(&format!(
