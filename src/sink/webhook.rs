@@ -41,7 +41,7 @@ const RETRY_AFTER_MAX: Duration = Duration::from_secs(86_400);
 pub(super) const CONNECT_WAIT: Duration = Duration::from_secs(4);
 
 /// How many sets of networks have clients of their own at a time.
-const RESTRICTED: NonZeroUsize = NonZeroUsize::new(16).unwrap();
+const RESTRICTED: NonZeroUsize = NonZeroUsize::new(64).unwrap();
 
 /// Sends webhooks.
 pub struct Webhooks {
@@ -62,15 +62,26 @@ impl Webhooks {
         idle_connections: usize,
     ) -> anyhow::Result<Self> {
         let guard = Guard::new(Arc::clone(config));
-        let clients = Clients::new(Arc::clone(config), names, tls, idle_connections)?;
+        let most = AtomicUsize::new(idle_connections.max(1));
+        let connections = Arc::new(Connections { made: AtomicUsize::new(0), most });
+        let clients = Clients::new(Arc::clone(config), names, tls, connections)?;
         let restricted = Mutex::new(LruCache::new(RESTRICTED));
         Ok(Self { clients, restricted, guard, clock, timeout: config.webhook.timeout.get() })
     }
 
     /// From now on so many idle connections are kept.
     pub fn keep_idle(&self, most: usize) {
-        self.clients.keep_idle(most);
+        self.clients.connections.most.store(most.max(1), Ordering::Relaxed);
+        self.clients.replace();
         self.restricted().clear();
+    }
+
+    /// Closes all idle connections, if any were made.
+    fn close_idle(&self) {
+        if self.clients.connections.made.swap(0, Ordering::Relaxed) > 0 {
+            self.clients.replace();
+            self.restricted().clear();
+        }
     }
 
     fn restricted(&self) -> MutexGuard<'_, LruCache<Arc<Networks>, Arc<Clients>>> {
@@ -79,6 +90,9 @@ impl Webhooks {
 
     /// A client for a sender: its connections lead only where that one may send to.
     fn client(&self, sender: &Sender) -> anyhow::Result<Client> {
+        if self.clients.connections.are_enough() {
+            self.close_idle();
+        }
         let Some(networks) = &sender.networks else { return Ok(self.clients.current()) };
         let mut restricted = self.restricted();
         let make = || self.clients.within(networks).map(Arc::new);
@@ -94,6 +108,9 @@ impl Webhooks {
         if hook.is_sealed() {
             let detail = "its secret cannot be opened: give the key that it was sealed under in `server.secrets_key`, beside others";
             return Ok(failed(AttemptResult::Refused, detail.to_owned()));
+        }
+        if let Some(refused) = self.refused_by_name(delivery, hook).await? {
+            return Ok(refused);
         }
         let at = self.clock.now();
         let mut headers = HeaderMap::new();
@@ -123,6 +140,31 @@ impl Webhooks {
         match request.body(delivery.data.clone()).send().await {
             Ok(response) => Ok(self.outcome_of(response).await),
             Err(why) => self.outcome_of_error(&why, delivery.timeout.unwrap_or(self.timeout)),
+        }
+    }
+
+    /// A proxy resolves the names itself and does not know whose webhook it is. So where a namespace has networks of its own, its
+    /// names are resolved here as well, and what they forbid is refused.
+    async fn refused_by_name(&self, delivery: &Delivery, hook: &Webhook) -> Result<Option<Outcome>, Lack> {
+        let (Some(_), Some(networks), Some(url::Host::Domain(name))) =
+            (&self.clients.config.webhook.proxy, &delivery.sender.networks, hook.url.host())
+        else {
+            return Ok(None);
+        };
+        let names = self.clients.names.within(Some(Arc::clone(networks)));
+        let found = tokio::time::timeout(CONNECT_WAIT, names.lookup(name, 0)).await;
+        let why = match found {
+            Ok(Ok(_)) => return Ok(None),
+            Ok(Err(why)) => why,
+            Err(_) => "the name cannot be resolved in time".into(),
+        };
+        match Lack::of(why.as_ref()) {
+            Some(lack) => Err(lack),
+            None => {
+                let detail =
+                    format!("not handed to the proxy, because this namespace has networks of its own: {why}");
+                Ok(Some(failed(AttemptResult::Refused, detail)))
+            }
         }
     }
 
@@ -161,8 +203,7 @@ impl Webhooks {
         let cause = root_cause(why);
         if why.is_connect() || why.is_builder() {
             if let Some(lack) = Lack::of(why) {
-                self.clients.close_idle();
-                self.restricted().clear();
+                self.close_idle();
                 return Err(lack);
             }
             let outcome = failed(AttemptResult::Refused, format!("no connection: {cause}"));
@@ -181,17 +222,29 @@ impl Webhooks {
 /// The HTTP client, made anew from time to time so that idle connections stay few.
 ///
 /// The pool of a client has a limit for each host and none for all together. So connections are counted as they are
-/// made, and after so many the client is replaced. With the old one go its idle connections; attempts under way keep
-/// theirs to the end. A host may have all of them: many namespaces that call one have each its own lane there, and with a
-/// limit of one lane most connections would be closed after one attempt.
+/// made, and after so many all clients are replaced. With an old one go its idle connections, as soon as no attempt of it is
+/// under way, or after their time. A host may have all of them: many namespaces that call one have each its own lane there, and
+/// with the limit of one lane most connections would be closed after one attempt.
 struct Clients {
     config: Arc<Config>,
     tls: rustls::ClientConfig,
     names: Names,
     current: Mutex<Client>,
-    /// Connections that the current client has made.
-    made: Arc<AtomicUsize>,
+    connections: Arc<Connections>,
+}
+
+/// The connections of all clients together.
+struct Connections {
+    /// How many the current ones have made.
+    made: AtomicUsize,
+    /// After so many they are replaced.
     most: AtomicUsize,
+}
+
+impl Connections {
+    fn are_enough(&self) -> bool {
+        self.made.load(Ordering::Relaxed) >= self.most.load(Ordering::Relaxed)
+    }
 }
 
 impl Clients {
@@ -199,58 +252,39 @@ impl Clients {
         config: Arc<Config>,
         names: Names,
         tls: rustls::ClientConfig,
-        most: usize,
+        connections: Arc<Connections>,
     ) -> anyhow::Result<Self> {
-        let made = Arc::default();
-        let most = most.max(1);
-        let current = Mutex::new(client(&config, most, tls.clone(), names.clone(), &made)?);
-        Ok(Self { config, tls, names, current, made, most: AtomicUsize::new(most) })
+        let current = Mutex::new(client(&config, tls.clone(), names.clone(), &connections)?);
+        Ok(Self { config, tls, names, current, connections })
     }
 
-    /// Others, for namespaces with these networks, which keep a small share of the idle connections.
+    /// Others, for namespaces with these networks.
     fn within(&self, networks: &Arc<Networks>) -> anyhow::Result<Self> {
         let names = self.names.within(Some(Arc::clone(networks)));
-        let most = self.most.load(Ordering::Relaxed) / (4 * RESTRICTED.get());
-        Self::new(Arc::clone(&self.config), names, self.tls.clone(), most)
+        Self::new(Arc::clone(&self.config), names, self.tls.clone(), Arc::clone(&self.connections))
     }
 
     fn current(&self) -> Client {
-        if self.made.load(Ordering::Relaxed) >= self.most.load(Ordering::Relaxed) {
-            self.close_idle();
-        }
         self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Closes all idle connections, if the current client has made any.
-    fn close_idle(&self) {
-        if self.made.swap(0, Ordering::Relaxed) > 0 {
-            self.replace();
-        }
-    }
-
-    fn keep_idle(&self, most: usize) {
-        self.most.store(most.max(1), Ordering::Relaxed);
-        self.replace();
-    }
-
     fn replace(&self) {
-        let most = self.most.load(Ordering::Relaxed);
         // It was made from the same settings before.
-        if let Ok(new) = client(&self.config, most, self.tls.clone(), self.names.clone(), &self.made) {
+        if let Ok(new) = client(&self.config, self.tls.clone(), self.names.clone(), &self.connections) {
             *self.current.lock().unwrap_or_else(PoisonError::into_inner) = new;
         }
     }
 }
 
-/// A client that keeps so many idle connections to each host, and counts those that it makes in `made`.
+/// A client that counts the connections it makes.
 fn client(
     config: &Config,
-    idle: usize,
     tls: rustls::ClientConfig,
     names: Names,
-    made: &Arc<AtomicUsize>,
+    connections: &Arc<Connections>,
 ) -> Result<Client, reqwest::Error> {
-    let made = Arc::clone(made);
+    let idle = connections.most.load(Ordering::Relaxed);
+    let connections = Arc::clone(connections);
     let timeout = config.webhook.timeout.get();
     let builder = match &config.webhook.proxy {
         Some(proxy) => {
@@ -264,7 +298,7 @@ fn client(
         .redirect(Policy::none())
         .tls_backend_preconfigured(tls)
         .connector_layer(MapResponseLayer::new(move |connection| {
-            made.fetch_add(1, Ordering::Relaxed);
+            connections.made.fetch_add(1, Ordering::Relaxed);
             connection
         }))
         // A little shorter than the attempt's timeout, so that an attempt without a connection counts as not sent.
