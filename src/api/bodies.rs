@@ -1,8 +1,8 @@
 //! Bodies of requests, read within a budget of memory.
 //!
 //! A body of up to [`SMALL`] bytes costs at most that much for each connection. The larger ones share [`BUDGET`], of which
-//! one key may have three quarters. A body takes its share before it is read, and waits for it first come first served;
-//! meanwhile its bytes wait in the network. One that has waited for [`WAIT`] is refused.
+//! one namespace may have three quarters and one key half. So neither a team nor one of its programs keeps the others from
+//! sending. A body takes its share before it is read, and waits for it first come first served; meanwhile its bytes wait in the network. One that has waited for [`WAIT`] is refused.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,17 +23,18 @@ pub const SMALL: usize = 64 * 1024;
 /// The bytes of larger bodies that are read or worked on at once.
 const BUDGET: usize = 64 * 1024 * 1024;
 
-/// Into so many parts keys are told apart. Two keys may share one, which costs them time only while one of them sends many
-/// large bodies at once.
+/// Into so many parts keys are told apart, and namespaces. Two may share one, which costs them time only while one of them sends
+/// many large bodies at once.
 const PARTS: usize = 64;
 
 /// How long a body waits for its share.
 const WAIT: Duration = Duration::from_secs(10);
 
-/// The budget, and each key's part of it.
+/// The budget, and each namespace's and each key's part of it.
 pub struct Bodies {
     wait: Duration,
     all: Arc<Semaphore>,
+    by_namespace: [Arc<Semaphore>; PARTS],
     by_caller: [Arc<Semaphore>; PARTS],
 }
 
@@ -45,7 +46,7 @@ pub struct Read {
 }
 
 /// A share of the budget, until it is dropped.
-type Share = (OwnedSemaphorePermit, OwnedSemaphorePermit);
+type Share = [OwnedSemaphorePermit; 3];
 
 impl Bodies {
     /// The budget.
@@ -54,11 +55,12 @@ impl Bodies {
     }
 
     fn with(budget: usize, wait: Duration) -> Self {
-        let part = budget - budget / 4;
+        let parts = |part: usize| std::array::from_fn(|_| Arc::new(Semaphore::new(part)));
         Self {
             wait,
             all: Arc::new(Semaphore::new(budget)),
-            by_caller: std::array::from_fn(|_| Arc::new(Semaphore::new(part))),
+            by_namespace: parts(budget - budget / 4),
+            by_caller: parts(budget / 2),
         }
     }
 
@@ -88,21 +90,21 @@ impl Bodies {
         Ok(Read { bytes: bytes.freeze(), _share: share })
     }
 
-    /// Waits for a share of this many bytes. A body waits for its key's part first, so that it does not hold up others.
+    /// Waits for a share of this many bytes. A body waits for its key's part first and then for its namespace's, so that it does
+    /// not hold up others.
     async fn share(&self, bytes: usize, caller: Caller) -> Result<Share, Problem> {
         let exhausted = || {
             let detail =
                 "more large bodies are being read than there is memory set aside for; repeat the call";
             Problem::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", detail).retry_after(2)
         };
-        let part = &self.by_caller[caller.number() % PARTS];
+        let of_namespace = &self.by_namespace[usize::from(caller.namespace.0.unsigned_abs()) % PARTS];
+        let of_caller = &self.by_caller[caller.number() % PARTS];
         let count = u32::try_from(bytes).unwrap_or(u32::MAX);
-        let taken = async {
-            let part = Arc::clone(part).acquire_many_owned(count).await;
-            (part, Arc::clone(&self.all).acquire_many_owned(count).await)
-        };
+        let of = async |part: &Arc<Semaphore>| Arc::clone(part).acquire_many_owned(count).await;
+        let taken = async { Ok([of(of_caller).await?, of(of_namespace).await?, of(&self.all).await?]) };
         match tokio::time::timeout(self.wait, taken).await {
-            Ok((Ok(part), Ok(all))) => Ok((part, all)),
+            Ok(Ok::<Share, tokio::sync::AcquireError>(share)) => Ok(share),
             _ => Err(exhausted()),
         }
     }
@@ -126,9 +128,15 @@ fn broken(why: &axum::Error) -> Problem {
 mod tests {
     use super::*;
     use crate::model::key::KeyId;
+    use crate::model::namespace::Namespace;
 
     fn caller(number: u64) -> Caller {
         Caller { id: KeyId::new(number), ..Caller::ANYBODY }
+    }
+
+    /// One of another team.
+    fn stranger(number: u64) -> Caller {
+        Caller { namespace: Namespace(1), ..caller(number) }
     }
 
     fn body(bytes: usize) -> Body {
@@ -162,16 +170,18 @@ mod tests {
     async fn large_bodies_wait_for_memory_and_then_are_refused() {
         let bodies = Bodies::with(4 * MOST, Duration::from_millis(50));
         let read = async |number, body| bodies.read(body, MOST, caller(number)).await;
-        // Three quarters are all that one key gets; a length that is not told counts as the largest.
-        let held = [read(0, body(MOST)).await, read(0, chunked(SMALL + 1)).await, read(0, body(MOST)).await];
+        // Half is all that one key gets; a length that is not told counts as the largest.
+        let held = [read(0, body(MOST)).await, read(0, chunked(SMALL + 1)).await];
         assert!(held.iter().all(Result::is_ok));
         let refused = read(0, body(SMALL + 1)).await.err().expect("refused");
         assert_eq!((refused.status, refused.code), (503, "overloaded"));
         assert!(read(0, body(SMALL)).await.is_ok(), "a small one needs no share");
-        let other = read(1, body(MOST)).await.expect("another key has room");
-        assert!(read(1, body(MOST)).await.is_err(), "until all is used up");
-        drop(other);
-        assert!(read(1, body(MOST)).await.is_ok());
+        let _other = read(1, body(MOST)).await.expect("another key has room");
+        assert!(read(1, body(MOST)).await.is_err(), "three quarters are all that its namespace gets");
+        let theirs = bodies.read(body(MOST), MOST, stranger(2)).await.expect("another namespace has room");
+        assert!(bodies.read(body(MOST), MOST, stranger(3)).await.is_err(), "until all is used up");
+        drop(theirs);
+        assert!(bodies.read(body(MOST), MOST, stranger(3)).await.is_ok());
         let [first, ..] = held;
         let (waited, ()) = tokio::join!(read(0, body(MOST)), async { drop(first) });
         assert!(waited.is_ok(), "what was waited for in time is read");

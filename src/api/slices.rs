@@ -2,10 +2,11 @@
 //!
 //! A slice is a piece of work of some milliseconds that only computes. On the runtime's own threads such pieces would
 //! stand between a timer and its due millisecond. Here there is one thread for every two cores, of a lower priority than
-//! the rest of the process. Callers are served in turn, one slice each, so that one with many large bodies does not keep
-//! the others waiting; the slices of one caller are served first come first served.
+//! the rest of the process. Namespaces are served in turn, one slice each, and so are the callers of one, so that one with many
+//! large bodies does not keep the others waiting; the slices of one caller are served first come first served.
 
 use std::collections::{HashMap, VecDeque};
+use std::hash::Hash;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -13,6 +14,7 @@ use std::thread;
 use tokio::sync::oneshot;
 
 use super::Caller;
+use crate::model::namespace::Namespace;
 
 /// How much lower the threads' priority is: under full load they get about a third of what a thread of the runtime gets.
 const NICE: i32 = 5;
@@ -37,10 +39,47 @@ struct Shared {
 
 #[derive(Default)]
 struct Queues {
-    by_caller: HashMap<usize, VecDeque<Slice>>,
-    /// The callers that have slices waiting, in the order of their turns.
-    turns: VecDeque<usize>,
+    of: InTurn<Namespace, InTurn<usize, VecDeque<Slice>>>,
     closed: bool,
+}
+
+/// What has slices waiting, by whose they are, and in the order of their turns.
+struct InTurn<K, Q> {
+    queues: HashMap<K, Q>,
+    turns: VecDeque<K>,
+}
+
+impl<K, Q> Default for InTurn<K, Q> {
+    fn default() -> Self {
+        Self { queues: HashMap::new(), turns: VecDeque::new() }
+    }
+}
+
+impl<K: Copy + Eq + Hash, Q: Default> InTurn<K, Q> {
+    /// The queue of this one, which is to get a slice.
+    fn of(&mut self, whose: K) -> &mut Q {
+        self.queues.entry(whose).or_insert_with(|| {
+            self.turns.push_back(whose);
+            Q::default()
+        })
+    }
+
+    /// Takes from the queue of the one whose turn it is.
+    fn take(
+        &mut self,
+        take: impl FnOnce(&mut Q) -> Option<Slice>,
+        is_empty: impl FnOnce(&Q) -> bool,
+    ) -> Option<Slice> {
+        let whose = self.turns.pop_front()?;
+        let queue = self.queues.get_mut(&whose)?;
+        let slice = take(queue);
+        if is_empty(queue) {
+            self.queues.remove(&whose);
+        } else {
+            self.turns.push_back(whose);
+        }
+        slice
+    }
 }
 
 impl Slices {
@@ -62,7 +101,7 @@ impl Slices {
         slice: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Failed> {
         let (done, result) = oneshot::channel();
-        self.0.add(caller.number(), Box::new(move || drop(done.send(slice()))));
+        self.0.add((caller.namespace, caller.number()), Box::new(move || drop(done.send(slice()))));
         result.await.map_err(|_| Failed)
     }
 }
@@ -79,7 +118,7 @@ impl Shared {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn add(&self, caller: usize, slice: Slice) {
+    fn add(&self, caller: (Namespace, usize), slice: Slice) {
         self.lock().add(caller, slice);
         self.arrived.notify_one();
     }
@@ -104,25 +143,16 @@ impl Shared {
 }
 
 impl Queues {
-    fn add(&mut self, caller: usize, slice: Slice) {
-        let queue = self.by_caller.entry(caller).or_default();
-        if queue.is_empty() {
-            self.turns.push_back(caller);
-        }
-        queue.push_back(slice);
+    fn add(&mut self, (namespace, caller): (Namespace, usize), slice: Slice) {
+        self.of.of(namespace).of(caller).push_back(slice);
     }
 
-    /// The next slice of the caller whose turn it is.
+    /// The next slice of the namespace, and within it of the caller, whose turn it is.
     fn take(&mut self) -> Option<Slice> {
-        let caller = self.turns.pop_front()?;
-        let queue = self.by_caller.get_mut(&caller)?;
-        let slice = queue.pop_front();
-        if queue.is_empty() {
-            self.by_caller.remove(&caller);
-        } else {
-            self.turns.push_back(caller);
-        }
-        slice
+        self.of.take(
+            |callers| callers.take(VecDeque::pop_front, VecDeque::is_empty),
+            |callers| callers.turns.is_empty(),
+        )
     }
 }
 
@@ -133,15 +163,25 @@ mod tests {
     #[test]
     fn callers_are_served_in_turn() {
         let (mut queues, order) = (Queues::default(), Arc::new(Mutex::new(Vec::new())));
-        for (caller, slice) in [(1, "a"), (1, "b"), (1, "c"), (2, "d"), (3, "e"), (2, "f")] {
+        let calls = [
+            (1, 1, "a"),
+            (1, 1, "b"),
+            (1, 1, "c"),
+            (1, 2, "d"),
+            (1, 3, "e"),
+            (1, 2, "f"),
+            (2, 4, "g"),
+            (2, 4, "h"),
+        ];
+        for (namespace, caller, slice) in calls {
             let order = Arc::clone(&order);
-            queues.add(caller, Box::new(move || order.lock().unwrap().push(slice)));
+            queues.add((Namespace(namespace), caller), Box::new(move || order.lock().unwrap().push(slice)));
         }
         while let Some(slice) = queues.take() {
             slice();
         }
-        assert_eq!(*order.lock().unwrap(), ["a", "d", "e", "b", "f", "c"]);
-        assert!(queues.by_caller.is_empty() && queues.turns.is_empty());
+        assert_eq!(*order.lock().unwrap(), ["a", "g", "d", "h", "e", "b", "f", "c"]);
+        assert!(queues.of.queues.is_empty() && queues.of.turns.is_empty());
     }
 
     #[tokio::test]

@@ -61,6 +61,9 @@ impl QueueRow {
 /// So many ready timers are looked at, the longest due first, for the one that has been ready longest.
 const LOOKED_AT: i64 = 1000;
 
+/// So many queues of a store may come into being because a worker asks for one. Timers and their owners make what they need.
+const MOST_ASKED_FOR: i64 = 10_000;
+
 /// What waits in a queue, each counted up to [`MOST_COUNTED`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct QueueDepth {
@@ -301,6 +304,17 @@ impl ColdStore {
             names.remove(&(Namespace(row.get(0)?), row.get::<String>(1)?));
         }
         self.make_queues(tx, names).await
+    }
+
+    /// Whether a lease call may make one more queue of this namespace.
+    pub(super) async fn has_queue_room(&self, tx: &mut Tx) -> Result<bool, Error> {
+        let most = self.most_here(MOST_ASKED_FOR);
+        let mut s = Statement::new(self.dialect(), "queues_here");
+        let here = self.here(&mut s);
+        s.push(&format!(
+            "SELECT count(*) FROM (SELECT 1 FROM queues WHERE namespace = {here} LIMIT {most}) x"
+        ));
+        Ok(tx.fetch(s).await?.first().map_or(Ok(0), |row| row.get::<i64>(0))? < most)
     }
 
     /// Makes queues with the usual settings, where there are none.

@@ -22,7 +22,7 @@ use crate::writer::Writer;
 const ROWS_PER_SECOND: u32 = 20_000;
 
 /// How many operations one node works on at a time, in turns.
-const MOST: usize = 4;
+const MOST: usize = 12;
 
 /// How long another node waits for one that is silent. Each step renews it.
 const LEASE: Duration = Duration::from_secs(5);
@@ -193,7 +193,8 @@ impl Operations {
             let is_time = looked_at.is_none_or(|at| at.elapsed() >= LOOK);
             if is_time && held.len() < MOST {
                 looked_at = Some(Monotonic::now());
-                match self.store.lease_operations(&self.worker, MOST - held.len()).await {
+                let of: Vec<Namespace> = held.iter().map(|one: &Held| one.operation.namespace).collect();
+                match self.store.lease_operations(&self.worker, &of, MOST - held.len()).await {
                     Ok(more) => held.extend(more.into_iter().map(Held::new)),
                     Err(why) => self.note_failure(&why),
                 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, oneshot};
 
+use super::waiting::Place;
 use super::{Given, Queues};
 use crate::clock::Monotonic;
 use crate::cold::{Asking, Error, LeaseAnswer, Leased, MAX_ASKING};
@@ -28,6 +29,7 @@ pub(super) struct Call {
     answer: oneshot::Sender<Result<Given, Error>>,
     /// It was not served yet.
     is_new: bool,
+    place: Place,
 }
 
 impl Call {
@@ -37,9 +39,10 @@ impl Call {
         asking: Asking,
         until: Monotonic,
         answer: oneshot::Sender<Result<Given, Error>>,
+        place: Place,
     ) -> Self {
         let audiences = asking.audiences(namespace, queue);
-        Self { asking, audiences, until, answer, is_new: true }
+        Self { asking, audiences, until, answer, is_new: true, place }
     }
 }
 
@@ -90,7 +93,6 @@ impl Queues {
             asked += 1;
             tokio::select! {
                 () = self.stop.cancelled() => {
-                    self.metrics.queue_workers.sub(waiting.len() as i64);
                     waiting.clear();
                     self.leave_all(lane);
                     return;
@@ -103,9 +105,7 @@ impl Queues {
 
     /// The node stops: whoever waits at this desk is answered.
     fn leave_all(&self, lane: i64) {
-        if let Some(desk) = self.desks().remove(&lane) {
-            self.metrics.queue_workers.sub(desk.calls.len() as i64);
-        }
+        drop(self.desks().remove(&lane));
     }
 
     /// Serves these calls once; returns those that go on waiting.
@@ -116,7 +116,7 @@ impl Queues {
         calls: VecDeque<Call>,
     ) -> VecDeque<Call> {
         let mut waiting: VecDeque<Call> = calls;
-        self.let_go(&mut waiting);
+        let_go(&mut waiting);
         let is_many = waiting.len() > MAX_ASKING;
         let mut turn = self.turn(lane);
         // By their position; one is served once a round, unless the store says that it was passed over.
@@ -173,13 +173,6 @@ impl Queues {
         slots.into_iter().flatten().collect()
     }
 
-    /// Calls whose time is over, or whose callers have gone, do not go on waiting.
-    fn let_go(&self, waiting: &mut VecDeque<Call>) {
-        let before = waiting.len();
-        waiting.retain(|call| !call.answer.is_closed());
-        self.metrics.queue_workers.sub((before - waiting.len()) as i64);
-    }
-
     /// Which of these calls may get something: at most as many as one transaction serves.
     async fn ready_for(&self, slots: &[Option<Call>], left: &VecDeque<usize>) -> Result<Vec<usize>, Error> {
         let calls = || left.iter().filter_map(|&at| slots[at].as_ref().map(|call| (at, call)));
@@ -199,7 +192,7 @@ impl Queues {
             *slot = Some(call);
             return;
         }
-        self.metrics.queue_workers.dec();
+        drop(call.place);
         // If its caller has gone meanwhile, or goes before it has looked, what is dropped takes the items back.
         let given = Given { items, queues: Some(Arc::clone(self)) };
         drop(call.answer.send(Ok(given)));
@@ -208,9 +201,14 @@ impl Queues {
     fn fail(&self, slots: &mut [Option<Call>], which: impl Iterator<Item = usize>, why: &Error) {
         for at in which {
             if let Some(call) = slots[at].take() {
-                self.metrics.queue_workers.dec();
+                drop(call.place);
                 let _ = call.answer.send(Err(why.clone()));
             }
         }
     }
+}
+
+/// Calls whose callers have gone do not go on waiting.
+fn let_go(waiting: &mut VecDeque<Call>) {
+    waiting.retain(|call| !call.answer.is_closed());
 }

@@ -11,6 +11,7 @@
 //! An answer that cannot be written gives back what it held ([`Given`]); that does not count as an attempt.
 
 mod desk;
+mod waiting;
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -28,9 +29,7 @@ use crate::model::queue::{Settings, lane};
 use crate::ownership::Ownership;
 use crate::writer::Writer;
 use desk::{Call, Desk};
-
-/// The most calls that wait on one node.
-const MAX_WAITING: usize = 50_000;
+use waiting::{MAX_WAITING, Waiting};
 
 /// How long this node remembers what queues say, for what answers show.
 const REMEMBERED: Duration = Duration::from_secs(5);
@@ -54,7 +53,7 @@ const BETWEEN_NOTIFICATIONS: Duration = Duration::from_millis(5);
 #[derive(Debug, thiserror::Error)]
 pub enum Refused {
     /// Too many calls wait on this node.
-    #[error("{MAX_WAITING} calls wait on this node already")]
+    #[error("{MAX_WAITING} calls wait on this node already, or three quarters as many of this namespace")]
     Full,
     /// In the cold store.
     #[error(transparent)]
@@ -68,6 +67,7 @@ pub struct Queues {
     ownership: Arc<Ownership>,
     metrics: Metrics,
     desks: Mutex<HashMap<i64, Desk>>,
+    waiting: Waiting,
     /// Whose turn it is among priorities, by lane: where there is a backlog nearly every call comes to a desk of its own.
     turns: Mutex<HashMap<i64, Turn>>,
     /// What queues say that say anything, by name.
@@ -120,12 +120,14 @@ impl Queues {
         metrics: Metrics,
         stop: CancellationToken,
     ) -> Arc<Self> {
+        let waiting = Waiting::new(metrics.queue_workers.clone());
         Arc::new(Self {
             store,
             writer,
             ownership,
             metrics,
             desks: Mutex::default(),
+            waiting,
             turns: Mutex::default(),
             known: Mutex::default(),
             tasks: TaskTracker::new(),
@@ -206,9 +208,10 @@ impl Queues {
         asking: Asking,
         wait: Duration,
     ) -> Result<Given, Refused> {
+        let place = self.waiting.enter(namespace, self.store.has_others()).ok_or(Refused::Full)?;
         let (answer, answered) = oneshot::channel();
-        let call = Call::new((namespace, queue), asking, Monotonic::now().plus(wait), answer);
-        self.arrive((namespace, queue), call)?;
+        let call = Call::new((namespace, queue), asking, Monotonic::now().plus(wait), answer, place);
+        self.arrive((namespace, queue), call);
         match answered.await {
             Ok(Ok(given)) => Ok(given),
             Ok(Err(why)) => Err(why.into()),
@@ -218,14 +221,9 @@ impl Queues {
     }
 
     /// A call comes to its desk.
-    fn arrive(self: &Arc<Self>, (namespace, queue): (Namespace, &str), call: Call) -> Result<(), Refused> {
+    fn arrive(self: &Arc<Self>, (namespace, queue): (Namespace, &str), call: Call) {
         let lane = lane(namespace, queue);
         let mut desks = self.desks();
-        let waiting = self.metrics.queue_workers.get();
-        if usize::try_from(waiting).unwrap_or(0) >= MAX_WAITING {
-            return Err(Refused::Full);
-        }
-        self.metrics.queue_workers.inc();
         match desks.get_mut(&lane) {
             Some(desk) => desk.arrive(call),
             None => {
@@ -236,7 +234,6 @@ impl Queues {
                 self.tasks.spawn(async move { this.serve(lane, (namespace, &queue)).await });
             }
         }
-        Ok(())
     }
 
     /// Takes back what nobody got. While the store cannot be reached it tries again, for a while: after that their leases end

@@ -10,7 +10,7 @@ mod purge;
 mod redrive;
 mod selection;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use serde_json::{Value, json};
 use uuid::Uuid;
@@ -33,6 +33,9 @@ pub const MAX_RUNNING: i64 = 100;
 
 /// So many operations that have ended are kept.
 const KEPT: i64 = 200;
+
+/// How many operations of one namespace a node works on at a time.
+const MOST_OF_ONE: usize = 4;
 
 /// How many timers were refused, by reason.
 pub type Refused = BTreeMap<String, i64>;
@@ -183,7 +186,7 @@ impl Running {
 /// Of those of a namespace that move timers one goes on at a time, because a timer names only the last one that moved it: two with the
 /// same timer would move it again and again. It is the one that has begun, or else the oldest; the others wait until it has
 /// ended. Nobody gets a turn unless `is_locked` holds for all of them: then nobody else gives one.
-fn free_of(running: &[Running], is_locked: impl Fn(Uuid) -> bool) -> Vec<Uuid> {
+fn free_of(running: &[Running], is_locked: impl Fn(Uuid) -> bool) -> Vec<(Uuid, Namespace)> {
     let turn = |of: &Running| {
         // No timer is of two namespaces.
         let movers = || running.iter().filter(|one| one.moves && one.namespace == of.namespace);
@@ -191,7 +194,24 @@ fn free_of(running: &[Running], is_locked: impl Fn(Uuid) -> bool) -> Vec<Uuid> {
         next.filter(|_| movers().all(|one| is_locked(one.id))).map(|one| one.id)
     };
     let may_go = |one: &&Running| one.is_free && one.is_readable && (!one.moves || turn(one) == Some(one.id));
-    running.iter().filter(may_go).map(|one| one.id).collect()
+    running.iter().filter(may_go).map(|one| (one.id, one.namespace)).collect()
+}
+
+/// Of operations, the oldest first, those that a node takes that has some of these namespaces already: of the namespace of which
+/// it has fewest first, and never more than [`MOST_OF_ONE`] of one. So no namespace has all places of a node.
+fn in_turn(mut free: Vec<(Uuid, Namespace)>, held: &[Namespace], most: usize) -> Vec<Uuid> {
+    let mut has: HashMap<Namespace, usize> = HashMap::new();
+    held.iter().for_each(|one| *has.entry(*one).or_default() += 1);
+    let mut taken = Vec::new();
+    while taken.len() < most {
+        let count = |(_, (_, of)): &(usize, &(Uuid, Namespace))| has.get(of).copied().unwrap_or(0);
+        let next = free.iter().enumerate().min_by_key(count).filter(|one| count(one) < MOST_OF_ONE);
+        let Some((next, _)) = next else { break };
+        let (id, of) = free.remove(next);
+        *has.entry(of).or_default() += 1;
+        taken.push(id);
+    }
+    taken
 }
 
 /// What [`ColdStore::begin_step`] began.
@@ -304,10 +324,16 @@ impl ColdStore {
         tx.commit().await.map_err(Error::at_commit)
     }
 
-    /// Takes running operations that no living node works on, the oldest first, at most `most`. Those that this version
+    /// Takes running operations that no living node works on, at most `most`, for a node that has some of these namespaces already:
+    /// the oldest of each namespace first, and not more than [`MOST_OF_ONE`] of one. Those that this version
     /// cannot read are left to nodes of a newer one; those that move timers take turns: one goes on at a
     /// time, until it has ended.
-    pub async fn lease_operations(&self, worker: &Worker, most: usize) -> Result<Vec<OperationRow>, Error> {
+    pub async fn lease_operations(
+        &self,
+        worker: &Worker,
+        held: &[Namespace],
+        most: usize,
+    ) -> Result<Vec<OperationRow>, Error> {
         let running = Running::read_all(&self.pool.read(self.running_statement()).await?)?;
         if free_of(&running, |_| true).is_empty() {
             return Ok(Vec::new());
@@ -316,8 +342,7 @@ impl ColdStore {
         let locked = self.lock_movers(&mut tx).await?;
         // Read again, with the locks: what another node has leased meanwhile shows.
         let running = Running::read_all(&tx.fetch(self.running_statement()).await?)?;
-        let mut free = free_of(&running, |mover| locked.contains(&mover));
-        free.truncate(most);
+        let free = in_turn(free_of(&running, |mover| locked.contains(&mover)), held, most);
         if free.is_empty() {
             return Ok(Vec::new());
         }
@@ -408,5 +433,30 @@ impl ColdStore {
              refused = {refused}, ended_at = {ended_at} WHERE namespace = {here} AND id = {id}"
         ));
         tx.execute(s).await.map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_namespace_has_all_places_of_a_node() {
+        let free = |of: &[i16]| -> Vec<(Uuid, Namespace)> {
+            of.iter().enumerate().map(|(n, of)| (Uuid::from_u128(n as u128), Namespace(*of))).collect()
+        };
+        let taken = |of: &[i16], held: &[i16], most: usize| -> Vec<u128> {
+            let held: Vec<_> = held.iter().map(|of| Namespace(*of)).collect();
+            in_turn(free(of), &held, most).into_iter().map(|id| id.as_u128()).collect()
+        };
+        assert_eq!(
+            taken(&[1, 1, 1, 1, 1, 1], &[], 12),
+            [0, 1, 2, 3],
+            "the oldest, and a third of the places"
+        );
+        assert_eq!(taken(&[1, 1, 1, 2, 0], &[], 3), [0, 3, 4], "the oldest of each");
+        assert_eq!(taken(&[1, 1, 2], &[1, 1], 2), [2, 0], "who has fewest goes first");
+        assert_eq!(taken(&[1, 2], &[1, 1, 1, 1], 9), [1]);
+        assert!(taken(&[], &[1], 9).is_empty() && taken(&[1], &[], 0).is_empty());
     }
 }
