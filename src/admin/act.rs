@@ -274,14 +274,15 @@ pub async fn act(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Respon
         .collect();
     let ids = marked(&visit, &service)?;
     let caller = visit.caller.unwrap_or(Caller::ANYBODY);
-    admin.node.keys.charge(caller, ids.len()).map_err(|why| Trouble::quota(&why.detail))?;
-    let charged = admin.node.namespaces.charge(caller.namespace, ids.len()).await;
-    charged.map_err(|why| Trouble::quota(&why.detail))?;
+    admin.node.keys.charge(caller, ids.len()).map_err(Trouble::quota)?;
+    // The form itself was charged as one call.
+    let charged = admin.node.namespaces.charge(caller.namespace, ids.len().saturating_sub(1)).await;
+    charged.map_err(Trouble::quota)?;
     let asked = ids.len();
     if let Some(due_at) = due_at {
-        let seconds = vec![Seconds::of(due_at, None); asked];
+        let seconds = vec![Seconds::of(due_at, None, now); asked];
         let admitted = admin.node.namespaces.admit_all_due(&service.store, &seconds).await?;
-        admitted.map_err(|why| Trouble::quota(&why.detail))?;
+        admitted.map_err(Trouble::quota)?;
     }
     // Before anything is done: of what is not written down nothing is done.
     for some in ids.chunks(AUDITED_AT_ONCE) {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use askama::Template;
 use axum::extract::State;
-use axum::http::StatusCode;
+use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
 use super::guard::{Visit, is_of_all, namespace_of};
@@ -13,7 +13,7 @@ use super::words::Zone;
 use super::{Admin, assets, html};
 use crate::cold::Error as ColdError;
 use crate::model::key::Scope;
-use crate::service::keys::Caller;
+use crate::service::keys::{Caller, Refusal};
 
 /// The pages of the navigation.
 const PAGES: [(&str, &str); 11] = [
@@ -258,11 +258,13 @@ pub struct Trouble {
     title: &'static str,
     text: String,
     way_on: Option<(String, &'static str)>,
+    /// In so many seconds it may be tried again.
+    retry_after: Option<u32>,
 }
 
 impl Trouble {
     fn new(status: StatusCode, title: &'static str, text: impl Into<String>) -> Self {
-        Self { status, title, text: text.into(), way_on: None }
+        Self { status, title, text: text.into(), way_on: None, retry_after: None }
     }
 
     fn leads(self, path: impl Into<String>, name: &'static str) -> Self {
@@ -364,15 +366,20 @@ impl Trouble {
     }
 
     /// The caller's quota is spent.
-    pub fn quota(detail: &str) -> Self {
-        Self::new(StatusCode::TOO_MANY_REQUESTS, "Too many", format!("Nothing was done: {detail}."))
+    pub fn quota(why: Refusal) -> Self {
+        let text = format!("Nothing was done: {}.", why.detail);
+        Self { retry_after: why.retry_after, ..Self::new(StatusCode::TOO_MANY_REQUESTS, "Too many", text) }
     }
 
     /// The page of this trouble.
     pub fn render(self, admin: &Admin, visit: Visit) -> Response {
         let frame = Frame::new(admin, &visit, "", self.title);
         let page = html(&TroublePage { frame, text: self.text, way_on: self.way_on });
-        (self.status, page).into_response()
+        let wait = self.retry_after.map(|seconds| [(header::RETRY_AFTER, seconds.to_string())]);
+        match wait {
+            Some(wait) => (self.status, wait, page).into_response(),
+            None => (self.status, page).into_response(),
+        }
     }
 }
 

@@ -224,6 +224,12 @@ async fn enter(admin: &Arc<Admin>, mut visit: Visit, request: Request, next: Nex
         }
         _ => {}
     }
+    // As a call is by the API: free is what is of the session alone, or of the service as a whole.
+    if let Some(caller) = visit.caller.filter(|_| !is_of_all && !is_of_session(request.uri().path()))
+        && let Err(why) = admin.node.namespaces.charge(caller.namespace, 1).await
+    {
+        return Trouble::quota(why).render(admin, visit);
+    }
     let (parts, body) = request.into_parts();
     let mut request = if parts.method == Method::POST {
         match own_form(admin, &mut visit, &parts.headers, body).await {

@@ -35,8 +35,8 @@ const COMMON: [(u16, &str); 7] = [
     ),
     (408, "timeout: the body came too slowly"),
     (413, "too_large"),
-    (422, "invalid; see errors"),
-    (429, "rate_exceeded"),
+    (422, "invalid; see errors. quota: more than a quota of the namespace ever admits"),
+    (429, "rate_exceeded; quota: one of the namespace is used up"),
 ];
 const UNAVAILABLE: &str = "starting, store_unavailable, overloaded, stopping, timeout: repeat the call";
 
@@ -47,7 +47,7 @@ pub(super) fn completed(document: &OpenApi) -> Value {
     for (path, methods) in fields(&mut document["paths"]) {
         for (method, operation) in fields(methods) {
             if path.starts_with("/v1/") {
-                common_answers(method, operation);
+                common_answers(method, path, operation);
                 say_scope(method, path, operation);
             } else {
                 operation["security"] = json!([]);
@@ -133,7 +133,7 @@ fn say_scope(method: &str, path: &str, operation: &mut Value) {
 }
 
 /// Adds the answers that a call shares with others, unless its handler describes its own.
-fn common_answers(method: &str, operation: &mut Value) {
+fn common_answers(method: &str, path: &str, operation: &mut Value) {
     let takes_json = operation.pointer("/requestBody/content").is_some_and(|kinds| kinds[JSON].is_object());
     let has = |place: &str| {
         let parameters = operation["parameters"].as_array();
@@ -145,7 +145,8 @@ fn common_answers(method: &str, operation: &mut Value) {
         400 => takes_json || in_path,
         408 | 413 => takes_json,
         422 => takes_json || in_path || in_query,
-        429 => !safe,
+        // Only what is about all namespaces is free for readers.
+        429 => !safe || !super::scopes::of("GET", path).is_of_all,
         _ => true,
     };
     let responses = &mut operation["responses"];

@@ -122,6 +122,11 @@ pub async fn post(
     })?;
     let mut key = Some(text);
     if let Some(certificate) = wanted.certificate {
+        // Certificates are public: an admin of one namespace could take that of another's program, which would act in his then.
+        if !caller.is_of_all() {
+            let detail = "a certificate is made a key by a key of all namespaces, or by `mainspring key create --certificate` on the machine";
+            return Err(Problem::new(StatusCode::FORBIDDEN, "scope", detail));
+        }
         (new.hash, new.is_certificate, key) = (certificate, true, None);
     }
     let row = match store.make_key(&new).await? {

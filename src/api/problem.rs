@@ -100,9 +100,13 @@ impl Problem {
         self
     }
 
-    /// 429: a quota admits no more, or no such call.
+    /// 429: a quota admits no more; or 422, where a namespace's quota admits no such call and waiting does not help.
     pub fn over(why: Refusal) -> Self {
-        let problem = Self::new(StatusCode::TOO_MANY_REQUESTS, why.code, why.detail);
+        let status = match (why.code, why.retry_after) {
+            ("quota", None) => StatusCode::UNPROCESSABLE_ENTITY,
+            _ => StatusCode::TOO_MANY_REQUESTS,
+        };
+        let problem = Self::new(status, why.code, why.detail);
         match why.retry_after {
             Some(seconds) => problem.retry_after(seconds),
             None => problem,

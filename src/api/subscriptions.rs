@@ -158,7 +158,9 @@ pub async fn put(Within(state): Within, Path(name): Path<String>, request: Reque
             );
             Err(Problem::invalid(vec![FieldError::new("/destination", "no_destination", detail)]))
         }
-        PutOutcome::Full => Err(Problem::too_many(MAX_SUBSCRIPTIONS, "subscriptions")),
+        PutOutcome::Full => {
+            Err(Problem::too_many(service.store.most_here(MAX_SUBSCRIPTIONS), "subscriptions"))
+        }
     }
 }
 

@@ -119,8 +119,9 @@ pub async fn put(Within(state): Within, Path(name): Path<String>, request: Reque
         TemplateWritten::Done(row, false) => Ok(answer(StatusCode::OK, row)),
         TemplateWritten::Full => {
             let detail = format!(
-                "there are {MAX_TEMPLATES} templates, or {} MiB of them, which is as many as there may be; remove some",
-                MAX_TEMPLATE_TEXT / (1024 * 1024)
+                "there are {} templates, or {} KiB of them, which is as many as there may be; remove some",
+                service.store.most_here(MAX_TEMPLATES),
+                service.store.most_here(MAX_TEMPLATE_TEXT) / 1024
             );
             Err(Problem::invalid(vec![FieldError::new("", "too_many", detail)]))
         }

@@ -33,6 +33,9 @@ use crate::model::time::UnixMs;
 /// The most subscriptions of a store: each event is compared with every one.
 pub const MAX_SUBSCRIPTIONS: i64 = 100;
 
+/// And of all namespaces together: each costs every node a line of its own.
+const MOST_IN_ALL: i64 = 1000;
+
 /// The pause between two looks whether transactions that use the former set are under way.
 const IN_USE_PAUSE: Duration = Duration::from_millis(2);
 
@@ -340,10 +343,12 @@ impl ColdStore {
             let here = self.here(&mut s);
             let now = s.now(self.bound_now());
             let (named, to, asked) = (s.text(name), s.text(destination), s.text(settings));
+            let most = self.most_here(MAX_SUBSCRIPTIONS);
             s.push(&format!(
                 "INSERT INTO subscriptions (namespace, name, destination, settings, version, created_at, changed_at) \
                  SELECT {here}, {named}, {to}, {asked}, 1, {now}, {now} \
-                 WHERE (SELECT count(*) FROM subscriptions WHERE namespace = {here} AND removed_at IS NULL) < {MAX_SUBSCRIPTIONS} \
+                 WHERE (SELECT count(*) FROM subscriptions WHERE namespace = {here} AND removed_at IS NULL) < {most} \
+                 AND (SELECT count(*) FROM subscriptions WHERE removed_at IS NULL) < {MOST_IN_ALL} \
                  RETURNING {COLUMNS}"
             ));
             rows = tx.fetch(s).await?;

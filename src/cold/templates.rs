@@ -186,11 +186,12 @@ impl ColdStore {
         };
         let hash = s.bytes(Some(&edit.hash.0));
         let text = "length(schema) + COALESCE(length(defaults), 0)";
-        let room = MAX_TEMPLATE_TEXT - text_length(edit);
+        let (most, room) =
+            (self.most_here(MAX_TEMPLATES), self.most_here(MAX_TEMPLATE_TEXT) - text_length(edit));
         s.push(&format!(
             "INSERT INTO templates (namespace, name, schema, defaults, hash, version, created_at, changed_at) \
              SELECT {here}, {name}, {schema}, {defaults}, {hash}, 1, {now}, {now} \
-             WHERE ({has} OR (SELECT count(*) FROM templates WHERE namespace = {here}) < {MAX_TEMPLATES}) \
+             WHERE ({has} OR (SELECT count(*) FROM templates WHERE namespace = {here}) < {most}) \
              AND (SELECT COALESCE(sum({text}), 0) FROM templates WHERE namespace = {here} AND name <> {name}) <= {room} \
              ON CONFLICT (namespace, name) DO UPDATE SET schema = excluded.schema, defaults = excluded.defaults, \
              hash = excluded.hash, version = templates.version + 1, changed_at = excluded.changed_at \

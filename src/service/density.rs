@@ -33,10 +33,12 @@ pub struct Seconds {
 }
 
 impl Seconds {
-    /// Those of a timer that is due then, or whose moment is chosen; `None` if it is chosen within a long span.
-    pub fn of(due_at: UnixMs, spread: Option<&Spread>) -> Option<Self> {
-        let from = due_at.get().div_euclid(1000);
-        let count = spread.map_or(due_at, Spread::until).get().div_euclid(1000) - from + 1;
+    /// Those of a timer that is due then, or whose moment is chosen; `None` if it is chosen within a long span. What is overdue
+    /// fires now.
+    pub fn of(due_at: UnixMs, spread: Option<&Spread>, now: UnixMs) -> Option<Self> {
+        let from = due_at.max(now).get().div_euclid(1000);
+        let until = spread.map_or(due_at, Spread::until).max(now);
+        let count = until.get().div_euclid(1000) - from + 1;
         (count <= LONGEST_SPREAD_S + 1).then_some(Self { from, count })
     }
 
@@ -140,10 +142,12 @@ mod tests {
         let of = |due_ms, within: Option<&str>| {
             let from = UnixMs::new(due_ms);
             let spread = within.map(|text| Spread { from, within: Span::parse(text).expect("a span") });
-            Seconds::of(from, spread.as_ref()).map(|one| (one.from, one.count))
+            Seconds::of(from, spread.as_ref(), UnixMs::new(500)).map(|one| (one.from, one.count))
         };
         assert_eq!(of(1999, None), Some((1, 1)));
         assert_eq!(of(2000, None), Some((2, 1)));
+        assert_eq!(of(-9000, None), Some((0, 1)), "what is overdue fires now");
+        assert_eq!(of(-9000, Some("PT10S")), Some((0, 2)));
         assert_eq!(of(1999, Some("PT1S")), Some((1, 2)), "it may fall into either");
         assert_eq!(of(1000, Some("PT1M")), Some((1, 61)));
         assert_eq!(of(1000, Some("PT1H")), None, "the choice finds an empty moment");

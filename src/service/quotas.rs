@@ -79,8 +79,7 @@ impl Left {
         let wait = |calls: &Calls| calls.from.map_or(Duration::ZERO, |from| from.since(Monotonic::now()));
         if wait(&calls).is_zero() && calls.passes < count {
             let part = (per_second / PARTS).max(count - calls.passes).max(1);
-            let step_us = i64::from(1_000_000 / per_second.max(1)).max(1);
-            let start_us = calls.reserve(store, lane(namespace), part, step_us).await?;
+            let start_us = calls.reserve(store, lane(namespace), span_us(part, per_second)).await?;
             calls.from =
                 Some(Monotonic::now().plus(Duration::from_micros(u64::try_from(start_us).unwrap_or(0))));
             calls.passes += part;
@@ -129,17 +128,11 @@ impl Left {
 }
 
 impl Calls {
-    /// Reserves the time of so many calls; returns in how many microseconds it begins.
-    async fn reserve(
-        &mut self,
-        store: &ColdStore,
-        lane: i64,
-        count: u32,
-        step_us: i64,
-    ) -> Result<i64, Error> {
-        let span = i64::from(count) * step_us;
+    /// Reserves a span of time, in microseconds; returns in how many it begins.
+    async fn reserve(&mut self, store: &ColdStore, lane: i64, span: i64) -> Result<i64, Error> {
         if store.is_shared() {
-            let reserved = store.reserve_slots(&[(lane, i64::from(count), step_us)], 0).await?;
+            // As one step: what lies so many steps ahead that no set of nodes can have reserved it is told by it.
+            let reserved = store.reserve_slots(&[(lane, 1, span)], 0).await?;
             return Ok(reserved.first().map_or(0, |one| one.start_us).max(0));
         }
         let now_us = Monotonic::now().as_us();
@@ -147,6 +140,13 @@ impl Calls {
         self.next_us = start + span;
         Ok(start - now_us)
     }
+}
+
+/// The time of so many calls, in microseconds, where `per_second` may pass. Of all together: that of a single one may be a
+/// fraction.
+fn span_us(count: u32, per_second: u32) -> i64 {
+    let span = (u64::from(count) * 1_000_000).div_ceil(u64::from(per_second.max(1)));
+    i64::try_from(span).unwrap_or(i64::MAX)
 }
 
 fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -157,6 +157,17 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_time_of_calls_is_that_of_their_rate() {
+        for rate in [1, 3, 100, 7000, 150_000, 600_000, 1_000_000] {
+            for count in [rate, (rate / PARTS).max(1)] {
+                let span = span_us(count, rate) as f64 / 1e6;
+                let passed = f64::from(count) / span;
+                assert!((0.99..=1.0).contains(&(passed / f64::from(rate))), "{passed} of {rate}");
+            }
+        }
+    }
 
     #[test]
     fn no_more_live_timers_are_admitted_than_there_is_room_for() {

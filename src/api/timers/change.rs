@@ -166,11 +166,12 @@ pub async fn patch(Within(state): Within, Path(id): Path<String>, request: Reque
 
 /// Whether the namespace's quota lets a timer be due then; one that is due in that second already may stay.
 async fn may_be_due(state: &ApiState, service: &Service, uid: Uid, due_at: UnixMs) -> Result<(), Problem> {
-    let seconds = Seconds::of(due_at, None);
+    let now = service.store.clock().now();
+    let seconds = Seconds::of(due_at, None, now);
     let admitted = state.node.namespaces.admit_due(&service.store, &[seconds]).await?;
     let Some(Err(why)) = admitted.into_iter().next() else { return Ok(()) };
     match service.store.find(uid).await? {
-        Some(row) if Seconds::of(row.life.due_at, None) == seconds => Ok(()),
+        Some(row) if Seconds::of(row.life.due_at, None, now) == seconds => Ok(()),
         _ => Err(Problem::over(why)),
     }
 }
@@ -207,6 +208,9 @@ pub async fn cancel(Within(state): Within, Path(id): Path<String>) -> ApiResult 
     responses((status = 202, body = TimerView, description = "It is due now, as a new generation"), (status = 404, body = Problem),
         (status = 409, body = Problem, description = "in_flight, already_fired, already_cancelled")))]
 pub async fn fire(Within(state): Within, Path(id): Path<String>) -> ApiResult {
+    let service = state.service()?;
+    let uid = parse_id(&id)?.uid(service.store.salt());
+    may_be_due(&state, service, uid, service.store.clock().now()).await?;
     act(&state, &id, ChangeEvent::Fire(None), StatusCode::ACCEPTED).await
 }
 

@@ -93,8 +93,9 @@ async fn register_within_quotas(
     way: Way,
 ) -> Result<Vec<Result<Registered, Failure>>, Problem> {
     let (namespace, namespaces) = (service.namespace(), &state.node.namespaces);
+    let now = service.store.clock().now();
     let seconds: Vec<_> =
-        timers.iter().map(|timer| Seconds::of(timer.due_at, timer.spread.as_ref())).collect();
+        timers.iter().map(|timer| Seconds::of(timer.due_at, timer.spread.as_ref(), now)).collect();
     let admitted = namespaces.admit(&service.store, &seconds).await?;
     // What is there already makes no timer more: a call that is repeated is answered as before.
     let over = timers.iter().zip(&admitted).filter(|(_, admitted)| admitted.is_err()).map(|(timer, _)| timer);

@@ -22,8 +22,13 @@ pub(super) fn of_exposure(config: &Config) -> Vec<Check> {
         let check = Check::new("exposure", if is_well { Found::Ok } else { Found::Warn }, detail);
         found.push(if is_well { check } else { check.cure(cure) });
     };
-    match server.tls_certificate.is_some() || server.behind_proxy {
-        true => point(true, "callers come with TLS, or through a proxy", ""),
+    match server.tls_certificate.is_some() || (server.behind_proxy && server.listen.ip().is_loopback()) {
+        true => point(true, "callers come with TLS, or through a proxy on this machine", ""),
+        false if server.behind_proxy => point(
+            false,
+            "beside the proxy, callers can reach the server itself without TLS",
+            "let it listen on loopback only, or set `server.tls_certificate` and `server.tls_key`, or close its port to all but the proxy",
+        ),
         false => point(
             false,
             "callers come without TLS: keys and payloads can be read on the way",

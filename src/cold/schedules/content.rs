@@ -4,6 +4,7 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::ScheduleRow;
@@ -45,6 +46,16 @@ pub struct Content {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     dispatch: Option<Dispatch>,
     request_hash: [u8; 16],
+}
+
+impl Content {
+    /// What of it the audit has: neither the payload, nor where exactly it goes, which may hold a secret.
+    pub(super) fn audited(&self) -> Value {
+        let labels: Option<Value> =
+            self.labels.as_deref().and_then(|labels| serde_json::from_str(labels).ok());
+        json!({"owner": self.owner, "minute": self.minute, "priority": self.priority, "spread": self.spread,
+            "template": self.template, "labels": labels, "policies": self.policies, "dispatch": self.dispatch})
+    }
 }
 
 /// Without what a log must not show.

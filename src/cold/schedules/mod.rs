@@ -183,7 +183,7 @@ impl ScheduleRow {
     pub(super) fn audited(&self) -> Value {
         let plan = serde_json::to_value(&self.plan).unwrap_or_default();
         let target = self.content.target();
-        json!({"plan": plan, "to": target.shown(), "template": self.content.template(), "state": self.state.word(),
+        json!({"plan": plan, "to": target.shown(), "content": self.content.audited(), "state": self.state.word(),
             "version": self.version})
     }
 

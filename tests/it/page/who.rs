@@ -459,3 +459,26 @@ async fn an_open_server_shows_no_page_under_a_foreign_name() {
     }
     assert_eq!(visitor.get("/login").await.header("location"), Some("/"), "there is nothing to log in to");
 }
+
+#[tokio::test]
+async fn pages_are_calls_of_their_namespace() {
+    let node = keyed().await;
+    let api = node.api().with_key(KEY);
+    let terms = json!({"quotas": {"requests_per_second": 1}});
+    let put = api.send(Method::PUT, "/v1/namespaces/busy", &[], Some(&terms)).await;
+    assert_eq!(put.status, 201, "{}", put.body);
+    let (status, made) =
+        api.post("/v1/keys", &json!({"name": "v", "scopes": ["view"], "namespace": "busy"})).await;
+    assert_eq!(status, 201, "{made}");
+    let visitor = Visitor::logged_in(&node, made["key"].as_str().expect("a key")).await;
+    let all = crate::support::eventually("the quota is used up", Duration::from_secs(10), async || {
+        let page = visitor.get("/late").await;
+        if page.status == 429 { Ok(page) } else { Err(page.status) }
+    })
+    .await;
+    assert!(all.header("retry-after").is_some_and(|seconds| seconds != "0"), "{}", all.text);
+    let of_all = Visitor::logged_in(&node, KEY).await;
+    for _ in 0..5 {
+        assert_eq!(of_all.get("/late").await.status, 200);
+    }
+}

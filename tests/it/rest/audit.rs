@@ -136,7 +136,8 @@ async fn what_changes_nothing_leaves_no_row_and_no_row_holds_a_secret_or_a_paylo
     let hook = json!({"url": NOWHERE, "secret": "whsec_Y2FuYXJ5LXNlY3JldA==",
         "headers": {"authorization": "canary-header"}});
     let destination = json!({"webhook": hook});
-    let schedule = json!({"cron": "@yearly", "target": {"webhook": hook}, "data": "canary-payload"});
+    let schedule = json!({"cron": "@yearly", "target": {"webhook": hook}, "data": "canary-payload",
+        "owner": "accounts", "labels": {"team": "billing"}});
     for (api, (method, path), body) in [
         (&viewer, put("/v1/destinations/d"), &destination),
         (&api, put("/v1/destinations/a%20b"), &destination),
@@ -173,6 +174,7 @@ async fn what_changes_nothing_leaves_no_row_and_no_row_holds_a_secret_or_a_paylo
         assert!(!text.contains(secret), "{secret} in {text}");
     }
     assert!(text.contains("\"has_secrets\":true"));
+    assert!(text.contains("\"owner\":\"accounts\"") && text.contains("\"team\":\"billing\""), "{text}");
 }
 
 #[tokio::test]

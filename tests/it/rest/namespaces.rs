@@ -1,5 +1,6 @@
 //! Namespaces over REST: each call of the OpenAPI document, by a key of another namespace, is answered as if there were nothing.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -9,7 +10,8 @@ use serde_json::{Value, json};
 use super::keys::{key, keyed, made};
 use super::{LONG, NOWHERE, later, now, with};
 use crate::support::{
-    Answer, Api, Node, NodeBuilder, Receiver, Reply, eventually, fresh_database, on_both, to,
+    Answer, Api, Node, NodeBuilder, Receiver, Reply, eventually, fresh_database, on_both, rfc3339, settled,
+    to, wall_ms,
 };
 
 /// Names its namespace.
@@ -266,3 +268,69 @@ async fn what_was_taken_is_there_whatever_is_removed_beside(builder: NodeBuilder
     }
 }
 on_both!(what_was_taken_is_there_whatever_is_removed_beside);
+
+/// Twelve namespaces have each a lane to one host, all under way at once: the second and the third time with the connections
+/// of the first, though a lane may have but two.
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_to_a_host_are_kept_for_all_namespaces() {
+    const TIMES: usize = 3;
+    let node = Node::builder().env("MAINSPRING__WEBHOOK__CONCURRENCY", "2").start_ready().await;
+    let (api, receiver) = (node.api(), Receiver::start().await);
+    let names: Vec<String> = (0..12).map(|n| format!("n{n}")).collect();
+    for name in &names {
+        namespace(&api, name, &json!({})).await;
+    }
+    for time in 0..TIMES {
+        let due = rfc3339(wall_ms() + 1000);
+        for (n, name) in names.iter().enumerate() {
+            let timer = json!({"fire_at": due, "target": to(receiver.url("/slow/400"))});
+            let path = format!("/v1/timers/t{n}-{time}");
+            let put = api.send(Method::PUT, &path, &[("X-Mainspring-Namespace", name)], Some(&timer)).await;
+            assert_eq!(put.status, 201, "{}", put.body);
+        }
+        settled(&api, names.len() * (time + 1), 0).await;
+    }
+    let all = receiver.received();
+    let connections: HashSet<_> = all.iter().map(|one| one.peer).collect();
+    println!("{} connections for {} attempts", connections.len(), all.len());
+    assert!((5..=names.len() + 4).contains(&connections.len()), "{}", connections.len());
+}
+
+/// A certificate is public: who could make another team's certificate a key of his own namespace would get its timers.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_certificate_is_made_a_key_by_a_key_of_all_alone() {
+    let (node, admin) = keyed().await;
+    let [a, _] = two_teams(&node, &admin).await;
+    let pem = rcgen::generate_simple_self_signed(["shop".to_owned()]).expect("a certificate").cert.pem();
+    let wanted = json!({"name": "theirs", "scopes": ["register"], "certificate": pem});
+    let refused = a.send(Method::POST, "/v1/keys", &[], Some(&wanted)).await;
+    assert_eq!((refused.status, &refused.body["code"]), (403, &json!("scope")), "{}", refused.body);
+    let made = admin.send(Method::POST, "/v1/keys", &[IN_A], Some(&wanted)).await;
+    assert_eq!(made.status, 201, "{}", made.body);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_namespace_has_a_tenth_of_the_subscriptions_of_a_store() {
+    let (node, admin) = keyed().await;
+    let [a, b] = two_teams(&node, &admin).await;
+    let put = async |api: &Api, n: usize| {
+        let wanted = json!({"destination": "t", "events": ["*"]});
+        api.send(Method::PUT, &format!("/v1/subscriptions/s{n}"), &[], Some(&wanted)).await
+    };
+    for api in [&a, &b] {
+        let hook = json!({"webhook": {"url": NOWHERE}});
+        let made = api.send(Method::PUT, "/v1/destinations/t", &[], Some(&hook)).await;
+        assert_eq!(made.status, 201, "{}", made.body);
+    }
+    for n in 0..10 {
+        assert_eq!(put(&a, n).await.status, 201);
+    }
+    let refused = put(&a, 10).await;
+    assert_eq!(
+        (refused.status, &refused.body["errors"][0]["code"]),
+        (422, &json!("too_many")),
+        "{}",
+        refused.body
+    );
+    assert_eq!(put(&b, 10).await.status, 201, "another one has its own");
+}

@@ -185,3 +185,32 @@ async fn webhooks_leave_through_the_proxy_that_the_settings_name() {
     let (status, refused) = api.put("inside", &now("http://10.0.0.1/")).await;
     assert_eq!(status, 422, "{refused}");
 }
+
+/// The proxy does not know whose webhook it is: for a namespace with networks names are resolved and checked here before.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_networks_of_a_namespace_hold_in_front_of_the_proxy() {
+    let receiver = Receiver::start().await;
+    let (address, asked) = proxy(receiver.port()).await;
+    let node = Node::builder().env("MAINSPRING__WEBHOOK__PROXY", &address).start_ready().await;
+    let api = node.api();
+    let put = async |path: &str, headers: &[(&str, &str)], body: &Value| {
+        let answer = api.send(Method::PUT, path, headers, Some(body)).await;
+        assert_eq!(answer.status, 201, "{}", answer.body);
+    };
+    put("/v1/namespaces/here", &[], &json!({"networks": {"allow": ["127.0.0.0/8"]}})).await;
+    let of = [("X-Mainspring-Namespace", "here")];
+    let here = format!("http://localhost:{}/ok", receiver.port());
+    // Only the proxy knows the other name.
+    for (id, url, state) in
+        [("known", here.as_str(), "delivered"), ("unknown", "http://shop.invalid/ok", "dead")]
+    {
+        let path = format!("/v1/timers/{id}");
+        put(&path, &of, &with(now(url), "retry", quick(1))).await;
+        eventually(state, LONG, async || {
+            let found = api.send(Method::GET, &path, &of, None).await.body;
+            if found["state"] == state { Ok(()) } else { Err(found) }
+        })
+        .await;
+    }
+    assert_eq!(*asked.lock().expect("unlocked"), [here]);
+}

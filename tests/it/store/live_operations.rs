@@ -35,7 +35,7 @@ async fn create(f: &Fixture, n: u128, action: Action, by_ms: Option<i64>, dry_ru
 /// The same, and leases it.
 async fn begin(f: &Fixture, n: u128, action: Action, by_ms: Option<i64>, dry_run: bool) -> OperationRow {
     let id = create(f, n, action, by_ms, dry_run).await;
-    let leased = f.store.lease_operations(&worker(1), 99).await.expect("leases");
+    let leased = f.store.lease_operations(&worker(1), &[], 99).await.expect("leases");
     leased.into_iter().find(|row| row.id == id).expect("it is leased")
 }
 
@@ -124,7 +124,7 @@ async fn worked_on_by_two(f: &Fixture) -> Vec<OperationRow> {
     for _ in 0..200 {
         for (n, held) in (1..).zip(&mut held) {
             if held.is_none() {
-                *held = f.store.lease_operations(&worker(n), 1).await.expect("leases").pop();
+                *held = f.store.lease_operations(&worker(n), &[], 1).await.expect("leases").pop();
             }
             if let Some(operation) = held.take() {
                 let stepped = f.store.operate(&operation, &worker(n), 3).await.expect("steps").stepped;
@@ -180,7 +180,7 @@ async fn an_operation_that_moves_timers_waits_until_the_one_before_it_has_ended(
         create(&f, n, action, Some(1000), dry_run).await;
     }
     let leased = async |n: u128| {
-        let leased = f.store.lease_operations(&worker(n), 9).await.expect("leases");
+        let leased = f.store.lease_operations(&worker(n), &[], 9).await.expect("leases");
         leased.into_iter().map(|row| row.id.0.as_u128()).collect::<Vec<_>>()
     };
     let id = |n: u128| OperationId(Uuid::from_u128(n));
@@ -294,7 +294,7 @@ async fn a_step_without_the_lease_changes_nothing(f: Fixture) {
     let repeated = f.store.operate(&operation, &worker(1), 2).await.expect("steps");
     assert_eq!((repeated.changes.len(), repeated.stepped.operation.expect("is there").done), (0, 2));
     f.clock.advance(Duration::from_millis(5001));
-    let taken = f.store.lease_operations(&worker(2), 9).await.expect("leases").remove(0);
+    let taken = f.store.lease_operations(&worker(2), &[], 9).await.expect("leases").remove(0);
     let late = f.store.operate(&operation, &worker(1), 2).await.expect("steps");
     assert!(late.changes.is_empty() && late.stepped.operation.is_none());
     let rest = f.store.operate(&taken, &worker(2), 9).await.expect("steps");

@@ -57,8 +57,8 @@ async fn a_step_without_the_lease_changes_nothing(f: Fixture) {
     begin(&f, 1).await;
     f.clock.advance(SETTLED);
     let (one, other) = (worker(1), worker(2));
-    let leased = f.store.lease_operations(&one, 9).await.expect("leases").remove(0);
-    assert!(f.store.lease_operations(&other, 9).await.expect("leases").is_empty(), "one node at a time");
+    let leased = f.store.lease_operations(&one, &[], 9).await.expect("leases").remove(0);
+    assert!(f.store.lease_operations(&other, &[], 9).await.expect("leases").is_empty(), "one node at a time");
     let first = f.store.redrive(&leased, &one, 1).await.expect("steps");
     assert_eq!((first.made.len(), first.looked_at), (1, 1));
     let after = first.operation.expect("it goes on");
@@ -68,7 +68,7 @@ async fn a_step_without_the_lease_changes_nothing(f: Fixture) {
     assert_eq!((repeated.made.len(), repeated.operation.expect("is there").done), (0, 1));
 
     f.clock.advance(Duration::from_millis(5001));
-    let taken = f.store.lease_operations(&other, 9).await.expect("leases").remove(0);
+    let taken = f.store.lease_operations(&other, &[], 9).await.expect("leases").remove(0);
     let late = f.store.redrive(&after, &one, 9).await.expect("steps");
     assert!(late.operation.is_none() && late.made.is_empty(), "{late:?}");
     let second = f.store.redrive(&taken, &other, 9).await.expect("steps");
@@ -79,7 +79,7 @@ async fn a_step_without_the_lease_changes_nothing(f: Fixture) {
     f.balanced().await;
     let rows = f.store.operations().await.expect("reads");
     assert_eq!((rows.len(), rows[0].ended_at.is_some()), (1, true));
-    assert!(f.store.lease_operations(&other, 9).await.expect("leases").is_empty(), "it has ended");
+    assert!(f.store.lease_operations(&other, &[], 9).await.expect("leases").is_empty(), "it has ended");
 }
 
 async fn what_dies_after_the_begin_is_not_taken(f: Fixture) {
@@ -89,7 +89,7 @@ async fn what_dies_after_the_begin_is_not_taken(f: Fixture) {
     begin(&f, 1).await;
     f.clock.advance(SETTLED);
     let one = worker(1);
-    let leased = f.store.lease_operations(&one, 9).await.expect("leases").remove(0);
+    let leased = f.store.lease_operations(&one, &[], 9).await.expect("leases").remove(0);
     let first = f.store.redrive(&leased, &one, 1).await.expect("steps").operation.expect("goes on");
     // What it has made run again dies once more, at the moment of the begin's bound and later.
     f.clock.advance(Duration::from_millis(10));
@@ -112,7 +112,7 @@ async fn a_death_that_is_committed_late_is_taken(f: Fixture) {
     f.clock.advance(Duration::from_millis(10));
     begin(&f, 1).await;
     let one = worker(1);
-    let leased = f.store.lease_operations(&one, 9).await.expect("leases").remove(0);
+    let leased = f.store.lease_operations(&one, &[], 9).await.expect("leases").remove(0);
     let first = f.store.redrive(&leased, &one, 9).await.expect("steps");
     let after = first.operation.expect("it goes on");
     assert_eq!((first.waits, after.matched, after.state), (true, 0, OperationState::Running));
@@ -139,7 +139,7 @@ async fn a_timer_that_was_superseded_is_refused_though_history_has_lost_it(f: Fi
     begin(&f, 1).await;
     f.clock.advance(SETTLED);
     let one = worker(1);
-    let leased = f.store.lease_operations(&one, 9).await.expect("leases").remove(0);
+    let leased = f.store.lease_operations(&one, &[], 9).await.expect("leases").remove(0);
     let done = f.store.redrive(&leased, &one, 9).await.expect("steps").operation.expect("is there");
     assert_eq!((done.matched, done.done), (2, 1), "{done:?}");
     assert_eq!(done.refused, BTreeMap::from([("superseded".to_owned(), 1)]));
@@ -161,9 +161,9 @@ async fn an_operation_of_a_newer_version_is_left_alone(f: Fixture) {
         "UPDATE operations SET action = 'explode' WHERE id IN (SELECT id FROM operations ORDER BY id LIMIT 1 OFFSET 3)",
     )
     .await;
-    let leased = f.store.lease_operations(&worker(1), 1).await.expect("leases");
+    let leased = f.store.lease_operations(&worker(1), &[], 1).await.expect("leases");
     assert_eq!(leased.iter().map(|one| one.id.0.as_u128()).collect::<Vec<_>>(), [5]);
-    let leased = f.store.lease_operations(&worker(1), 9).await.expect("leases");
+    let leased = f.store.lease_operations(&worker(1), &[], 9).await.expect("leases");
     assert_eq!(leased.iter().map(|one| one.id.0.as_u128()).collect::<Vec<_>>(), [6]);
     let rows = f.store.operations().await.expect("reads");
     assert!(rows.iter().all(|row| row.state == OperationState::Running), "{rows:?}");
@@ -175,7 +175,7 @@ async fn a_stop_and_an_end_are_final(f: Fixture) {
     dead(&f, &owned, &["a", "b"]).await;
     f.clock.advance(Duration::from_millis(10));
     let (one, operation) = (worker(1), begin(&f, 1).await);
-    let leased = f.store.lease_operations(&one, 9).await.expect("leases").remove(0);
+    let leased = f.store.lease_operations(&one, &[], 9).await.expect("leases").remove(0);
     let stopped = f.store.stop_operation(operation.id).await.expect("stops").expect("is there");
     assert_eq!(stopped.state, OperationState::Stopped);
     assert!(f.store.redrive(&leased, &one, 9).await.expect("steps").operation.is_none());

@@ -578,7 +578,7 @@ async fn a_redrive_makes_the_queue_of_its_timers(f: Fixture) {
     let new = NewOperation { id, action, filter: "{}".into(), selection, dry_run: false };
     f.store.create_operation(&new).await.expect("begins").expect("there is room");
     f.after(3);
-    let leased = f.store.lease_operations(&worker, 1).await.expect("leases").remove(0);
+    let leased = f.store.lease_operations(&worker, &[], 1).await.expect("leases").remove(0);
     assert_eq!(f.store.redrive(&leased, &worker, 9).await.expect("steps").made.len(), 1);
     let queues = f.store.queues("", 10).await.expect("reads");
     assert_eq!(queues.iter().map(|queue| queue.name.as_str()).collect::<Vec<_>>(), [Q]);

@@ -194,25 +194,29 @@ impl Drop for Receiver {
 
 async fn accept(listener: TcpListener, shared: Arc<Shared>) {
     loop {
-        let Ok((stream, _)) = listener.accept().await else {
+        let Ok((stream, peer)) = listener.accept().await else {
             continue;
         };
-        tokio::spawn(serve(stream, Arc::clone(&shared)));
+        tokio::spawn(serve(stream, peer, Arc::clone(&shared)));
     }
 }
 
-async fn serve(stream: TcpStream, shared: Arc<Shared>) {
+async fn serve(stream: TcpStream, peer: SocketAddr, shared: Arc<Shared>) {
     stream.set_nodelay(true).ok();
-    let service = service_fn(move |request| answer(request, Arc::clone(&shared)));
+    let service = service_fn(move |request| answer(request, peer, Arc::clone(&shared)));
     // An error here is a client that went away, or a reply that closes the connection.
     http1::Builder::new().serve_connection(TokioIo::new(stream), service).await.ok();
 }
 
-async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> Result<Response<Body>, ConnectionClosed> {
+async fn answer(
+    request: Request<Incoming>,
+    peer: SocketAddr,
+    shared: Arc<Shared>,
+) -> Result<Response<Body>, ConnectionClosed> {
     let at = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_millis();
     let (head, body) = request.into_parts();
     let body = to_bytes(Body::new(body), BODY_MAX).await.map_err(|_| ConnectionClosed)?;
-    let received = Received::new(i64::try_from(at).expect("before the year 292,000,000"), &head, body);
+    let received = Received::new(i64::try_from(at).expect("before the year 292,000,000"), peer, &head, body);
 
     let custom = shared.custom(head.uri.path());
     shared.received().push(received.clone());

@@ -1,5 +1,7 @@
 //! What the receiver remembers of a request.
 
+use std::net::SocketAddr;
+
 use axum::body::Bytes;
 use http::{HeaderMap, request};
 
@@ -8,6 +10,8 @@ use http::{HeaderMap, request};
 pub struct Received {
     /// When its headers had arrived, in Unix milliseconds, rounded down.
     pub at_ms: i64,
+    /// The other end of its connection.
+    pub peer: SocketAddr,
     pub path: String,
     /// `ce-id`.
     pub delivery_id: String,
@@ -34,10 +38,11 @@ impl Received {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("no JSON ({error}) in {self:?}"))
     }
 
-    pub(super) fn new(at_ms: i64, head: &request::Parts, body: Bytes) -> Self {
+    pub(super) fn new(at_ms: i64, peer: SocketAddr, head: &request::Parts, body: Bytes) -> Self {
         let text = |name| head.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
         Self {
             at_ms,
+            peer,
             path: head.uri.path().to_owned(),
             delivery_id: text("ce-id").to_owned(),
             timer: text("ce-subject").to_owned(),
