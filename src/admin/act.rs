@@ -279,7 +279,7 @@ pub async fn act(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Respon
     let charged = admin.node.namespaces.charge(caller.namespace, ids.len().saturating_sub(1)).await;
     charged.map_err(Trouble::quota)?;
     let asked = ids.len();
-    if let Some(due_at) = due_at {
+    if let Some(due_at) = due_at.or((action == Action::Fire).then_some(now)) {
         let seconds = vec![Seconds::of(due_at, None, now); asked];
         let admitted = admin.node.namespaces.admit_all_due(&service.store, &seconds).await?;
         admitted.map_err(Trouble::quota)?;

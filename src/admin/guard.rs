@@ -226,7 +226,9 @@ async fn enter(admin: &Arc<Admin>, mut visit: Visit, request: Request, next: Nex
     }
     // As a call is by the API: free is what is of the session alone, or of the service as a whole.
     if let Some(caller) = visit.caller.filter(|_| !is_of_all && !is_of_session(request.uri().path()))
-        && let Err(why) = admin.node.namespaces.charge(caller.namespace, 1).await
+        // Where the store does not answer, no page will be there either.
+        && let Ok(Err(why)) =
+            tokio::time::timeout(PAGE_WAIT, admin.node.namespaces.charge(caller.namespace, 1)).await
     {
         return Trouble::quota(why).render(admin, visit);
     }

@@ -14,7 +14,8 @@ use super::request::{self, SubscriptionIn};
 use super::schema;
 use super::state::caller;
 use super::{ApiState, Within};
-use crate::cold::{Backlog, MAX_SUBSCRIPTIONS, MOST_EXCESS, SubscriptionRow};
+use crate::cold::{Backlog, MAX_SUBSCRIPTIONS, MOST_EXCESS, MOST_SUBSCRIPTIONS_IN_ALL, SubscriptionRow};
+use crate::model::namespace::Namespace;
 use crate::model::subscription::Asked;
 use crate::model::time::UnixMs;
 use crate::outbox::{Put, PutOutcome};
@@ -159,7 +160,15 @@ pub async fn put(Within(state): Within, Path(name): Path<String>, request: Reque
             Err(Problem::invalid(vec![FieldError::new("/destination", "no_destination", detail)]))
         }
         PutOutcome::Full => {
-            Err(Problem::too_many(service.store.most_here(MAX_SUBSCRIPTIONS), "subscriptions"))
+            let most = service.store.most_here(MAX_SUBSCRIPTIONS);
+            let detail = match service.namespace() {
+                Namespace::OWN => format!("there are {most} subscriptions, which is as many as there may be"),
+                _ => format!(
+                    "this namespace has {most} subscriptions, or all together have {MOST_SUBSCRIPTIONS_IN_ALL}, which is as \
+                     many as there may be"
+                ),
+            };
+            Err(Problem::invalid(vec![FieldError::new("", "too_many", detail)]))
         }
     }
 }

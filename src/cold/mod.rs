@@ -92,7 +92,9 @@ pub use schedules::{
 };
 pub use schema::MigrationState;
 pub use shards::{FUTURE_MS, Heartbeat, Identity, NodeRow};
-pub use subscriptions::{MAX_SUBSCRIPTIONS, Subscribed, SubscriptionRow, SubscriptionSet};
+pub use subscriptions::{
+    MAX_SUBSCRIPTIONS, MOST_IN_ALL as MOST_SUBSCRIPTIONS_IN_ALL, Subscribed, SubscriptionRow, SubscriptionSet,
+};
 pub use templates::{
     MAX_TEMPLATE_TEXT, MAX_TEMPLATES, TemplateEdit, TemplateRemoved, TemplateRow, TemplateWritten,
 };

@@ -78,7 +78,6 @@ pub enum NamespaceRemoved {
 
 /// One lock for all: who registers for some namespace shares it, and a removal, which is rare, has it alone. It stands in the
 /// memory of the database; a lock of each one's row would be written. The number is `mainsnam`.
-const BEGIN_SHARING_REMOVALS: &str = "BEGIN; SELECT pg_advisory_xact_lock_shared(7881696745979011437)";
 const SHARE_REMOVALS: &str = "SELECT pg_advisory_xact_lock_shared(7881696745979011437)";
 const LOCK_REMOVALS: &str = "SELECT pg_advisory_xact_lock(7881696745979011437)";
 
@@ -227,16 +226,6 @@ impl ColdStore {
         self.keep_older_out(&mut tx).await?;
         tx.commit().await.map_err(Error::at_commit)?;
         Ok(true)
-    }
-
-    /// Begins a transaction in which these namespaces are not removed. An error if one of them is.
-    pub(super) async fn begin_holding(&self, which: &BTreeSet<Namespace>) -> Result<Tx, Error> {
-        if which.iter().all(|one| *one == Namespace::OWN) {
-            return self.pool.begin().await;
-        }
-        let mut tx = self.pool.begin_with(BEGIN_SHARING_REMOVALS).await?;
-        self.check_namespaces(&mut tx, which).await?;
-        Ok(tx)
     }
 
     /// Keeps these namespaces from being removed until the end of the transaction. An error if one of them is.

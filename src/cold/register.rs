@@ -201,8 +201,9 @@ impl ColdStore {
         order: &[usize],
         mut fresh: Vec<TimerRow>,
     ) -> Result<(HashMap<Uid, TimerRow>, HashMap<Uid, Registered>), Error> {
+        let mut tx = self.pool.begin().await?;
         // Before any other lock, as a removal does.
-        let mut tx = self.begin_holding(&fresh.iter().map(|row| row.namespace).collect()).await?;
+        self.hold_namespaces(&mut tx, &fresh.iter().map(|row| row.namespace).collect()).await?;
         let missing =
             self.missing_destinations(&mut tx, fresh.iter().map(|row| (row.namespace, &row.target))).await?;
         let templates = self

@@ -544,14 +544,9 @@ impl Pool {
 
     /// Begins a transaction that may write.
     pub async fn begin(&self) -> Result<Tx, Error> {
-        self.begin_with("BEGIN").await
-    }
-
-    /// The same with these words, which begin it and may lock something. On SQLite, which has one writer, nobody else is there.
-    pub async fn begin_with(&self, postgres: &'static str) -> Result<Tx, Error> {
         let begin = async {
             let turn = self.turn(false).await?;
-            let open = self.database.begin(postgres).await?;
+            let open = self.database.begin().await?;
             Ok(Tx { open, hook: self.hook.clone(), mark: self.hook.begin(), turn })
         };
         self.hook.run(Call::Begin, "begin", begin).await
@@ -574,9 +569,9 @@ impl Pool {
 }
 
 impl Database {
-    async fn begin(&self, postgres: &'static str) -> Result<OpenTx, Error> {
+    async fn begin(&self) -> Result<OpenTx, Error> {
         Ok(match self {
-            Self::Postgres(pool) => OpenTx::Postgres(bounded(false, pool.begin_with(postgres)).await?),
+            Self::Postgres(pool) => OpenTx::Postgres(bounded(false, pool.begin()).await?),
             Self::Sqlite { writer, .. } => match writer.begin_with(BEGIN).await {
                 // SQLite rolled a transaction back by itself (its disk was full), which the pool does not know.
                 Err(sqlx::Error::InvalidSavePointStatement) => {

@@ -33,8 +33,8 @@ use crate::model::time::UnixMs;
 /// The most subscriptions of a store: each event is compared with every one.
 pub const MAX_SUBSCRIPTIONS: i64 = 100;
 
-/// And of all namespaces together: each costs every node a line of its own.
-const MOST_IN_ALL: i64 = 1000;
+/// And of all other namespaces together: each costs every node a line of its own.
+pub const MOST_IN_ALL: i64 = 1000;
 
 /// The pause between two looks whether transactions that use the former set are under way.
 const IN_USE_PAUSE: Duration = Duration::from_millis(2);
@@ -348,7 +348,7 @@ impl ColdStore {
                 "INSERT INTO subscriptions (namespace, name, destination, settings, version, created_at, changed_at) \
                  SELECT {here}, {named}, {to}, {asked}, 1, {now}, {now} \
                  WHERE (SELECT count(*) FROM subscriptions WHERE namespace = {here} AND removed_at IS NULL) < {most} \
-                 AND (SELECT count(*) FROM subscriptions WHERE removed_at IS NULL) < {MOST_IN_ALL} \
+                 AND ({here} = 0 OR (SELECT count(*) FROM subscriptions WHERE namespace <> 0 AND removed_at IS NULL) < {MOST_IN_ALL}) \
                  RETURNING {COLUMNS}"
             ));
             rows = tx.fetch(s).await?;

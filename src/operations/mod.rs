@@ -22,10 +22,10 @@ use crate::writer::Writer;
 const ROWS_PER_SECOND: u32 = 20_000;
 
 /// How many operations one node works on at a time, in turns.
-const MOST: usize = 12;
+const MOST: usize = 8;
 
-/// How long another node waits for one that is silent. Each step renews it.
-const LEASE: Duration = Duration::from_secs(5);
+/// How long another node waits for one that is silent. Each step renews it, so all of a node have to have a turn within it.
+const LEASE: Duration = Duration::from_secs(10);
 
 /// How often a node looks for operations that nobody works on.
 const LOOK: Duration = Duration::from_secs(2);
@@ -194,8 +194,13 @@ impl Operations {
             if is_time && held.len() < MOST {
                 looked_at = Some(Monotonic::now());
                 let of: Vec<Namespace> = held.iter().map(|one: &Held| one.operation.namespace).collect();
+                let of_ids: Vec<OperationId> = held.iter().map(|one: &Held| one.operation.id).collect();
                 match self.store.lease_operations(&self.worker, &of, MOST - held.len()).await {
-                    Ok(more) => held.extend(more.into_iter().map(Held::new)),
+                    // One of its own whose lease ended meanwhile is no other one.
+                    Ok(more) => {
+                        let is_new = |one: &OperationRow| of_ids.iter().all(|id| *id != one.id);
+                        held.extend(more.into_iter().filter(is_new).map(Held::new));
+                    }
                     Err(why) => self.note_failure(&why),
                 }
             }

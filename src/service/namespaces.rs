@@ -228,9 +228,12 @@ impl Namespaces {
     /// Timers that were admitted, each due in its seconds, did not become new ones.
     pub fn give_back(&self, number: Namespace, timers: &[Option<Seconds>]) {
         self.left.give_back(number, timers.len());
-        for seconds in timers.iter().flatten() {
-            self.density.give_back(number, *seconds);
-        }
+        timers.iter().flatten().for_each(|seconds| self.give_back_due(number, *seconds));
+    }
+
+    /// A timer that was admitted to these seconds is not due in them after all.
+    pub fn give_back_due(&self, number: Namespace, seconds: Seconds) {
+        self.density.give_back(number, seconds);
     }
 
     /// The namespace of this name.

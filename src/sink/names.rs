@@ -102,6 +102,14 @@ impl Names {
     }
 }
 
+impl Names {
+    /// An error if one of the addresses of a name is refused: somebody else will choose among them.
+    pub async fn check(&self, name: &str) -> Result<(), NoAddress> {
+        let found = self.resolver().lookup_ip(name).await.map_err(cause)?;
+        found.iter().try_for_each(|ip| self.guard.check(ip)).map_err(Into::into)
+    }
+}
+
 /// Resolves the name of the operator's own proxy, which may be anywhere. It resolves no receiver's.
 pub struct ProxyName(Names);
 

@@ -152,9 +152,9 @@ impl Webhooks {
             return Ok(None);
         };
         let names = self.clients.names.within(Some(Arc::clone(networks)));
-        let found = tokio::time::timeout(CONNECT_WAIT, names.lookup(name, 0)).await;
+        let found = tokio::time::timeout(CONNECT_WAIT, names.check(name)).await;
         let why = match found {
-            Ok(Ok(_)) => return Ok(None),
+            Ok(Ok(())) => return Ok(None),
             Ok(Err(why)) => why,
             Err(_) => "the name cannot be resolved in time".into(),
         };
@@ -163,7 +163,8 @@ impl Webhooks {
             None => {
                 let detail =
                     format!("not handed to the proxy, because this namespace has networks of its own: {why}");
-                Ok(Some(failed(AttemptResult::Refused, detail)))
+                let not_reached = !why.is::<RefusedAddress>();
+                Ok(Some(Outcome { not_reached, ..failed(AttemptResult::Refused, detail) }))
             }
         }
     }

@@ -164,15 +164,23 @@ pub async fn patch(Within(state): Within, Path(id): Path<String>, request: Reque
     }
 }
 
-/// Whether the namespace's quota lets a timer be due then; one that is due in that second already may stay.
-async fn may_be_due(state: &ApiState, service: &Service, uid: Uid, due_at: UnixMs) -> Result<(), Problem> {
+/// Whether the namespace's quota lets a timer be due then; one that is due in that second already may stay, and what is not
+/// live is answered by the change. Returns what is to be given back if nothing comes of it.
+async fn may_be_due(
+    state: &ApiState,
+    service: &Service,
+    uid: Uid,
+    due_at: UnixMs,
+) -> Result<Option<Seconds>, Problem> {
     let now = service.store.clock().now();
     let seconds = Seconds::of(due_at, None, now);
     let admitted = state.node.namespaces.admit_due(&service.store, &[seconds]).await?;
-    let Some(Err(why)) = admitted.into_iter().next() else { return Ok(()) };
+    let Some(Err(why)) = admitted.into_iter().next() else { return Ok(seconds) };
     match service.store.find(uid).await? {
-        Some(row) if Seconds::of(row.life.due_at, None, now) == seconds => Ok(()),
-        _ => Err(Problem::over(why)),
+        Some(row) if !row.life.state.is_end() && Seconds::of(row.life.due_at, None, now) != seconds => {
+            Err(Problem::over(why))
+        }
+        _ => Ok(None),
     }
 }
 
@@ -210,8 +218,12 @@ pub async fn cancel(Within(state): Within, Path(id): Path<String>) -> ApiResult 
 pub async fn fire(Within(state): Within, Path(id): Path<String>) -> ApiResult {
     let service = state.service()?;
     let uid = parse_id(&id)?.uid(service.store.salt());
-    may_be_due(&state, service, uid, service.store.clock().now()).await?;
-    act(&state, &id, ChangeEvent::Fire(None), StatusCode::ACCEPTED).await
+    let admitted = Box::pin(may_be_due(&state, service, uid, service.store.clock().now())).await?;
+    let fired = act(&state, &id, ChangeEvent::Fire(None), StatusCode::ACCEPTED).await;
+    if let (Err(_), Some(seconds)) = (&fired, admitted) {
+        state.node.namespaces.give_back_due(service.namespace(), seconds);
+    }
+    fired
 }
 
 /// Keep a timer from firing until it is resumed. It keeps its place and its age.

@@ -135,11 +135,11 @@ mod tests {
     #[test]
     fn each_point_of_the_list_is_told() {
         let key = "server.secrets_key=MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=";
-        let all = ["server.listen=0.0.0.0:1", key, "server.behind_proxy=true"];
+        let all = ["server.listen=127.0.0.1:1", key, "server.behind_proxy=true"];
         assert_eq!(warned(&[]), [""; 0]);
         assert_eq!(warned(&all), [""; 0]);
         for (set, word) in [
-            ("server.behind_proxy=false", "without TLS"),
+            ("server.listen=0.0.0.0:1", "beside the proxy"),
             ("server.secrets_key=", "secrets_key"),
             ("server.api_keys=0123456789abcdef", "api_keys"),
             ("cold.url=postgres://u@db.example/m", "database"),
@@ -152,6 +152,8 @@ mod tests {
             let told = warned(&[all.as_slice(), &[set]].concat());
             assert!(told.len() == 1 && told[0].contains(word), "{set}: {told:?}");
         }
+        let alone = warned(&["server.listen=0.0.0.0:1", key]);
+        assert!(alone.len() == 1 && alone[0].contains("without TLS"), "{alone:?}");
         for set in [
             "cold.url=postgres://u@db.example/m?sslmode=verify-full",
             "cold.url=postgres://u@127.0.0.1/m",

@@ -197,7 +197,7 @@ async fn the_networks_of_a_namespace_hold_in_front_of_the_proxy() {
         let answer = api.send(Method::PUT, path, headers, Some(body)).await;
         assert_eq!(answer.status, 201, "{}", answer.body);
     };
-    put("/v1/namespaces/here", &[], &json!({"networks": {"allow": ["127.0.0.0/8"]}})).await;
+    put("/v1/namespaces/here", &[], &json!({"networks": {"allow": ["127.0.0.0/8", "::1"]}})).await;
     let of = [("X-Mainspring-Namespace", "here")];
     let here = format!("http://localhost:{}/ok", receiver.port());
     // Only the proxy knows the other name.

@@ -262,13 +262,23 @@ async fn what_fires_now_counts_for_now() {
     let results = answer["results"].as_array().expect("results");
     let statuses: Vec<_> = results.iter().map(|one| one["status"].as_u64()).collect();
     assert_eq!(statuses, [201, 201, 429, 429, 429, 429].map(Some), "{answer}");
-    let mut fired = Vec::new();
-    for n in 1..10 {
-        let id = format!("f-{n}");
-        assert_eq!(put(&api, &id, &with(later(), "delay", json!(format!("PT{n}H")))).await.status, 201);
-        fired.push(api.send(Method::POST, &format!("/v1/timers/{id}/fire"), &[], None).await);
+    for n in 0..10 {
+        let timer = with(later(), "delay", json!(format!("PT{}H", n + 1)));
+        assert_eq!(put(&api, &format!("f-{n}"), &timer).await.status, 201);
     }
-    let refused: Vec<_> = fired.iter().filter(|answer| answer.status != 202).collect();
-    assert!(!refused.is_empty() && refused.len() < fired.len(), "{} of {}", refused.len(), fired.len());
-    refused.iter().for_each(|answer| over(answer, "due_per_second"));
+    let fire = async |n: u32| api.send(Method::POST, &format!("/v1/timers/f-{n}/fire"), &[], None).await;
+    eventually("there is room in another second", LONG, async || {
+        let answer = fire(0).await;
+        if answer.status == 202 { Ok(()) } else { Err(answer.body) }
+    })
+    .await;
+    let mut refused = 0;
+    for n in 1..10 {
+        let answer = fire(n).await;
+        if answer.status != 202 {
+            over(&answer, "due_per_second");
+            refused += 1;
+        }
+    }
+    assert!(refused > 0, "ten within a second or two, of which each has room for two");
 }
