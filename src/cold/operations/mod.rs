@@ -325,7 +325,7 @@ impl ColdStore {
     }
 
     /// Takes running operations that no living node works on, at most `most`, for a node that has some of these namespaces already:
-    /// the oldest of each namespace first, and not more than [`MOST_OF_ONE`] of one. Those that this version
+    /// the oldest of each namespace first, and not more than four of one. Those that this version
     /// cannot read are left to nodes of a newer one; those that move timers take turns: one goes on at a
     /// time, until it has ended.
     pub async fn lease_operations(
