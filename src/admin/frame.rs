@@ -368,7 +368,11 @@ impl Trouble {
     /// The caller's quota is spent.
     pub fn quota(why: Refusal) -> Self {
         let text = format!("Nothing was done: {}.", why.detail);
-        Self { retry_after: why.retry_after, ..Self::new(StatusCode::TOO_MANY_REQUESTS, "Too many", text) }
+        let status = match why.is_for_good() {
+            true => StatusCode::UNPROCESSABLE_ENTITY,
+            false => StatusCode::TOO_MANY_REQUESTS,
+        };
+        Self { retry_after: why.retry_after, ..Self::new(status, "Too many", text) }
     }
 
     /// The page of this trouble.

@@ -2,7 +2,8 @@
 //!
 //! A body of up to [`SMALL`] bytes costs at most that much for each connection. The larger ones share [`BUDGET`], of which
 //! one namespace may have three quarters and one key half. So neither a team nor one of its programs keeps the others from
-//! sending. A body takes its share before it is read, and waits for it first come first served; meanwhile its bytes wait in the network. One that has waited for [`WAIT`] is refused.
+//! sending. A body takes its share before it is read, and waits for it first come first served; meanwhile its bytes wait in
+//! the network. One that has waited for [`WAIT`] is refused.
 
 use std::sync::Arc;
 use std::time::Duration;

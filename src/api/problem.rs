@@ -102,9 +102,9 @@ impl Problem {
 
     /// 429: a quota admits no more; or 422, where a namespace's quota admits no such call and waiting does not help.
     pub fn over(why: Refusal) -> Self {
-        let status = match (why.code, why.retry_after) {
-            ("quota", None) => StatusCode::UNPROCESSABLE_ENTITY,
-            _ => StatusCode::TOO_MANY_REQUESTS,
+        let status = match why.is_for_good() {
+            true => StatusCode::UNPROCESSABLE_ENTITY,
+            false => StatusCode::TOO_MANY_REQUESTS,
         };
         let problem = Self::new(status, why.code, why.detail);
         match why.retry_after {

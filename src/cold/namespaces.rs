@@ -88,6 +88,17 @@ impl ColdStore {
         if self.namespace() == Namespace::OWN { of_store } else { of_store / 10 }
     }
 
+    /// Whether this namespace may have one more row of a table of which a store takes so many.
+    pub(super) async fn has_room_here(&self, tx: &mut Tx, table: &str, of_store: i64) -> Result<bool, Error> {
+        let most = self.most_here(of_store);
+        let mut s = Statement::new(self.dialect(), "rows_here");
+        let here = self.here(&mut s);
+        s.push(&format!(
+            "SELECT count(*) FROM (SELECT 1 FROM {table} WHERE namespace = {here} LIMIT {most}) x"
+        ));
+        Ok(tx.fetch(s).await?.first().map_or(Ok(0), |row| row.get::<i64>(0))? < most)
+    }
+
     /// The namespaces, by name.
     pub async fn namespaces(&self) -> Result<Vec<NamespaceRow>, Error> {
         self.read_namespaces("WHERE removed_at IS NULL").await

@@ -308,13 +308,7 @@ impl ColdStore {
 
     /// Whether a lease call may make one more queue of this namespace.
     pub(super) async fn has_queue_room(&self, tx: &mut Tx) -> Result<bool, Error> {
-        let most = self.most_here(MOST_ASKED_FOR);
-        let mut s = Statement::new(self.dialect(), "queues_here");
-        let here = self.here(&mut s);
-        s.push(&format!(
-            "SELECT count(*) FROM (SELECT 1 FROM queues WHERE namespace = {here} LIMIT {most}) x"
-        ));
-        Ok(tx.fetch(s).await?.first().map_or(Ok(0), |row| row.get::<i64>(0))? < most)
+        self.has_room_here(tx, "queues", MOST_ASKED_FOR).await
     }
 
     /// Makes queues with the usual settings, where there are none.

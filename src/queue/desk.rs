@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::{Notify, oneshot};
 
-use super::waiting::Place;
+use super::waiting::Counted;
 use super::{Given, Queues};
 use crate::clock::Monotonic;
 use crate::cold::{Asking, Error, LeaseAnswer, Leased, MAX_ASKING};
@@ -29,7 +29,7 @@ pub(super) struct Call {
     answer: oneshot::Sender<Result<Given, Error>>,
     /// It was not served yet.
     is_new: bool,
-    place: Place,
+    counted: Counted,
 }
 
 impl Call {
@@ -39,10 +39,10 @@ impl Call {
         asking: Asking,
         until: Monotonic,
         answer: oneshot::Sender<Result<Given, Error>>,
-        place: Place,
+        counted: Counted,
     ) -> Self {
         let audiences = asking.audiences(namespace, queue);
-        Self { asking, audiences, until, answer, is_new: true, place }
+        Self { asking, audiences, until, answer, is_new: true, counted }
     }
 }
 
@@ -192,7 +192,7 @@ impl Queues {
             *slot = Some(call);
             return;
         }
-        drop(call.place);
+        drop(call.counted);
         // If its caller has gone meanwhile, or goes before it has looked, what is dropped takes the items back.
         let given = Given { items, queues: Some(Arc::clone(self)) };
         drop(call.answer.send(Ok(given)));
@@ -201,7 +201,7 @@ impl Queues {
     fn fail(&self, slots: &mut [Option<Call>], which: impl Iterator<Item = usize>, why: &Error) {
         for at in which {
             if let Some(call) = slots[at].take() {
-                drop(call.place);
+                drop(call.counted);
                 let _ = call.answer.send(Err(why.clone()));
             }
         }

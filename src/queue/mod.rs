@@ -208,9 +208,9 @@ impl Queues {
         asking: Asking,
         wait: Duration,
     ) -> Result<Given, Refused> {
-        let place = self.waiting.enter(namespace, self.store.has_others()).ok_or(Refused::Full)?;
+        let counted = self.waiting.enter(namespace, self.store.has_others()).ok_or(Refused::Full)?;
         let (answer, answered) = oneshot::channel();
-        let call = Call::new((namespace, queue), asking, Monotonic::now().plus(wait), answer, place);
+        let call = Call::new((namespace, queue), asking, Monotonic::now().plus(wait), answer, counted);
         self.arrive((namespace, queue), call);
         match answered.await {
             Ok(Ok(given)) => Ok(given),

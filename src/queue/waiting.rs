@@ -1,4 +1,4 @@
-//! The calls that wait on this node, counted by the namespace of their queue: no namespace has all places where there are others.
+//! The calls that wait on this node, counted by the namespace of their queue: none may have all that may wait where there are others.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,16 +20,16 @@ struct Counts {
     of: HashMap<Namespace, usize>,
 }
 
-/// The places of calls that wait.
+/// The calls that wait.
 #[derive(Debug, Clone)]
 pub(super) struct Waiting {
     counts: Arc<Mutex<Counts>>,
     gauge: IntGauge,
 }
 
-/// The place of a call that waits, until it is dropped.
+/// A call that waits counts until this is dropped.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct Counted {
     of: Waiting,
     namespace: Namespace,
 }
@@ -40,8 +40,8 @@ impl Waiting {
         Self { counts: Arc::default(), gauge }
     }
 
-    /// A place for a call; `None` if there is none left for its namespace.
-    pub fn enter(&self, namespace: Namespace, has_others: bool) -> Option<Place> {
+    /// Counts a call; `None` if there may be no more of its namespace.
+    pub fn enter(&self, namespace: Namespace, has_others: bool) -> Option<Counted> {
         let mut counts = self.counts();
         let own = counts.of.get(&namespace).copied().unwrap_or(0);
         if counts.all >= MAX_WAITING || (has_others && own >= MOST_OF_ONE) {
@@ -50,7 +50,7 @@ impl Waiting {
         counts.all += 1;
         counts.of.insert(namespace, own + 1);
         self.gauge.inc();
-        Some(Place { of: self.clone(), namespace })
+        Some(Counted { of: self.clone(), namespace })
     }
 
     fn counts(&self) -> MutexGuard<'_, Counts> {
@@ -59,7 +59,7 @@ impl Waiting {
     }
 }
 
-impl Drop for Place {
+impl Drop for Counted {
     fn drop(&mut self) {
         let mut counts = self.of.counts();
         counts.all -= 1;

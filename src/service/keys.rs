@@ -135,6 +135,11 @@ impl Refusal {
     pub(super) fn new(code: &'static str, detail: impl Into<Cow<'static, str>>) -> Self {
         Self { code, detail: detail.into(), retry_after: None }
     }
+
+    /// Whether a quota of the namespace never admits such a call, so that it is no use to make it again.
+    pub fn is_for_good(&self) -> bool {
+        self.code == "quota" && self.retry_after.is_none()
+    }
 }
 
 /// One key, as this node knows it.

@@ -507,16 +507,8 @@ impl ColdStore {
     /// Whether the store takes one more. To count them takes as long as there are many: it is done once for a hundredth of
     /// what is free, as other nodes make some meanwhile.
     async fn has_schedule_room(&self, tx: &mut Tx) -> Result<bool, Error> {
-        if self.namespace() != Namespace::OWN {
-            let most = self.most_here(MAX_SCHEDULES);
-            let mut s = Statement::new(self.dialect(), "schedules_here");
-            let here = self.here(&mut s);
-            s.push(&format!(
-                "SELECT count(*) FROM (SELECT 1 FROM schedules WHERE namespace = {here} LIMIT {most}) x"
-            ));
-            if tx.fetch(s).await?.first().map_or(Ok(0), |row| row.get::<i64>(0))? >= most {
-                return Ok(false);
-            }
+        if self.namespace() != Namespace::OWN && !self.has_room_here(tx, "schedules", MAX_SCHEDULES).await? {
+            return Ok(false);
         }
         let mut room = self.schedule_room.lock().await;
         *room -= 1;
