@@ -26,6 +26,7 @@ mod m20261126_000020_queue_counts;
 mod m20261127_000021_keys;
 mod m20261127_000022_audit;
 mod m20261127_000023_namespaces;
+mod m20261128_000024_own_lists;
 mod online;
 
 /// The release of the schema that these steps make. It rises when a release of Mainspring adds steps.
@@ -79,6 +80,7 @@ impl MigratorTrait for Migrator {
             Box::new(m20261127_000021_keys::Migration),
             Box::new(m20261127_000022_audit::Migration),
             Box::new(m20261127_000023_namespaces::Migration),
+            Box::new(m20261128_000024_own_lists::Migration),
         ]
     }
 }

@@ -118,7 +118,7 @@ fn operation(name: &str) -> &'static str {
         "enter" | "renew" | "take_over" | "recall" | "give_up" | "leave" | "heartbeat"
         | "heartbeat_alive" | "bring_beats_back" | "bring_leases_back" | "end_old_waits" => "lease",
         "reserve_slots" => "slots",
-        "lease_clock" | "lease_own" | "lease_lock" | "lease_ready" | "lease_update" | "lease_data"
+        "lease_terms" | "lease_own" | "lease_lock" | "lease_ready" | "lease_update" | "lease_data"
         | "ended_leases" | "ready_audiences" | "tell_ready" => "lease_items",
         "park" => "sweep",
         name if name.starts_with("outbox") || name.contains("subscription") => "outbox",

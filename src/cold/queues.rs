@@ -12,6 +12,7 @@ use super::destinations::{AMONG, CHANGING, MOST_COUNTED, Named, is_for, named};
 use super::places::QueueTerms;
 use super::sql::{Column, Row, Statement, Tx};
 use super::{ColdStore, Error};
+use crate::clock::Monotonic;
 use crate::model::namespace::Namespace;
 use crate::model::queue::{Settings, lane};
 use crate::model::target::{Kind, Target};
@@ -48,9 +49,7 @@ impl QueueRow {
         Ok(Self {
             namespace: Namespace(row.get(0)?),
             name: row.get(1)?,
-            // What a later version has written and this one does not know is left out.
-            settings: serde_json::from_str(&settings)
-                .map_err(|_| Error::Corrupt("a queue's settings cannot be read back".into()))?,
+            settings: settings_of(&settings)?,
             paused: row.get(3)?,
             version: row.get(4)?,
             created_at: UnixMs::new(row.get(5)?),
@@ -339,13 +338,44 @@ impl ColdStore {
         let mut terms = BTreeMap::new();
         for row in tx.fetch(s).await? {
             let QueueRow { namespace, name, settings, paused, .. } = QueueRow::read(&row)?;
-            terms.insert(
-                (namespace, name),
-                QueueTerms { paused, lease: settings.lease, retry: settings.retry },
-            );
+            terms.insert((namespace, name), terms_of(settings, paused));
         }
         Ok(terms)
     }
+
+    /// The store's time, its building ([`ColdStore::seen`]), and what this queue of the namespace says, if there is one.
+    pub(super) async fn now_and_terms(
+        &self,
+        tx: &mut Tx,
+        name: &str,
+    ) -> Result<(UnixMs, i64, Option<QueueTerms>), Error> {
+        let mut s = Statement::new(self.dialect(), "lease_terms");
+        let here = self.here(&mut s);
+        let (now, name) = (s.now(self.bound_now()), s.text(name));
+        s.push(&format!(
+            "SELECT {now}, incarnation, settings, paused FROM store \
+             LEFT JOIN queues ON namespace = {here} AND name = {name}"
+        ));
+        let sent = Monotonic::now();
+        let rows = tx.fetch(s).await?;
+        let row = rows.first().ok_or_else(|| Error::Corrupt("the store has no row of itself".into()))?;
+        let now = UnixMs::new(row.get(0)?);
+        self.clock.observe(sent, now);
+        let terms = match row.get::<Option<String>>(2)? {
+            Some(settings) => Some(terms_of(settings_of(&settings)?, row.get(3)?)),
+            None => None,
+        };
+        Ok((now, row.get(1)?, terms))
+    }
+}
+
+fn terms_of(settings: Settings, paused: bool) -> QueueTerms {
+    QueueTerms { paused, lease: settings.lease, retry: settings.retry }
+}
+
+/// What a later version has written and this one does not know is left out.
+fn settings_of(stored: &str) -> Result<Settings, Error> {
+    serde_json::from_str(stored).map_err(|_| Error::Corrupt("a queue's settings cannot be read back".into()))
 }
 
 fn stored(settings: &Settings) -> String {

@@ -89,7 +89,12 @@ impl ColdStore {
             ],
         );
         let ranks = Priority::ALL.map(|priority| format!("SELECT {} AS b_rank", priority.code()));
-        let each = format!("b CROSS JOIN ({}) r", ranks.join(" UNION ALL "));
+        // Most workers have nothing for them alone: one look tells that, where each priority of each would be one.
+        let each = format!(
+            "(SELECT b_audience, b_most FROM b WHERE {}) b CROSS JOIN ({}) r",
+            has_any("b_audience"),
+            ranks.join(" UNION ALL ")
+        );
         let (now, all) = (s.int(desk.now.get()), s.int(rows as i64));
         let mut which = format!(
             "t.audience = b_audience AND COALESCE(t.priority, 0) = b_rank AND t.ready_at IS NOT NULL \
@@ -156,6 +161,11 @@ impl ColdStore {
         self.take_in(tx, desk, read).await?;
         Ok(found)
     }
+}
+
+/// Whether anything at all, ready or not yet, is for this audience. A scalar: a join could be made by reading all that there is.
+pub(super) fn has_any(audience: &str) -> String {
+    format!("(SELECT 1 FROM timers WHERE audience = {audience} AND ready_at IS NOT NULL LIMIT 1) IS NOT NULL")
 }
 
 /// The select list of a row whose payload is left out.

@@ -15,7 +15,6 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 pub use desk::Turn;
 use desk::{Desk, Ready};
 
-use crate::clock::Monotonic;
 use crate::cold::apply::MAX_BATCH;
 use crate::cold::columns::{LIFE, SEATS, TimerColumn};
 use crate::cold::outbox::{Batch, Happened};
@@ -132,14 +131,15 @@ impl ColdStore {
         turn: &mut Turn,
     ) -> Result<LeaseAnswer, Error> {
         let mut tx = self.pool.begin().await?;
-        let (now, may_give) = self.lease_clock(&mut tx).await?;
-        let name = BTreeSet::from([(self.namespace(), queue.to_owned())]);
-        let terms = match self.queue_terms(&mut tx, &name).await?.into_values().next() {
+        let (now, incarnation, terms) = self.now_and_terms(&mut tx, queue).await?;
+        // A node that has seen a later building of the store than this gives nothing out.
+        let may_give = incarnation >= self.seen();
+        let terms = match terms {
             Some(terms) => terms,
             None => {
                 // Who asks for ever new names leaves no more rows than these; there is nothing in such a queue.
                 if self.has_queue_room(&mut tx).await? {
-                    self.make_queues(&mut tx, name).await?;
+                    self.make_queues(&mut tx, BTreeSet::from([(self.namespace(), queue.to_owned())])).await?;
                 }
                 QueueTerms::default()
             }
@@ -176,20 +176,6 @@ impl ColdStore {
         }
         Box::pin(self.tell_late(late)).await?;
         Ok(answer)
-    }
-
-    /// The store's time, and whether anything may be given out: not by a node that has seen a later
-    /// building of the store than this.
-    async fn lease_clock(&self, tx: &mut Tx) -> Result<(UnixMs, bool), Error> {
-        let mut s = Statement::new(self.dialect(), "lease_clock");
-        let now = s.now(self.bound_now());
-        s.push(&format!("SELECT {now}, incarnation FROM store"));
-        let sent = Monotonic::now();
-        let rows = tx.fetch(s).await?;
-        let row = rows.first().ok_or_else(|| Error::Corrupt("the store has no row of itself".into()))?;
-        let (now, incarnation) = (UnixMs::new(row.get(0)?), row.get::<i64>(1)?);
-        self.clock.observe(sent, now);
-        Ok((now, incarnation >= self.seen()))
     }
 
     /// Gives workers that want only what they have already that again; returns who has something. What is out keeps its

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, HashSet};
 
+use super::look::has_any;
 use crate::cold::apply::MAX_BATCH;
 use crate::cold::places::{PLACE, place_of};
 use crate::cold::sql::{Column, Statement};
@@ -48,7 +49,11 @@ impl ColdStore {
                 priority.code()
             )
         });
-        s.push(&format!("WITH {batch} SELECT b_audience FROM b WHERE {}", any.join(" OR ")));
+        s.push(&format!(
+            "WITH {batch} SELECT b_audience FROM b WHERE {} AND ({})",
+            has_any("b_audience"),
+            any.join(" OR ")
+        ));
         self.pool.read(s).await?.iter().map(|row| row.get(0)).collect()
     }
 

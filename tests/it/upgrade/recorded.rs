@@ -101,7 +101,7 @@ async fn timers_of_release_1_fire_on_postgres() {
     assert_eq!(ask_sql(&store, broken).await, "");
     // Each partition of its time has the new index, bound to that of `history`.
     let partitions = "SELECT count(*)::text FROM pg_inherits WHERE inhparent = 'history'::regclass";
-    let bound = "SELECT count(*)::text FROM pg_inherits WHERE inhparent = 'history_by_due'::regclass";
+    let bound = "SELECT count(*)::text FROM pg_inherits WHERE inhparent = 'history_own_by_due'::regclass";
     assert_eq!(ask_sql(&store, partitions).await, ask_sql(&store, bound).await);
 }
 
