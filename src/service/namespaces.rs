@@ -18,9 +18,6 @@ use crate::model::time::UnixMs;
 /// How often they are read, without a notification.
 const EVERY: Duration = Duration::from_secs(2);
 
-/// A call waits so long for the time that was reserved for it, before it is refused.
-const SOON: Duration = Duration::from_millis(50);
-
 /// The pause before calls that can wait are tried again.
 const AGAIN: Duration = Duration::from_millis(25);
 
@@ -118,15 +115,7 @@ impl Namespaces {
 
     async fn charge_quota(&self, number: Namespace, per_second: u32, calls: usize) -> Result<(), Refusal> {
         let (Some(store), Ok(calls)) = (self.store.get(), u32::try_from(calls)) else { return Ok(()) };
-        let mut taken = self.left.take(store, number, per_second, calls).await;
-        if let Ok(Err(Over::Wait(wait))) = taken
-            && wait <= SOON
-        {
-            // Other calls have just taken the rest of a part, and the next part is free in a moment.
-            tokio::time::sleep(wait).await;
-            taken = self.left.take(store, number, per_second, calls).await;
-        }
-        match taken {
+        match self.left.take(store, number, per_second, calls).await {
             // Without its store a call comes to nothing anyway.
             Ok(Ok(())) | Err(_) => Ok(()),
             Ok(Err(Over::Wait(wait))) => {

@@ -8,6 +8,7 @@
 //! exceed the quota by what they register within that time.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -18,6 +19,9 @@ use crate::model::namespace::Namespace;
 
 /// Reserved at once: the calls of a second divided by this.
 const PARTS: u32 = 20;
+
+/// A call waits so long for the time that was reserved, before it is refused.
+const SOON: Duration = Duration::from_millis(50);
 
 /// A call that a quota does not admit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,10 +50,24 @@ struct Live {
     admitted: i64,
 }
 
+/// One namespace's calls, and how many wait for the next that may pass.
+#[derive(Debug, Default)]
+struct OfOne {
+    calls: tokio::sync::Mutex<Calls>,
+    waiting: AtomicU32,
+}
+
+/// Calls that wait count until this is dropped.
+#[derive(Debug)]
+struct Waits<'a> {
+    of: &'a OfOne,
+    count: u32,
+}
+
 /// What is left of quotas.
 #[derive(Debug, Default)]
 pub struct Left {
-    calls: Mutex<HashMap<Namespace, Arc<tokio::sync::Mutex<Calls>>>>,
+    calls: Mutex<HashMap<Namespace, Arc<OfOne>>>,
     live: Mutex<HashMap<Namespace, Live>>,
 }
 
@@ -60,7 +78,7 @@ fn lane(namespace: Namespace) -> i64 {
 }
 
 impl Left {
-    /// Takes `count` of the calls of a namespace that has `per_second` of them.
+    /// Takes `count` of the calls of a namespace that has `per_second` of them. Waits a moment for what is about to be free.
     pub async fn take(
         &self,
         store: &ColdStore,
@@ -75,21 +93,19 @@ impl Left {
             return Ok(Err(Over::TooLarge));
         }
         let of_one = Arc::clone(lock(&self.calls).entry(namespace).or_default());
-        let mut calls = of_one.lock().await;
-        let wait = |calls: &Calls| calls.from.map_or(Duration::ZERO, |from| from.since(Monotonic::now()));
-        if wait(&calls).is_zero() && calls.passes < count {
-            let part = (per_second / PARTS).max(count - calls.passes).max(1);
-            let start_us = calls.reserve(store, lane(namespace), span_us(part, per_second)).await?;
-            calls.from =
-                Some(Monotonic::now().plus(Duration::from_micros(u64::try_from(start_us).unwrap_or(0))));
-            calls.passes += part;
+        let wait = of_one.take(store, namespace, per_second, count).await?;
+        if wait.is_zero() {
+            return Ok(Ok(()));
         }
-        let wait = wait(&calls);
-        if !wait.is_zero() {
+        // Other calls have just taken the rest of a part, and the next is free in a moment. No more wait for it than may pass
+        // then: the others of a flood are refused at once, and do not come again all together.
+        let waits = (wait <= SOON).then(|| of_one.wait(count, part(per_second).max(count))).flatten();
+        if waits.is_none() {
             return Ok(Err(Over::Wait(wait)));
         }
-        calls.passes -= count.min(calls.passes);
-        Ok(Ok(()))
+        tokio::time::sleep(wait).await;
+        let wait = of_one.take(store, namespace, per_second, count).await?;
+        Ok(if wait.is_zero() { Ok(()) } else { Err(Over::Wait(wait)) })
     }
 
     /// Admits up to `count` more live timers to a namespace that may have `most`; returns how many.
@@ -127,6 +143,44 @@ impl Left {
     }
 }
 
+impl OfOne {
+    /// Takes so many; returns how long that is too early, and then has taken none.
+    async fn take(
+        &self,
+        store: &ColdStore,
+        namespace: Namespace,
+        per_second: u32,
+        count: u32,
+    ) -> Result<Duration, Error> {
+        let mut calls = self.calls.lock().await;
+        let wait = |calls: &Calls| calls.from.map_or(Duration::ZERO, |from| from.since(Monotonic::now()));
+        if wait(&calls).is_zero() && calls.passes < count {
+            let part = part(per_second).max(count - calls.passes);
+            let start_us = calls.reserve(store, lane(namespace), span_us(part, per_second)).await?;
+            calls.from =
+                Some(Monotonic::now().plus(Duration::from_micros(u64::try_from(start_us).unwrap_or(0))));
+            calls.passes += part;
+        }
+        let wait = wait(&calls);
+        if wait.is_zero() {
+            calls.passes -= count.min(calls.passes);
+        }
+        Ok(wait)
+    }
+
+    /// Has so many calls wait, unless more than `most` would.
+    fn wait(&self, count: u32, most: u32) -> Option<Waits<'_>> {
+        let more = |waiting: u32| waiting.checked_add(count).filter(|all| *all <= most);
+        self.waiting.fetch_update(Relaxed, Relaxed, more).ok().map(|_| Waits { of: self, count })
+    }
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.of.waiting.fetch_sub(self.count, Relaxed);
+    }
+}
+
 impl Calls {
     /// Reserves a span of time, in microseconds; returns in how many it begins.
     async fn reserve(&mut self, store: &ColdStore, lane: i64, span: i64) -> Result<i64, Error> {
@@ -140,6 +194,11 @@ impl Calls {
         self.next_us = start + span;
         Ok(start - now_us)
     }
+}
+
+/// How many calls are reserved at once.
+fn part(per_second: u32) -> u32 {
+    (per_second / PARTS).max(1)
 }
 
 /// The time of so many calls, in microseconds, where `per_second` may pass. Of all together: that of a single one may be a
@@ -161,12 +220,23 @@ mod tests {
     #[test]
     fn the_time_of_calls_is_that_of_their_rate() {
         for rate in [1, 3, 100, 7000, 150_000, 600_000, 1_000_000] {
-            for count in [rate, (rate / PARTS).max(1)] {
+            for count in [rate, part(rate)] {
                 let span = span_us(count, rate) as f64 / 1e6;
                 let passed = f64::from(count) / span;
                 assert!((0.99..=1.0).contains(&(passed / f64::from(rate))), "{passed} of {rate}");
             }
         }
+    }
+
+    #[test]
+    fn no_more_calls_wait_than_may_pass_then() {
+        let one = OfOne::default();
+        let waiting: Vec<_> = (0..3).map(|_| one.wait(3, 10).expect("room")).collect();
+        assert!(one.wait(3, 10).is_none());
+        let last = one.wait(1, 10).expect("room for one");
+        drop(waiting);
+        drop(last);
+        assert!(one.wait(11, 10).is_none() && one.wait(10, 10).is_some());
     }
 
     #[test]
