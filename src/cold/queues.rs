@@ -354,7 +354,7 @@ impl ColdStore {
         let (now, name) = (s.now(self.bound_now()), s.text(name));
         s.push(&format!(
             "SELECT {now}, incarnation, settings, paused FROM store \
-             LEFT JOIN queues ON namespace = {here} AND name = {name}"
+             LEFT JOIN queues ON queues.namespace = {here} AND queues.name = {name}"
         ));
         let sent = Monotonic::now();
         let rows = tx.fetch(s).await?;

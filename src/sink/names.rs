@@ -188,16 +188,20 @@ pub(super) mod tests {
     use super::*;
     use crate::config::Config;
 
-    fn known(name: &str) -> Option<Ipv4Addr> {
+    const OPEN: Ipv4Addr = Ipv4Addr::new(93, 184, 215, 14);
+    const INSIDE: Ipv4Addr = Ipv4Addr::new(10, 1, 2, 3);
+
+    fn known(name: &str) -> Vec<Ipv4Addr> {
         match name {
-            "open.example." => Some(Ipv4Addr::new(93, 184, 215, 14)),
-            "inside.example." => Some(Ipv4Addr::new(10, 1, 2, 3)),
-            "here.example." => Some(Ipv4Addr::LOCALHOST),
-            _ => None,
+            "open.example." => vec![OPEN],
+            "inside.example." => vec![INSIDE],
+            "both.example." => vec![OPEN, INSIDE],
+            "here.example." => vec![Ipv4Addr::LOCALHOST],
+            _ => Vec::new(),
         }
     }
 
-    /// A name server that knows four names, and never answers for those below `dead.example`. Returns how often it is
+    /// A name server that knows five names, and never answers for those below `dead.example`. Returns how often it is
     /// asked for an IPv4 address.
     async fn name_server() -> (Names, Arc<AtomicUsize>) {
         let sets = ["server.listen=0.0.0.0:1".to_owned(), "server.api_keys=0123456789abcdef".to_owned()];
@@ -222,24 +226,18 @@ pub(super) mod tests {
                 let mut answer = Message::response(question.metadata.id, OpCode::Query);
                 answer.add_query(query.clone());
                 let times = counted.load(Ordering::SeqCst);
-                let (address, ttl) = match name.as_str() {
+                let (addresses, ttl) = match name.as_str() {
                     // Public when it is looked at first, and inside from then on.
-                    "rebinding.example." => {
-                        (Some([Ipv4Addr::new(93, 184, 215, 14), Ipv4Addr::LOCALHOST][times.min(1)]), 0)
-                    }
+                    "rebinding.example." => (vec![[OPEN, Ipv4Addr::LOCALHOST][times.min(1)]], 0),
                     name => (known(name), 60),
                 };
-                match address {
-                    Some(address) if query.query_type() == RecordType::A => {
-                        counted.fetch_add(1, Ordering::SeqCst);
-                        answer.add_answer(Record::from_rdata(
-                            query.name().clone(),
-                            ttl,
-                            RData::A(A(address)),
-                        ));
-                    }
-                    Some(_) => {}
-                    None => answer.metadata.response_code = ResponseCode::NXDomain,
+                if addresses.is_empty() {
+                    answer.metadata.response_code = ResponseCode::NXDomain;
+                } else if query.query_type() == RecordType::A {
+                    counted.fetch_add(1, Ordering::SeqCst);
+                    let record =
+                        |address| Record::from_rdata(query.name().clone(), ttl, RData::A(A(address)));
+                    answer.add_answers(addresses.into_iter().map(record));
                 }
                 let _ = socket.send_to(&answer.to_vec().unwrap(), peer).await;
             }
@@ -281,6 +279,15 @@ pub(super) mod tests {
             assert!(refused.contains("127.0.0.1"), "{refused}");
         }
         assert!(asked.load(Ordering::SeqCst) > 1, "the answer held for no time");
+    }
+
+    #[tokio::test]
+    async fn who_chooses_among_addresses_itself_gets_a_name_only_if_all_are_allowed() {
+        let (names, _) = name_server().await;
+        assert_eq!(addresses(&names, "both.example").await, Ok(vec!["93.184.215.14:0".parse().unwrap()]));
+        let refused = names.check("both.example.").await.unwrap_err().to_string();
+        assert!(refused.contains("10.1.2.3"), "{refused}");
+        assert!(names.check("open.example.").await.is_ok());
     }
 
     #[tokio::test]

@@ -318,8 +318,9 @@ impl ColdStore {
         ));
         if let Some(ended) = tx.fetch(s).await?.first().map(OperationRow::read).transpose()? {
             let became = Some(ended.audited());
-            self.audit(&mut tx, Deed { action: "operation.stop", object: &object, was: None, became })
-                .await?;
+            // Only one that runs is ended, and its counts stay.
+            let was = Some(OperationRow { state: OperationState::Running, ..ended }.audited());
+            self.audit(&mut tx, Deed { action: "operation.stop", object: &object, was, became }).await?;
         }
         tx.commit().await.map_err(Error::at_commit)
     }

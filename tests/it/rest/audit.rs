@@ -124,6 +124,8 @@ async fn every_change_of_an_operator_leaves_a_row_with_who_made_it() {
     assert_eq!(puts[1]["before"], puts[0]["after"], "what it was is what it had become");
     assert!(of("destination.remove")[0].get("after").is_none());
     assert_eq!(of("key.revoke")[0]["before"]["name"], "k");
+    let stop = &of("operation.stop")[0];
+    assert_eq!((&stop["before"]["state"], &stop["after"]["state"]), (&json!("running"), &json!("stopped")));
 }
 
 #[tokio::test]

@@ -226,6 +226,27 @@ async fn names_are_each_namespaces_own(f: Fixture) {
     assert!(b.queue("q").await.expect("reads").is_none());
 }
 
+async fn who_asks_for_ever_new_queues_makes_only_so_many(f: Fixture) {
+    let a = f.store.within(made(&f, "a").await);
+    let rows = format!(
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 999) \
+         INSERT INTO queues (namespace, name, settings, paused, version, created_at, changed_at) \
+         SELECT {}, 'q' || i, '{{}}', false, 1, 0, 0 FROM n",
+        a.namespace().0
+    );
+    behind_its_back(&f, &rows).await;
+    let is_there = async |store: &ColdStore, name| {
+        store.lease(name, &[asking("w")], "n", &mut Turn::default()).await.expect("leases");
+        store.queue(name).await.expect("reads").is_some()
+    };
+    assert!(is_there(&a, "last").await && !is_there(&a, "beyond").await && is_there(&a, "q7").await);
+    assert!(is_there(&f.store, "beyond").await, "another namespace has room");
+    let timer = for_queue(of(&f, &a, "task", 0), Dispatch::default());
+    let timer = NewTimer { target: Target::Queue("beyond".into()), ..timer };
+    assert!(matches!(f.register(&[timer]).await[..], [Registered::New(_)]));
+    assert!(a.queue("beyond").await.expect("reads").is_some(), "timers make what they need");
+}
+
 async fn workers_get_what_their_namespace_has(f: Fixture) {
     let (a, b) = (f.store.within(made(&f, "a").await), f.store.within(made(&f, "b").await));
     for store in [&a, &b] {
@@ -323,6 +344,7 @@ on_both_stores! {
     ids_of_the_services_own_form_are_each_namespaces_own,
     the_ledger_balances_for_each_namespace_and_for_all,
     names_are_each_namespaces_own,
+    who_asks_for_ever_new_queues_makes_only_so_many,
     workers_get_what_their_namespace_has,
     a_namespace_goes_when_it_has_nothing_more,
     who_makes_keys_stays,
