@@ -1,5 +1,6 @@
-//! The indexes that find the timers of the store's own namespace hold no others: those of each of the others have one by
-//! namespace (step 23), and each row stands in as many indexes as it did before there were namespaces.
+//! The indexes that find the timers of the store's own namespace hold no others: those of the others have one by namespace
+//! (step 23), and each row stands in as many indexes as it did before there were namespaces. That of ended ones has their
+//! state as well, by which they are counted.
 
 use sea_orm_migration::prelude::*;
 use sea_orm_migration::sea_orm::DbBackend;
@@ -9,32 +10,58 @@ use super::online;
 #[derive(DeriveMigrationName)]
 pub struct Migration;
 
-/// The table, the index, what it is on, the index that it replaces.
-const INDEXES: [(&str, &str, &str, &str); 2] = [
-    ("timers", "timers_own_by_due", "(due_at, uid)", "timers_by_due"),
-    ("history", "history_own_by_due", "(state, due_at, uid)", "history_by_due"),
-];
+/// An index, and the one that it replaces.
+struct Index {
+    table: &'static str,
+    name: &'static str,
+    on: &'static str,
+    replaced: &'static str,
+    replaced_on: &'static str,
+}
 
-const OWN: &str = "WHERE namespace IS NULL";
+const INDEXES: [Index; 3] = [
+    Index {
+        table: "timers",
+        name: "timers_own_by_due",
+        on: "(due_at, uid) WHERE namespace IS NULL",
+        replaced: "timers_by_due",
+        replaced_on: "(due_at, uid)",
+    },
+    Index {
+        table: "history",
+        name: "history_own_by_due",
+        on: "(state, due_at, uid) WHERE namespace IS NULL",
+        replaced: "history_by_due",
+        replaced_on: "(state, due_at, uid)",
+    },
+    Index {
+        table: "history",
+        name: "history_others_by_due",
+        on: "(namespace, due_at, uid, state) WHERE namespace IS NOT NULL",
+        replaced: "history_by_namespace",
+        replaced_on: "(namespace, due_at, uid) WHERE namespace IS NOT NULL",
+    },
+];
 
 #[async_trait::async_trait]
 impl MigrationTrait for Migration {
     async fn up(&self, manager: &SchemaManager) -> Result<(), DbErr> {
         if manager.get_database_backend() != DbBackend::Postgres {
-            let plain = INDEXES.map(|(table, name, on, replaced)| {
-                format!("CREATE INDEX {name} ON {table} {on} {OWN};\nDROP INDEX {replaced}")
+            // SQLite reads a row for the column of the index's own condition, unless the index has it.
+            let plain = INDEXES.map(|Index { table, name, on, replaced, .. }| {
+                let on = on.replace(") WHERE namespace IS NULL", ", namespace) WHERE namespace IS NULL");
+                format!("CREATE INDEX {name} ON {table} {on};\nDROP INDEX {replaced}")
             });
             return super::run(manager, "", &plain.join(";\n")).await;
         }
-        for (table, name, on, _) in INDEXES {
-            let on = format!("{on} {OWN}");
+        for Index { table, name, on, .. } in INDEXES {
             match table {
-                "history" => online::index_of_partitions(manager, name, table, &on).await?,
-                _ => online::index(manager, name, table, &on).await?,
+                "history" => online::index_of_partitions(manager, name, table, on).await?,
+                _ => online::index(manager, name, table, on).await?,
             }
         }
         // Nodes of release 2 read lists and forecasts by these, and have none until they are replaced.
-        for (table, _, _, replaced) in INDEXES {
+        for Index { table, replaced, .. } in INDEXES {
             match table {
                 "history" => online::at_once(manager, &format!("DROP INDEX IF EXISTS {replaced}")).await?,
                 _ => online::drop_index(manager, replaced).await?,
@@ -44,8 +71,8 @@ impl MigrationTrait for Migration {
     }
 
     async fn down(&self, manager: &SchemaManager) -> Result<(), DbErr> {
-        let down = INDEXES.map(|(table, name, on, replaced)| {
-            format!("CREATE INDEX {replaced} ON {table} {on};\nDROP INDEX {name}")
+        let down = INDEXES.map(|Index { table, name, replaced, replaced_on, .. }| {
+            format!("CREATE INDEX {replaced} ON {table} {replaced_on};\nDROP INDEX {name}")
         });
         super::run(manager, &down.join(";\n"), &down.join(";\n")).await
     }
