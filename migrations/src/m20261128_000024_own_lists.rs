@@ -60,8 +60,9 @@ impl MigrationTrait for Migration {
                 _ => online::index(manager, name, table, on).await?,
             }
         }
-        // Nodes of release 2 read lists and forecasts by these, and have none until they are replaced.
-        for Index { table, replaced, .. } in INDEXES {
+        // Nodes of release 2 list by these, and once there is none they read `history` for longer: what needs a lock on it goes
+        // first.
+        for Index { table, replaced, .. } in INDEXES.into_iter().rev() {
             match table {
                 "history" => online::at_once(manager, &format!("DROP INDEX IF EXISTS {replaced}")).await?,
                 _ => online::drop_index(manager, replaced).await?,

@@ -5,7 +5,7 @@
 //! 1. *sources*: each reads the keys of rows in due order from one index, from the cursor on. A list by state, owner or destination
 //!    has an index for it, and reads no more keys than the page has rows. What no index serves (labels, receivers, a
 //!    state beside an owner) is looked at row by row, at most [`SCAN`] rows a page. Rows of other namespaces are not among
-//!    them;
+//!    them; an index by owner, or of retrying and paused ones, has theirs as well, and these are read past;
 //! 2. *scan*: these keys in one order;
 //! 3. *page*: those that match, with the bytes of the rows before each;
 //! 4. the rows of the page, up to [`MOST_BYTES`].

@@ -141,7 +141,8 @@ impl Namespaces {
         while left > 0 {
             let most = self.get(number).and_then(|row| row.terms.quotas.requests_per_second);
             let Some(most) = most else { return };
-            let some = left.min(usize::try_from(most / 10).unwrap_or(left).max(1));
+            // Half of what is reserved at once: calls of its namespace that come one by one pass beside it.
+            let some = left.min(usize::try_from(most / 40).unwrap_or(left).max(1));
             match self.charge(number, some).await {
                 Ok(()) => left -= some,
                 Err(_) => tokio::time::sleep(AGAIN).await,

@@ -23,6 +23,9 @@ const PARTS: u32 = 20;
 /// A call waits so long for the time that was reserved, before it is refused.
 const SOON: Duration = Duration::from_millis(50);
 
+/// By then those that waited have come.
+const MOMENT: Duration = Duration::from_millis(2);
+
 /// A call that a quota does not admit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Over {
@@ -93,7 +96,7 @@ impl Left {
             return Ok(Err(Over::TooLarge));
         }
         let of_one = Arc::clone(lock(&self.calls).entry(namespace).or_default());
-        let wait = of_one.take(store, namespace, per_second, count).await?;
+        let wait = of_one.take(store, namespace, per_second, (count, false)).await?;
         if wait.is_zero() {
             return Ok(Ok(()));
         }
@@ -104,7 +107,7 @@ impl Left {
             return Ok(Err(Over::Wait(wait)));
         }
         tokio::time::sleep(wait).await;
-        let wait = of_one.take(store, namespace, per_second, count).await?;
+        let wait = of_one.take(store, namespace, per_second, (count, true)).await?;
         Ok(if wait.is_zero() { Ok(()) } else { Err(Over::Wait(wait)) })
     }
 
@@ -144,28 +147,29 @@ impl Left {
 }
 
 impl OfOne {
-    /// Takes so many; returns how long that is too early, and then has taken none.
+    /// Takes so many, which have waited or not; returns how long that is too early, and then has taken none.
     async fn take(
         &self,
         store: &ColdStore,
         namespace: Namespace,
         per_second: u32,
-        count: u32,
+        (count, has_waited): (u32, bool),
     ) -> Result<Duration, Error> {
         let mut calls = self.calls.lock().await;
-        let wait = |calls: &Calls| calls.from.map_or(Duration::ZERO, |from| from.since(Monotonic::now()));
-        if wait(&calls).is_zero() && calls.passes < count {
-            let part = part(per_second).max(count - calls.passes);
-            let start_us = calls.reserve(store, lane(namespace), span_us(part, per_second)).await?;
-            calls.from =
-                Some(Monotonic::now().plus(Duration::from_micros(u64::try_from(start_us).unwrap_or(0))));
-            calls.passes += part;
+        loop {
+            // What was kept for those that wait is theirs, if they come a moment later than a new one.
+            let before = if has_waited { 0 } else { self.waiting.load(Relaxed) };
+            match calls.take(count, before, per_second, Monotonic::now()) {
+                Take::Taken => return Ok(Duration::ZERO),
+                Take::Early(wait) => return Ok(wait),
+                Take::Reserve(part) => {
+                    let start_us = calls.reserve(store, lane(namespace), span_us(part, per_second)).await?;
+                    let wait = Duration::from_micros(u64::try_from(start_us).unwrap_or(0));
+                    calls.from = Some(Monotonic::now().plus(wait));
+                    calls.passes += part;
+                }
+            }
         }
-        let wait = wait(&calls);
-        if wait.is_zero() {
-            calls.passes -= count.min(calls.passes);
-        }
-        Ok(wait)
     }
 
     /// Has so many calls wait, unless more than `most` would.
@@ -181,7 +185,34 @@ impl Drop for Waits<'_> {
     }
 }
 
+/// What may be done for a call.
+#[derive(Debug, PartialEq, Eq)]
+enum Take {
+    /// It may pass.
+    Taken,
+    /// It is too early, by so long.
+    Early(Duration),
+    /// So many more have to be reserved first.
+    Reserve(u32),
+}
+
 impl Calls {
+    /// Takes `count` of those that may pass, if there are as many beside those for which `before` calls wait.
+    fn take(&mut self, count: u32, before: u32, per_second: u32, now: Monotonic) -> Take {
+        let wait = self.from.map_or(Duration::ZERO, |from| from.since(now));
+        if !wait.is_zero() {
+            return Take::Early(wait);
+        }
+        if self.passes >= count.saturating_add(before) {
+            self.passes -= count;
+            return Take::Taken;
+        }
+        if before > 0 {
+            return Take::Early(MOMENT);
+        }
+        Take::Reserve(part(per_second).max(count - self.passes))
+    }
+
     /// Reserves a span of time, in microseconds; returns in how many it begins.
     async fn reserve(&mut self, store: &ColdStore, lane: i64, span: i64) -> Result<i64, Error> {
         if store.is_shared() {
@@ -237,6 +268,23 @@ mod tests {
         drop(waiting);
         drop(last);
         assert!(one.wait(11, 10).is_none() && one.wait(10, 10).is_some());
+    }
+
+    #[test]
+    fn what_is_kept_for_those_that_wait_is_theirs() {
+        let mut calls = Calls::default();
+        let now = Monotonic::now();
+        assert_eq!(calls.take(1, 0, 100, now), Take::Reserve(5));
+        (calls.passes, calls.from) = (5, Some(now.plus(SOON)));
+        assert_eq!(calls.take(1, 0, 100, now), Take::Early(SOON));
+        let then = now.plus(SOON);
+        assert_eq!(calls.take(1, 4, 100, then), Take::Taken, "one is free");
+        assert_eq!(calls.take(1, 4, 100, then), Take::Early(MOMENT), "the others are not");
+        assert_eq!(calls.take(9, 4, 100, then), Take::Early(MOMENT), "nor is their time moved");
+        for _ in 0..4 {
+            assert_eq!(calls.take(1, 0, 100, then), Take::Taken);
+        }
+        assert_eq!(calls.take(9, 0, 100, then), Take::Reserve(9));
     }
 
     #[test]

@@ -20,7 +20,7 @@ use crate::tools::bench::timers::{DIGITS, MIN_PAYLOAD};
 use crate::tools::wire::Connection;
 
 /// How many rules a second are put at least: the first occurrence is due when all should stand.
-const PUTS_A_SECOND: u64 = 800;
+const PUTS_A_SECOND: u64 = 400;
 /// How long the server may get over that before it is seen idle.
 const SETTLE: Duration = Duration::from_secs(10);
 /// How long before the first nominal time the idle span ends: what comes up is promoted then.
