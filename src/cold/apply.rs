@@ -14,7 +14,7 @@ use super::decide::{Context, Writes, decide};
 use super::destinations::Named;
 use super::end::Rows;
 use super::outbox::{Batch, Happened};
-use super::places::terms_of;
+use super::places::{PlaceWrites, terms_of};
 use super::row::{AttemptRecord, TimerRow};
 use super::sql::{Column, Dialect, Statement, Tx};
 use super::totals::Counts;
@@ -115,6 +115,15 @@ impl ChangeEvent {
     /// Whether it gives the timer a target that is no queue.
     pub(super) fn leaves_queues(&self) -> bool {
         self.target().is_some_and(|target| target.queue().is_none())
+    }
+
+    /// Whether what becomes of a timer of a queue depends on what that queue says.
+    pub(super) const fn asks_queue(&self) -> bool {
+        match self {
+            Self::Settle(settlement) => matches!(settlement.action, Action::Retry(_)),
+            Self::Look | Self::ClaimExpired(_) | Self::TooLate(_) => true,
+            _ => false,
+        }
     }
 
     /// The template that its new payload was fitted to.
@@ -382,7 +391,8 @@ impl ColdStore {
         self.lend_retry(tx, changes, &mut rows).await?;
         let seated = rows.values_mut().map(|(row, _)| row).filter(|row| row.seats.is_some());
         let seated: Vec<&mut TimerRow> = seated.collect();
-        let queues = Box::pin(self.read_places(tx, seated)).await?;
+        let with_terms = changes.iter().any(|change| change.event.asks_queue());
+        let queues = Box::pin(self.read_places(tx, seated, with_terms)).await?;
         Box::pin(self.find_done(tx, changes, &mut rows)).await?;
         let skipped = if skip_locked { self.live_among(tx, &missing).await? } else { BTreeSet::new() };
         let mut writes = Writes::default();
@@ -542,7 +552,7 @@ impl ColdStore {
             respread,
             judged,
             seated,
-            places,
+            mut places,
             ends,
             records,
             late,
@@ -554,7 +564,7 @@ impl ColdStore {
         }
         if !moved.is_empty() {
             let rows: Vec<&TimerRow> = moved.values().collect();
-            tx.execute(self.update_statement("apply_update", LIFE, &rows)).await?;
+            tx.execute(self.update_statement("apply_update", LIFE, &rows, None)).await?;
         }
         for (name, uids, columns) in [
             ("apply_edit", &edited, EDITED),
@@ -567,9 +577,10 @@ impl ColdStore {
         ] {
             let rows: Vec<&TimerRow> = uids.iter().filter_map(|uid| moved.get(uid)).collect();
             if !rows.is_empty() {
-                tx.execute(self.update_statement(name, columns, &rows)).await?;
+                tx.execute(self.update_statement(name, columns, &rows, None)).await?;
             }
         }
+        let with_places = places.leave_to_end(&ends);
         self.write_places(tx, places).await?;
         if !records.is_empty() {
             tx.execute(self.records_statement(&records)).await?;
@@ -579,7 +590,7 @@ impl ColdStore {
         }
         if !ends.is_empty() {
             let expected = ends.len();
-            let ended = self.end(tx, ends, Rows::Locked, TimerColumn::Uid.name()).await?;
+            let ended = self.end(tx, ends, Rows::Locked { with_places }, TimerColumn::Uid.name()).await?;
             if ended.len() != expected {
                 return Err(Error::Corrupt("a locked row did not end".into()));
             }
@@ -587,16 +598,21 @@ impl ColdStore {
         Ok(counts)
     }
 
-    /// The statement that writes these columns of these live rows.
+    /// The statement that writes these columns of these live rows, and on PostgreSQL these places beside them.
     pub(super) fn update_statement(
         &self,
         name: &'static str,
         written: &[TimerColumn],
         rows: &[&TimerRow],
+        places: Option<PlaceWrites>,
     ) -> Statement {
         let mut s = Statement::new(self.dialect(), name);
         let keyed = [&[TimerColumn::Uid], written].concat();
-        let batch = s.batch("b", columns::batch(&keyed, rows));
+        let mut batch = s.batch("b", columns::batch(&keyed, rows));
+        if let Some(places) = places {
+            let (places, put) = places.put_statement(&mut s, "p");
+            batch.push_str(&format!(", {places}, put AS ({put})"));
+        }
         let set = columns::assignments(written, self.dialect());
         s.push(&format!("WITH {batch} UPDATE timers SET {set} FROM b WHERE uid = b_uid"));
         s

@@ -16,8 +16,8 @@ use crate::planted::Defect;
 /// The rows that [`ColdStore::end`] moves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Rows {
-    /// All: this transaction has locked them.
-    Locked,
+    /// All: this transaction has locked them. Some may have places, which leave with them.
+    Locked { with_places: bool },
     /// Those whose token's attempt is still under way.
     Claimed,
     /// Those of them that nobody else has locked.
@@ -119,12 +119,12 @@ impl ColdStore {
         };
         let moved: Vec<&str> = TimerColumn::EACH.iter().map(|column| moved(*column)).collect();
         let moved = moved.join(", ");
-        let claimed = if rows == Rows::Locked { "" } else { "AND state = 1" };
+        let claimed = if matches!(rows, Rows::Locked { .. }) { "" } else { "AND state = 1" };
         let free = match rows {
             Rows::ClaimedAndFree => {
                 "AND uid IN (SELECT uid FROM timers JOIN b ON uid = b_uid FOR UPDATE OF timers SKIP LOCKED)"
             }
-            Rows::Locked | Rows::Claimed => "",
+            Rows::Locked { .. } | Rows::Claimed => "",
         };
         let free = self.dialect().lock(free);
         let mut matched =
@@ -142,12 +142,17 @@ impl ColdStore {
             let retention = s.int(self.retention_ms);
             (s, now, retention, batch)
         };
+        let with_places = rows == Rows::Locked { with_places: true };
         let ended = match self.dialect() {
             Dialect::Postgres => {
+                let places = match with_places {
+                    true => "apart AS (DELETE FROM places USING gone WHERE places.uid = gone.uid), ",
+                    false => "",
+                };
                 let (mut s, now, retention, batch) = new("end");
                 s.push(&format!(
                     "WITH {batch}, gone AS (DELETE FROM timers USING b WHERE {matched} {free} RETURNING timers.*, b.*), \
-                     kept AS (INSERT INTO history ({ALL}, ended_at, last) SELECT {moved}, {now}, b_last FROM gone), \
+                     {places}kept AS (INSERT INTO history ({ALL}, ended_at, last) SELECT {moved}, {now}, b_last FROM gone), \
                      taken AS (INSERT INTO ended_ids (uid, request_hash, generation, until) \
                        SELECT uid, {hash}, generation, {now} + {retention} FROM gone WHERE caller_id {taken}) \
                      SELECT {returned} FROM gone"
@@ -155,6 +160,9 @@ impl ColdStore {
                 tx.fetch(s).await?
             }
             Dialect::Sqlite => {
+                if with_places {
+                    self.remove_places(tx, ends.iter().map(|end| end.uid).collect()).await?;
+                }
                 let (mut s, now, _, batch) = new("end_keep");
                 s.push(&format!(
                     "WITH {batch} INSERT INTO history ({ALL}, ended_at, last) \

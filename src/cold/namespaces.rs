@@ -81,6 +81,16 @@ pub enum NamespaceRemoved {
 const SHARE_REMOVALS: &str = "SELECT pg_advisory_xact_lock_shared(7881696745979011437)";
 const LOCK_REMOVALS: &str = "SELECT pg_advisory_xact_lock(7881696745979011437)";
 
+/// How many of these numbers, `b_number`, are namespaces. Each is looked up for itself, as a join might read them all.
+const THOSE_THERE: &str = "count((SELECT 1 FROM namespaces WHERE number = b_number AND removed_at IS NULL))";
+
+/// Binds numbers; returns the condition that all of them are namespaces, as PostgreSQL has it.
+pub(super) fn all_there(s: &mut Statement, numbers: Vec<i64>) -> String {
+    let count = numbers.len() as i64;
+    let (batch, count) = (s.batch("n", vec![("b_number", Column::Int(numbers))]), s.int(count));
+    format!("(WITH {batch} SELECT {THOSE_THERE} FROM n) = {count}")
+}
+
 impl ColdStore {
     /// Of what a store has so many of at most, how many this namespace may have: all of them the store's own; another one a
     /// tenth, so that it does not use up what is there for all.
@@ -245,11 +255,21 @@ impl ColdStore {
         tx: &mut Tx,
         which: &BTreeSet<Namespace>,
     ) -> Result<(), Error> {
-        if which.iter().all(|one| *one == Namespace::OWN) {
-            return Ok(());
-        }
-        self.lock_removals(tx, SHARE_REMOVALS).await?;
+        self.keep_namespaces(tx, which).await?;
         self.check_namespaces(tx, which).await
+    }
+
+    /// Keeps these namespaces from being removed until the end of the transaction. Whether they are there is for its next
+    /// statement to see, which comes after the lock.
+    pub(super) async fn keep_namespaces(
+        &self,
+        tx: &mut Tx,
+        which: &BTreeSet<Namespace>,
+    ) -> Result<(), Error> {
+        match which.iter().all(|one| *one == Namespace::OWN) {
+            true => Ok(()),
+            false => self.lock_removals(tx, SHARE_REMOVALS).await,
+        }
     }
 
     async fn lock_removals(&self, tx: &mut Tx, lock: &str) -> Result<(), Error> {
@@ -262,16 +282,21 @@ impl ColdStore {
     }
 
     /// An error if one of these was removed: a statement of its own, after the lock, so that it sees the removal that the lock
-    /// waited for. Each is looked up for itself, as a join might read them all.
-    async fn check_namespaces(&self, tx: &mut Tx, which: &BTreeSet<Namespace>) -> Result<(), Error> {
+    /// waited for.
+    pub(super) async fn check_namespaces(
+        &self,
+        tx: &mut Tx,
+        which: &BTreeSet<Namespace>,
+    ) -> Result<(), Error> {
         let others: Vec<i64> =
             which.iter().filter(|one| **one != Namespace::OWN).map(|one| one.0.into()).collect();
+        if others.is_empty() {
+            return Ok(());
+        }
         let count = others.len() as i64;
         let mut s = Statement::new(self.dialect(), "check_namespaces");
         let batch = s.batch("b", vec![("b_number", Column::Int(others))]);
-        s.push(&format!(
-            "WITH {batch} SELECT count((SELECT 1 FROM namespaces WHERE number = b_number AND removed_at IS NULL)) FROM b"
-        ));
+        s.push(&format!("WITH {batch} SELECT {THOSE_THERE} FROM b"));
         match tx.fetch(s).await?.first().map_or(Ok(0), |row| row.get::<i64>(0))? == count {
             true => Ok(()),
             false => Err(Error::NoNamespace),

@@ -290,6 +290,50 @@ impl PlaceWrites {
         let holder = holder(namespace, queue, &place.worker);
         self.put.insert((uid, place.number), (place, holder));
     }
+
+    /// What is written of timers that do not end here: their places leave with them ([`ColdStore::end`]). Whether any has some.
+    pub fn leave_to_end(&mut self, ends: &[End]) -> bool {
+        let Self { put, ended, .. } = self;
+        put.retain(|(uid, _), _| !ended.contains(uid));
+        let all = ended.len();
+        for end in ends {
+            ended.remove(&end.uid);
+        }
+        ended.len() < all
+    }
+
+    /// A batch of the places that are put, and the statement that writes it.
+    pub fn put_statement(&self, s: &mut Statement, name: &'static str) -> (String, String) {
+        let int = |pick: fn(&Place, i64) -> i64| {
+            Column::Int(self.put.values().map(|(place, holder)| pick(place, *holder)).collect())
+        };
+        let batch = s.batch(
+            name,
+            vec![
+                ("b_uid", Column::Uuid(self.put.keys().map(|(uid, _)| uid.0).collect())),
+                ("b_number", int(|place, _| place.number.into())),
+                ("b_generation", int(|place, _| place.generation.0.into())),
+                ("b_attempt", int(|place, _| place.attempt.into())),
+                ("b_giving", int(|place, _| place.giving.into())),
+                ("b_holder", int(|_, holder| holder)),
+                (
+                    "b_worker",
+                    Column::Text(self.put.values().map(|(place, _)| place.worker.clone()).collect()),
+                ),
+                ("b_held", int(|place, _| place.held.code().into())),
+                ("b_until", int(|place, _| place.until.get())),
+                ("b_given", int(|place, _| place.given_at.get())),
+            ],
+        );
+        let put = format!(
+            "INSERT INTO places ({PLACE}, holder) SELECT b_uid, b_number, b_generation, b_attempt, b_giving, \
+             b_worker, b_held, b_until, b_given, b_holder FROM {name} WHERE true ON CONFLICT (uid, number) DO UPDATE SET \
+             generation = excluded.generation, attempt = excluded.attempt, giving = excluded.giving, \
+             worker = excluded.worker, held = excluded.held, until_at = excluded.until_at, \
+             given_at = excluded.given_at, holder = excluded.holder"
+        );
+        (batch, put)
+    }
 }
 
 /// The terms of the queue that a timer is for.
@@ -301,11 +345,12 @@ pub(super) fn terms_of<'a>(
 }
 
 impl ColdStore {
-    /// Reads the places of these timers, whose rows are locked; returns the terms of their queues.
+    /// Reads the places of these timers, whose rows are locked; returns the terms of their queues if they are wanted.
     pub(super) async fn read_places(
         &self,
         tx: &mut Tx,
         rows: Vec<&mut TimerRow>,
+        with_terms: bool,
     ) -> Result<BTreeMap<Named, QueueTerms>, Error> {
         if rows.is_empty() {
             return Ok(BTreeMap::new());
@@ -317,7 +362,10 @@ impl ColdStore {
         for row in rows {
             row.places = places.remove(&row.uid).unwrap_or_default();
         }
-        self.queue_terms(tx, &names).await
+        match with_terms {
+            true => self.queue_terms(tx, &names).await,
+            false => Ok(BTreeMap::new()),
+        }
     }
 
     /// The places of these timers, by timer.
@@ -341,15 +389,20 @@ impl ColdStore {
         Ok(places)
     }
 
+    /// Removes all places of these timers.
+    pub(super) async fn remove_places(&self, tx: &mut Tx, uids: Vec<Uid>) -> Result<(), Error> {
+        let mut s = Statement::new(self.dialect(), "apply_places_ended");
+        let batch = s.batch("b", vec![("b_uid", Column::Uuid(uids.iter().map(|uid| uid.0).collect()))]);
+        s.push(&format!("WITH {batch} DELETE FROM places WHERE uid IN (SELECT b_uid FROM b)"));
+        tx.execute(s).await.map(drop)
+    }
+
     /// Writes what has become of places.
-    pub(super) async fn write_places(&self, tx: &mut Tx, writes: PlaceWrites) -> Result<(), Error> {
-        let PlaceWrites { mut put, gone, ended } = writes;
+    pub(super) async fn write_places(&self, tx: &mut Tx, mut writes: PlaceWrites) -> Result<(), Error> {
+        let PlaceWrites { put, gone, ended } = &mut writes;
         put.retain(|(uid, _), _| !ended.contains(uid));
         if !ended.is_empty() {
-            let mut s = Statement::new(self.dialect(), "apply_places_ended");
-            let batch = s.batch("b", vec![("b_uid", Column::Uuid(ended.iter().map(|uid| uid.0).collect()))]);
-            s.push(&format!("WITH {batch} DELETE FROM places WHERE uid IN (SELECT b_uid FROM b)"));
-            tx.execute(s).await?;
+            self.remove_places(tx, ended.iter().copied().collect()).await?;
         }
         if !gone.is_empty() {
             let mut s = Statement::new(self.dialect(), "apply_places_gone");
@@ -368,32 +421,9 @@ impl ColdStore {
         if put.is_empty() {
             return Ok(());
         }
-        let int = |pick: fn(&Place, i64) -> i64| {
-            Column::Int(put.values().map(|(place, holder)| pick(place, *holder)).collect())
-        };
         let mut s = Statement::new(self.dialect(), "apply_places_put");
-        let batch = s.batch(
-            "b",
-            vec![
-                ("b_uid", Column::Uuid(put.keys().map(|(uid, _)| uid.0).collect())),
-                ("b_number", int(|place, _| place.number.into())),
-                ("b_generation", int(|place, _| place.generation.0.into())),
-                ("b_attempt", int(|place, _| place.attempt.into())),
-                ("b_giving", int(|place, _| place.giving.into())),
-                ("b_holder", int(|_, holder| holder)),
-                ("b_worker", Column::Text(put.values().map(|(place, _)| place.worker.clone()).collect())),
-                ("b_held", int(|place, _| place.held.code().into())),
-                ("b_until", int(|place, _| place.until.get())),
-                ("b_given", int(|place, _| place.given_at.get())),
-            ],
-        );
-        s.push(&format!(
-            "WITH {batch} INSERT INTO places ({PLACE}, holder) SELECT b_uid, b_number, b_generation, b_attempt, b_giving, \
-             b_worker, b_held, b_until, b_given, b_holder FROM b WHERE true ON CONFLICT (uid, number) DO UPDATE SET \
-             generation = excluded.generation, attempt = excluded.attempt, giving = excluded.giving, \
-             worker = excluded.worker, held = excluded.held, until_at = excluded.until_at, \
-             given_at = excluded.given_at, holder = excluded.holder"
-        ));
+        let (batch, put) = writes.put_statement(&mut s, "b");
+        s.push(&format!("WITH {batch} {put}"));
         tx.execute(s).await.map(drop)
     }
 }

@@ -4,12 +4,13 @@
 //! waited for a row that was just being ended succeeds when that row is deleted; only a read after it sees the
 //! end.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use super::columns::{self, ALL, TimerColumn};
+use super::namespaces::all_there;
 use super::outbox::Happened;
 use super::row::TimerRow;
-use super::sql::{Column, Statement, Tx};
+use super::sql::{Column, Dialect, Statement, Tx};
 use super::totals::Counts;
 use super::{ColdStore, Error};
 use crate::model::id::{Epoch, Generation, TimerId, Uid, shard_of};
@@ -203,7 +204,7 @@ impl ColdStore {
     ) -> Result<(HashMap<Uid, TimerRow>, HashMap<Uid, Registered>), Error> {
         let mut tx = self.pool.begin().await?;
         // Before any other lock, as a removal does.
-        self.hold_namespaces(&mut tx, &fresh.iter().map(|row| row.namespace).collect()).await?;
+        self.keep_namespaces(&mut tx, &fresh.iter().map(|row| row.namespace).collect()).await?;
         let missing =
             self.missing_destinations(&mut tx, fresh.iter().map(|row| (row.namespace, &row.target))).await?;
         let templates = self
@@ -242,8 +243,8 @@ impl ColdStore {
         Ok((kept, unmade))
     }
 
-    /// Inserts, within a transaction which the caller goes on with and in which he holds their namespaces, the rows whose ids
-    /// are not taken, and returns them.
+    /// Inserts, within a transaction which the caller goes on with and in which he keeps their namespaces
+    /// ([`ColdStore::keep_namespaces`]), the rows whose ids are not taken, and returns them.
     /// `callers`: the timers whose uids stay taken after their end, and whether one that has ended is registered again.
     pub(super) async fn insert_free(
         &self,
@@ -252,11 +253,7 @@ impl ColdStore {
         fresh: Vec<TimerRow>,
     ) -> Result<HashMap<Uid, TimerRow>, Error> {
         self.keep_queues(tx, fresh.iter().map(|row| (row.namespace, &row.target))).await?;
-        let insert = self.insert_statement(&fresh.iter().collect::<Vec<_>>());
-        let mut inserted: HashMap<Uid, UnixMs> = HashMap::with_capacity(fresh.len());
-        for row in tx.fetch(insert).await? {
-            inserted.insert(Uid(row.get(0)?), UnixMs::new(row.get(1)?));
-        }
+        let mut inserted = self.insert_rows(tx, &fresh).await?;
         let mut kept = HashMap::with_capacity(inserted.len());
         for mut row in fresh {
             if let Some(wake_at) = inserted.remove(&row.uid) {
@@ -327,16 +324,36 @@ impl ColdStore {
         tx.execute(free).await.map(drop)
     }
 
-    /// Inserts rows whose uids are not live; returns the uid and `wake_at` of each that it inserted.
-    pub(super) fn insert_statement(&self, rows: &[&TimerRow]) -> Statement {
+    /// Inserts rows whose uids are not live; returns the uid and `wake_at` of each that it inserted. An error if one of their
+    /// namespaces, which the transaction keeps, was removed before.
+    pub(super) async fn insert_rows(
+        &self,
+        tx: &mut Tx,
+        rows: &[TimerRow],
+    ) -> Result<HashMap<Uid, UnixMs>, Error> {
+        let namespaces: BTreeSet<Namespace> = rows.iter().map(|row| row.namespace).collect();
+        if self.dialect() == Dialect::Sqlite {
+            self.check_namespaces(tx, &namespaces).await?;
+        }
+        let inserted = tx.fetch(self.insert_statement(rows, &namespaces)).await?;
+        if inserted.is_empty() {
+            // All are live, or the statement has found that one is not there.
+            self.check_namespaces(tx, &namespaces).await?;
+        }
+        inserted.iter().map(|row| Ok((Uid(row.get(0)?), UnixMs::new(row.get(1)?)))).collect()
+    }
+
+    fn insert_statement(&self, rows: &[TimerRow], namespaces: &BTreeSet<Namespace>) -> Statement {
         let mut s = Statement::new(self.dialect(), "register_insert");
+        let rows: Vec<&TimerRow> = rows.iter().collect();
         // What nobody in the batch asks for costs nobody anything.
         let merges = rows.iter().any(|row| row.merge_key.is_some());
         let spreads = rows.iter().any(|row| row.spread.is_some());
         let queues = rows.iter().any(|row| row.seats.is_some());
         let templated = rows.iter().any(|row| row.template.is_some());
         let is_made = rows.iter().any(|row| row.occurrence.is_some());
-        let is_of_others = rows.iter().any(|row| row.namespace != Namespace::OWN);
+        let others: Vec<i64> =
+            namespaces.iter().filter(|one| **one != Namespace::OWN).map(|one| one.0.into()).collect();
         let initial = |column: TimerColumn| match column {
             TimerColumn::MergeKey if !merges => Some("NULL"),
             TimerColumn::Spread | TimerColumn::SpreadFrom if !spreads => Some("NULL"),
@@ -346,7 +363,7 @@ impl ColdStore {
                 Some("NULL")
             }
             TimerColumn::Template if !templated => Some("NULL"),
-            TimerColumn::Namespace if !is_of_others => Some("NULL"),
+            TimerColumn::Namespace if others.is_empty() => Some("NULL"),
             TimerColumn::Dispatch
             | TimerColumn::Audience
             | TimerColumn::ReadyAt
@@ -360,8 +377,13 @@ impl ColdStore {
         };
         let is_bound = |column: &TimerColumn| initial(*column).is_none() && *column != TimerColumn::WakeAt;
         let fresh: Vec<TimerColumn> = TimerColumn::EACH.iter().copied().filter(is_bound).collect();
-        let batch = s.batch("b", columns::batch(&fresh, rows));
+        let batch = s.batch("b", columns::batch(&fresh, &rows));
         let now = s.now(self.bound_now());
+        // A statement less where the database is asked over a network.
+        let are_there = match self.dialect() {
+            Dialect::Postgres if !others.is_empty() => all_there(&mut s, others.clone()),
+            _ => "true".to_owned(),
+        };
         let value = |column: &TimerColumn| match column {
             // Not before the store's clock: a row written after a sweep never lies below the sweep's floor. Not by this
             // node's knowledge of it: a moment after it was set back that may be far ahead.
@@ -370,7 +392,7 @@ impl ColdStore {
         };
         let values = TimerColumn::EACH.iter().map(value).collect::<Vec<_>>().join(", ");
         s.push(&format!(
-            "WITH {batch} INSERT INTO timers ({ALL}) SELECT {values} FROM b WHERE true \
+            "WITH {batch} INSERT INTO timers ({ALL}) SELECT {values} FROM b WHERE {are_there} \
              ON CONFLICT (uid) DO NOTHING RETURNING uid, wake_at"
         ));
         s

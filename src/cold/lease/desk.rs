@@ -27,6 +27,8 @@ pub(super) struct Desk<'a> {
     pub changed: BTreeSet<Uid>,
     pub places: PlaceWrites,
     pub told: Vec<Told>,
+    /// For whom there may be something for each of those that ask.
+    pub audiences: Vec<BTreeSet<i64>>,
     pub given: Vec<Vec<Leased>>,
     pub again: BTreeSet<usize>,
 }
@@ -95,12 +97,11 @@ impl Desk<'_> {
 
     /// Gives a worker what is ready, in turn by priority, until it has what it asked for.
     pub fn give_ready(&mut self, i: usize, asking: &Asking, ready: &mut Ready, turn: &mut Turn) {
-        let audiences = asking.audiences(self.namespace, self.queue);
         // Where each priority is looked at next: what this worker may not have is passed over, for this worker.
         let mut at = [0; 3];
         while self.given[i].len() < asking.most {
             for (at, of) in at.iter_mut().zip(&ready.of) {
-                let may_have = |uid: &Uid| self.may_have(asking, &audiences, *uid);
+                let may_have = |uid: &Uid| self.may_have(i, asking, *uid);
                 *at += of[*at..].iter().take_while(|uid| !may_have(uid)).count();
             }
             let has = [0, 1, 2].map(|rank| at[rank] < ready.of[rank].len());
@@ -112,14 +113,13 @@ impl Desk<'_> {
     }
 
     /// What was given out here, and this worker may have no place of.
-    pub fn taken_from(&self, asking: &Asking) -> BTreeSet<Uid> {
-        let audiences = asking.audiences(self.namespace, self.queue);
-        self.changed.iter().copied().filter(|uid| !self.may_have(asking, &audiences, *uid)).collect()
+    pub fn taken_from(&self, i: usize, asking: &Asking) -> BTreeSet<Uid> {
+        self.changed.iter().copied().filter(|uid| !self.may_have(i, asking, *uid)).collect()
     }
 
-    fn may_have(&self, asking: &Asking, audiences: &BTreeSet<i64>, uid: Uid) -> bool {
+    fn may_have(&self, i: usize, asking: &Asking, uid: Uid) -> bool {
         let Some(row) = self.rows.get(&uid) else { return false };
-        let is_for = row.audience().is_some_and(|audience| audiences.contains(&audience));
+        let is_for = row.audience().is_some_and(|audience| self.audiences[i].contains(&audience));
         is_for && !asking.exclude.contains(&uid) && row.is_free_for(&asking.worker, self.now)
     }
 

@@ -68,13 +68,13 @@ impl ColdStore {
     }
 
     /// Locks what is ready for these audiences, at most so many of each and each priority, the longest ready first, and so many
-    /// rows in all; with a worker, only what it may have.
+    /// rows in all; with a worker and its position, only what it may have.
     pub(super) async fn lock_ready(
         &self,
         tx: &mut Tx,
         desk: &mut Desk<'_>,
         wanted: &BTreeMap<i64, usize>,
-        of: Option<&Asking>,
+        of: Option<(usize, &Asking)>,
         rows: usize,
     ) -> Result<Found, Error> {
         let limits: BTreeMap<i64, usize> =
@@ -90,25 +90,25 @@ impl ColdStore {
         );
         let ranks = Priority::ALL.map(|priority| format!("SELECT {} AS b_rank", priority.code()));
         // Most workers have nothing for them alone: one look tells that, where each priority of each would be one.
-        let each = format!(
-            "(SELECT b_audience, b_most FROM b WHERE {}) b CROSS JOIN ({}) r",
-            has_any("b_audience"),
-            ranks.join(" UNION ALL ")
+        let some = format!(
+            "wanted AS MATERIALIZED (SELECT b_audience, b_most FROM b WHERE {})",
+            has_any("b_audience")
         );
+        let each = format!("wanted CROSS JOIN ({}) r", ranks.join(" UNION ALL "));
         let (now, all) = (s.int(desk.now.get()), s.int(rows as i64));
         let mut which = format!(
             "t.audience = b_audience AND COALESCE(t.priority, 0) = b_rank AND t.ready_at IS NOT NULL \
              AND t.ready_at <= {now} AND {MAY_FIRE} AND {}",
             schedules::may_go(&now, "t")
         );
-        if let Some(asking) = of {
+        if let Some((i, asking)) = of {
             let worker = s.text(&asking.worker);
             which.push_str(&format!(
                 " AND NOT EXISTS (SELECT 1 FROM places p WHERE p.uid = t.uid AND p.worker = {worker} \
                  AND (p.held = 0 OR (p.held IN (3, 4) AND COALESCE(t.dispatch, '') NOT LIKE '%\"repeat\":true%')))"
             ));
             // What this transaction has given out is not written yet, and its own locks do not keep it away.
-            let mut taken = desk.taken_from(asking);
+            let mut taken = desk.taken_from(i, asking);
             taken.extend(&asking.exclude);
             if !taken.is_empty() {
                 let none_of = s.none_of("t.uid", taken.iter().map(|uid| uid.0).collect());
@@ -121,7 +121,7 @@ impl ColdStore {
         let columns = |alias: &str| without_payload(alias, self.dialect());
         match self.dialect() {
             Dialect::Postgres => s.push(&format!(
-                "WITH {batch} SELECT {} FROM {each} CROSS JOIN LATERAL (SELECT t.* FROM timers t WHERE {which} \
+                "WITH {batch}, {some} SELECT {} FROM {each} CROSS JOIN LATERAL (SELECT t.* FROM timers t WHERE {which} \
                  ORDER BY t.ready_at LIMIT b_most FOR UPDATE OF t SKIP LOCKED) d LIMIT {all}",
                 columns("d")
             )),
@@ -136,7 +136,7 @@ impl ColdStore {
                     );
                 }
                 s.push(&format!(
-                    "WITH {batch} SELECT {} FROM {each} CROSS JOIN timers WHERE timers.rowid IN ({found}) LIMIT {all}",
+                    "WITH {batch}, {some} SELECT {} FROM {each} CROSS JOIN timers WHERE timers.rowid IN ({found}) LIMIT {all}",
                     columns("timers")
                 ))
             }

@@ -20,7 +20,7 @@ use crate::cold::columns::{LIFE, SEATS, TimerColumn};
 use crate::cold::outbox::{Batch, Happened};
 use crate::cold::places::{PlaceWrites, QueueTerms};
 use crate::cold::row::{TimerRow, body_of};
-use crate::cold::sql::{Column, Statement, Tx};
+use crate::cold::sql::{Column, Dialect, Statement, Tx};
 use crate::cold::{ColdStore, Error};
 use crate::model::id::Uid;
 use crate::model::namespace::Namespace;
@@ -154,6 +154,7 @@ impl ColdStore {
             changed: BTreeSet::new(),
             places: PlaceWrites::default(),
             told: Vec::new(),
+            audiences: asking.iter().map(|one| one.audiences(self.namespace(), queue)).collect(),
             given: asking.iter().map(|_| Vec::new()).collect(),
             again: BTreeSet::new(),
         };
@@ -266,8 +267,8 @@ impl ColdStore {
         }
         let mut wanted: BTreeMap<i64, usize> = BTreeMap::new();
         for &i in who {
-            for audience in asking[i].audiences(desk.namespace, desk.queue) {
-                *wanted.entry(audience).or_default() += asking[i].most;
+            for audience in &desk.audiences[i] {
+                *wanted.entry(*audience).or_default() += asking[i].most;
             }
         }
         let ready = self.lock_ready(tx, desk, &wanted, None, MAX_LOOKED_AT).await?;
@@ -285,7 +286,7 @@ impl ColdStore {
             .iter()
             .copied()
             .filter(|&i| is_short(desk, i) && !desk.again.contains(&i))
-            .filter(|&i| ready.was_cut_for(&asking[i].audiences(desk.namespace, desk.queue)))
+            .filter(|&i| ready.was_cut_for(&desk.audiences[i]))
             .collect();
         // Who has nothing goes first, and is served again if it is not its turn now.
         hidden.sort_by_key(|&i| !desk.given[i].is_empty());
@@ -297,12 +298,8 @@ impl ColdStore {
                 continue;
             }
             let most = asking[i].most - desk.given[i].len();
-            let wanted = asking[i]
-                .audiences(desk.namespace, desk.queue)
-                .into_iter()
-                .map(|audience| (audience, most))
-                .collect();
-            let more = self.lock_ready(tx, desk, &wanted, Some(&asking[i]), rows).await?;
+            let wanted = desk.audiences[i].iter().map(|audience| (*audience, most)).collect();
+            let more = self.lock_ready(tx, desk, &wanted, Some((i, &asking[i])), rows).await?;
             let mut more = Ready::of(desk, more);
             desk.give_ready(i, &asking[i], &mut more, turn);
         }
@@ -314,10 +311,15 @@ impl ColdStore {
     async fn write_leases(&self, tx: &mut Tx, desk: Desk<'_>) -> Result<(Vec<Vec<Leased>>, Batch), Error> {
         let Desk { rows, changed, places, mut told, mut given, .. } = desk;
         let rows: Vec<&TimerRow> = rows.values().filter(|row| changed.contains(&row.uid)).collect();
+        let written = [LIFE, SEATS, &[TimerColumn::ClaimedAt, TimerColumn::Node]].concat();
         let mut payloads: BTreeMap<Uid, Option<Vec<u8>>> = BTreeMap::new();
+        // In one statement where one can write both: workers wait for each.
+        let (mut together, apart) = match self.dialect() {
+            Dialect::Postgres => (Some(places), None),
+            Dialect::Sqlite => (None, Some(places)),
+        };
         for rows in rows.chunks(MAX_BATCH) {
-            let written = [LIFE, SEATS, &[TimerColumn::ClaimedAt, TimerColumn::Node]].concat();
-            let mut s = self.update_statement("lease_update", &written, rows);
+            let mut s = self.update_statement("lease_update", &written, rows, together.take());
             s.push(" RETURNING uid, data");
             for row in tx.fetch(s).await? {
                 payloads.insert(Uid(row.get(0)?), row.get(1)?);
@@ -340,7 +342,9 @@ impl ColdStore {
         for told in &mut told {
             told.row.data = payloads.get(&told.row.uid).cloned().flatten();
         }
-        self.write_places(tx, places).await?;
+        if let Some(places) = apart {
+            self.write_places(tx, places).await?;
+        }
         if told.is_empty() {
             return Ok((given, Batch::default()));
         }

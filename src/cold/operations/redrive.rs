@@ -282,11 +282,10 @@ impl ColdStore {
         if fresh.is_empty() {
             return Ok(HashMap::new());
         }
-        self.hold_namespaces(tx, &fresh.iter().map(|row| row.namespace).collect()).await?;
+        self.keep_namespaces(tx, &fresh.iter().map(|row| row.namespace).collect()).await?;
         // Their queue may have been removed since.
         self.keep_queues(tx, fresh.iter().map(|row| (row.namespace, &row.target))).await?;
-        let rows = tx.fetch(self.insert_statement(&fresh.iter().collect::<Vec<_>>())).await?;
-        rows.iter().map(|row| Ok((Uid(row.get(0)?), UnixMs::new(row.get(1)?)))).collect()
+        self.insert_rows(tx, fresh).await
     }
 
     /// Of these dead timers, those whose ids are live.

@@ -152,7 +152,7 @@ impl ColdStore {
         }
         // As registrations do, so that two of them do not deadlock.
         fresh.sort_by_key(|row| row.uid);
-        self.hold_namespaces(tx, &fresh.iter().map(|row| row.namespace).collect()).await?;
+        self.keep_namespaces(tx, &fresh.iter().map(|row| row.namespace).collect()).await?;
         let targets = fresh.iter().map(|row| (row.namespace, &row.target));
         if let Some((_, name)) = self.missing_destinations(tx, targets).await?.first() {
             return Err(Error::Corrupt(format!("a schedule for destination `{name}`, which there is not")));
