@@ -79,6 +79,7 @@ pub enum NamespaceRemoved {
 /// One lock for all: who registers for some namespace shares it, and a removal, which is rare, has it alone. It stands in the
 /// memory of the database; a lock of each one's row would be written. The number is `mainsnam`.
 const SHARE_REMOVALS: &str = "SELECT pg_advisory_xact_lock_shared(7881696745979011437)";
+const BEGIN_SHARING: &str = "BEGIN; SELECT pg_advisory_xact_lock_shared(7881696745979011437)";
 const LOCK_REMOVALS: &str = "SELECT pg_advisory_xact_lock(7881696745979011437)";
 
 /// How many of these numbers, `b_number`, are namespaces. Each is looked up for itself, as a join might read them all.
@@ -269,6 +270,14 @@ impl ColdStore {
         match which.iter().all(|one| *one == Namespace::OWN) {
             true => Ok(()),
             false => self.lock_removals(tx, SHARE_REMOVALS).await,
+        }
+    }
+
+    /// Begins a transaction that keeps these namespaces, as [`ColdStore::keep_namespaces`] does.
+    pub(super) async fn begin_keeping(&self, which: &BTreeSet<Namespace>) -> Result<Tx, Error> {
+        match which.iter().all(|one| *one == Namespace::OWN) {
+            true => self.pool.begin().await,
+            false => self.pool.begin_as(BEGIN_SHARING).await,
         }
     }
 

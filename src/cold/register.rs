@@ -202,9 +202,8 @@ impl ColdStore {
         order: &[usize],
         mut fresh: Vec<TimerRow>,
     ) -> Result<(HashMap<Uid, TimerRow>, HashMap<Uid, Registered>), Error> {
-        let mut tx = self.pool.begin().await?;
         // Before any other lock, as a removal does.
-        self.keep_namespaces(&mut tx, &fresh.iter().map(|row| row.namespace).collect()).await?;
+        let mut tx = self.begin_keeping(&fresh.iter().map(|row| row.namespace).collect()).await?;
         let missing =
             self.missing_destinations(&mut tx, fresh.iter().map(|row| (row.namespace, &row.target))).await?;
         let templates = self

@@ -24,6 +24,8 @@ pub(super) struct Desk<'a> {
     pub terms: QueueTerms,
     /// Locked rows, with their places.
     pub rows: BTreeMap<Uid, TimerRow>,
+    /// For whom each of them is.
+    pub audience_of: BTreeMap<Uid, i64>,
     pub changed: BTreeSet<Uid>,
     pub places: PlaceWrites,
     pub told: Vec<Told>,
@@ -118,9 +120,11 @@ impl Desk<'_> {
     }
 
     fn may_have(&self, i: usize, asking: &Asking, uid: Uid) -> bool {
-        let Some(row) = self.rows.get(&uid) else { return false };
-        let is_for = row.audience().is_some_and(|audience| self.audiences[i].contains(&audience));
-        is_for && !asking.exclude.contains(&uid) && row.is_free_for(&asking.worker, self.now)
+        // Asked for each worker and each row: what this takes, a lease takes.
+        let is_for = self.audience_of.get(&uid).is_some_and(|audience| self.audiences[i].contains(audience));
+        is_for
+            && !asking.exclude.contains(&uid)
+            && self.rows.get(&uid).is_some_and(|row| row.is_free_for(&asking.worker, self.now))
     }
 
     /// Gives a place of this timer out.

@@ -63,6 +63,7 @@ impl ColdStore {
                 }
             }
         }
+        desk.audience_of.extend(new.iter().filter_map(|(uid, row)| Some((*uid, row.audience()?))));
         desk.rows.extend(new);
         Ok(())
     }

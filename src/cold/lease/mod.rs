@@ -151,6 +151,7 @@ impl ColdStore {
             node,
             terms,
             rows: BTreeMap::new(),
+            audience_of: BTreeMap::new(),
             changed: BTreeSet::new(),
             places: PlaceWrites::default(),
             told: Vec::new(),
