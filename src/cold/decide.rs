@@ -84,7 +84,7 @@ pub(super) struct Context<'a> {
     pub planted: Planted,
     /// Of the store's own namespace.
     pub salt: &'a Salt,
-    /// The queue that the row is for, if it is for one.
+    /// The queue that the row is for, if a change asks for it ([`ChangeEvent::asks_queue`]).
     pub queue: Option<&'a QueueTerms>,
 }
 

@@ -1,4 +1,4 @@
-//! The end of a timer: its row is moved from `timers` to `history`, and a caller's id stays taken.
+//! The end of a timer: its row is moved from `timers` to `history`, its places go, and a caller's id stays taken.
 
 use super::columns::{ALL, TimerColumn};
 use super::outbox::Delivered;
@@ -76,7 +76,7 @@ impl ColdStore {
         ended.iter().map(|row| row.get(0).map(Uid)).collect()
     }
 
-    /// Moves rows to history and keeps callers' ids taken. Returns these columns of the rows that it moved, and
+    /// Moves rows to history, removes their places and keeps callers' ids taken. Returns these columns of the rows that it moved, and
     /// three more, the last its namespace.
     pub(super) async fn end(
         &self,

@@ -71,7 +71,7 @@ pub use history::Step as RetentionStep;
 pub use hook::{Call, FailPoint};
 pub use keys::{KeyMade, KeyRevoked, KeyRow, KeysMark, MAX_KEYS, NewKey};
 pub use late::{DeadTimer, LateOf, LateTimers};
-pub use lease::{Asking, LeaseAnswer, Leased, MAX_ASKING, Turn};
+pub use lease::{Asker, Asking, LeaseAnswer, Leased, MAX_ASKING, Turn};
 pub use list::{Filter, ListCursor, Page};
 pub use merge::{ClaimedSet, Doubtful};
 pub use namespaces::{MAX_NAMESPACES, NamespaceRemoved, NamespaceRow, NamespaceWritten};

@@ -79,8 +79,12 @@ pub enum NamespaceRemoved {
 /// One lock for all: who registers for some namespace shares it, and a removal, which is rare, has it alone. It stands in the
 /// memory of the database; a lock of each one's row would be written. The number is `mainsnam`.
 const SHARE_REMOVALS: &str = "SELECT pg_advisory_xact_lock_shared(7881696745979011437)";
-const BEGIN_SHARING: &str = "BEGIN; SELECT pg_advisory_xact_lock_shared(7881696745979011437)";
 const LOCK_REMOVALS: &str = "SELECT pg_advisory_xact_lock(7881696745979011437)";
+
+/// The numbers of those that are not the store's own.
+pub(super) fn others(which: &BTreeSet<Namespace>) -> Vec<i64> {
+    which.iter().filter(|one| **one != Namespace::OWN).map(|one| one.0.into()).collect()
+}
 
 /// How many of these numbers, `b_number`, are namespaces. Each is looked up for itself, as a join might read them all.
 const THOSE_THERE: &str = "count((SELECT 1 FROM namespaces WHERE number = b_number AND removed_at IS NULL))";
@@ -267,17 +271,9 @@ impl ColdStore {
         tx: &mut Tx,
         which: &BTreeSet<Namespace>,
     ) -> Result<(), Error> {
-        match which.iter().all(|one| *one == Namespace::OWN) {
+        match others(which).is_empty() {
             true => Ok(()),
             false => self.lock_removals(tx, SHARE_REMOVALS).await,
-        }
-    }
-
-    /// Begins a transaction that keeps these namespaces, as [`ColdStore::keep_namespaces`] does.
-    pub(super) async fn begin_keeping(&self, which: &BTreeSet<Namespace>) -> Result<Tx, Error> {
-        match which.iter().all(|one| *one == Namespace::OWN) {
-            true => self.pool.begin().await,
-            false => self.pool.begin_as(BEGIN_SHARING).await,
         }
     }
 
@@ -297,8 +293,7 @@ impl ColdStore {
         tx: &mut Tx,
         which: &BTreeSet<Namespace>,
     ) -> Result<(), Error> {
-        let others: Vec<i64> =
-            which.iter().filter(|one| **one != Namespace::OWN).map(|one| one.0.into()).collect();
+        let others = others(which);
         if others.is_empty() {
             return Ok(());
         }

@@ -398,9 +398,8 @@ impl ColdStore {
     }
 
     /// Writes what has become of places.
-    pub(super) async fn write_places(&self, tx: &mut Tx, mut writes: PlaceWrites) -> Result<(), Error> {
-        let PlaceWrites { put, gone, ended } = &mut writes;
-        put.retain(|(uid, _), _| !ended.contains(uid));
+    pub(super) async fn write_places(&self, tx: &mut Tx, writes: PlaceWrites) -> Result<(), Error> {
+        let PlaceWrites { put, gone, ended } = &writes;
         if !ended.is_empty() {
             self.remove_places(tx, ended.iter().copied().collect()).await?;
         }

@@ -343,30 +343,47 @@ impl ColdStore {
         Ok(terms)
     }
 
-    /// The store's time, its building ([`ColdStore::seen`]), and what this queue of the namespace says, if there is one.
-    pub(super) async fn now_and_terms(
-        &self,
-        tx: &mut Tx,
-        name: &str,
-    ) -> Result<(UnixMs, i64, Option<QueueTerms>), Error> {
+    /// What the store and this queue of the namespace say before anything is given out.
+    pub(super) async fn hear(&self, tx: &mut Tx, name: &str) -> Result<Heard, Error> {
         let mut s = Statement::new(self.dialect(), "lease_terms");
-        let here = self.here(&mut s);
-        let (now, name) = (s.now(self.bound_now()), s.text(name));
-        s.push(&format!(
-            "SELECT {now}, incarnation, settings, paused FROM store \
-             LEFT JOIN queues ON queues.namespace = {here} AND queues.name = {name}"
-        ));
+        let now = s.now(self.bound_now());
+        let heard = self.heard(&mut s, &now, name);
+        s.push(&heard);
         let sent = Monotonic::now();
         let rows = tx.fetch(s).await?;
-        let row = rows.first().ok_or_else(|| Error::Corrupt("the store has no row of itself".into()))?;
-        let now = UnixMs::new(row.get(0)?);
+        self.read_heard(sent, rows.first(), 0)
+    }
+
+    /// The query of that, with this expression of the store's time. It has one row.
+    pub(super) fn heard(&self, s: &mut Statement, now: &str, name: &str) -> String {
+        let (here, name) = (self.here(s), s.text(name));
+        format!(
+            "SELECT {now} AS heard_at, incarnation, settings, paused FROM store \
+             LEFT JOIN queues ON queues.namespace = {here} AND queues.name = {name}"
+        )
+    }
+
+    /// Reads it from its columns, which begin at `at`.
+    pub(super) fn read_heard(&self, sent: Monotonic, row: Option<&Row>, at: usize) -> Result<Heard, Error> {
+        let row = row.ok_or_else(|| Error::Corrupt("the store has no row of itself".into()))?;
+        let now = UnixMs::new(row.get(at)?);
         self.clock.observe(sent, now);
-        let terms = match row.get::<Option<String>>(2)? {
-            Some(settings) => Some(terms_of(settings_of(&settings)?, row.get(3)?)),
+        let terms = match row.get::<Option<String>>(at + 2)? {
+            Some(settings) => Some(terms_of(settings_of(&settings)?, row.get(at + 3)?)),
             None => None,
         };
-        Ok((now, row.get(1)?, terms))
+        Ok(Heard { now, incarnation: row.get(at + 1)?, terms })
     }
+}
+
+/// What the store and a queue say before anything is given out.
+pub(super) struct Heard {
+    /// The store's time.
+    pub now: UnixMs,
+    /// The store's building ([`ColdStore::seen`]).
+    pub incarnation: i64,
+    /// What the queue says, if there is one.
+    pub terms: Option<QueueTerms>,
 }
 
 fn terms_of(settings: Settings, paused: bool) -> QueueTerms {

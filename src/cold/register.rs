@@ -7,7 +7,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use super::columns::{self, ALL, TimerColumn};
-use super::namespaces::all_there;
+use super::namespaces::{all_there, others};
 use super::outbox::Happened;
 use super::row::TimerRow;
 use super::sql::{Column, Dialect, Statement, Tx};
@@ -202,8 +202,10 @@ impl ColdStore {
         order: &[usize],
         mut fresh: Vec<TimerRow>,
     ) -> Result<(HashMap<Uid, TimerRow>, HashMap<Uid, Registered>), Error> {
+        let mut tx = self.pool.begin().await?;
         // Before any other lock, as a removal does.
-        let mut tx = self.begin_keeping(&fresh.iter().map(|row| row.namespace).collect()).await?;
+        let namespaces = fresh.iter().map(|row| row.namespace).collect();
+        self.keep_namespaces(&mut tx, &namespaces).await?;
         let missing =
             self.missing_destinations(&mut tx, fresh.iter().map(|row| (row.namespace, &row.target))).await?;
         let templates = self
@@ -226,6 +228,10 @@ impl ColdStore {
             {
                 unmade.insert(*uid, Registered::Unfitted(name.clone()));
             }
+        }
+        if !unmade.is_empty() {
+            // With a namespace goes what it had.
+            self.check_namespaces(&mut tx, &namespaces).await?;
         }
         fresh.retain(|row| !unmade.contains_key(&row.uid));
         let callers = order.iter().map(|&i| &timers[i]).filter(|timer| timer.caller_id);
@@ -335,7 +341,7 @@ impl ColdStore {
             self.check_namespaces(tx, &namespaces).await?;
         }
         let inserted = tx.fetch(self.insert_statement(rows, &namespaces)).await?;
-        if inserted.is_empty() {
+        if inserted.is_empty() && self.dialect() == Dialect::Postgres {
             // All are live, or the statement has found that one is not there.
             self.check_namespaces(tx, &namespaces).await?;
         }
@@ -351,8 +357,7 @@ impl ColdStore {
         let queues = rows.iter().any(|row| row.seats.is_some());
         let templated = rows.iter().any(|row| row.template.is_some());
         let is_made = rows.iter().any(|row| row.occurrence.is_some());
-        let others: Vec<i64> =
-            namespaces.iter().filter(|one| **one != Namespace::OWN).map(|one| one.0.into()).collect();
+        let others = others(namespaces);
         let initial = |column: TimerColumn| match column {
             TimerColumn::MergeKey if !merges => Some("NULL"),
             TimerColumn::Spread | TimerColumn::SpreadFrom if !spreads => Some("NULL"),

@@ -251,6 +251,12 @@ impl TimerRow {
         self.seats.as_ref().and_then(free).is_some()
     }
 
+    /// Whether anybody at all may have a place of it, now or later.
+    pub(super) fn has_free(&self) -> bool {
+        let comes_back = |place: &Place| matches!(place.held, queue::Held::Returned | queue::Held::Lost);
+        self.seats.as_ref().is_some_and(|seats| seats.fresh > 0) || self.places.iter().any(comes_back)
+    }
+
     /// The places of a timer for a queue.
     pub fn places(&mut self) -> Option<Places<'_>> {
         let Self { life, seats, places, expire_at, .. } = self;

@@ -270,7 +270,7 @@ impl Statement {
     }
 
     /// Binds a batch; returns it as a common table expression, `name(column, …) AS (…)`, with its rows in the
-    /// order given. A batch is bound before any other value.
+    /// order given. On SQLite one batch is bound, before any other value.
     pub fn batch(&mut self, name: &str, columns: Vec<(&'static str, Column)>) -> String {
         let names = columns.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
         let rows = columns.first().map_or(0, |(_, column)| column.len());
@@ -544,14 +544,9 @@ impl Pool {
 
     /// Begins a transaction that may write.
     pub async fn begin(&self) -> Result<Tx, Error> {
-        self.begin_as("BEGIN").await
-    }
-
-    /// Begins a transaction on PostgreSQL with this text, which may take a lock as well: so that needs no round trip of its own.
-    pub async fn begin_as(&self, text: &'static str) -> Result<Tx, Error> {
         let begin = async {
             let turn = self.turn(false).await?;
-            let open = self.database.begin(text).await?;
+            let open = self.database.begin().await?;
             Ok(Tx { open, hook: self.hook.clone(), mark: self.hook.begin(), turn })
         };
         self.hook.run(Call::Begin, "begin", begin).await
@@ -574,9 +569,9 @@ impl Pool {
 }
 
 impl Database {
-    async fn begin(&self, text: &'static str) -> Result<OpenTx, Error> {
+    async fn begin(&self) -> Result<OpenTx, Error> {
         Ok(match self {
-            Self::Postgres(pool) => OpenTx::Postgres(bounded(false, pool.begin_with(text)).await?),
+            Self::Postgres(pool) => OpenTx::Postgres(bounded(false, pool.begin()).await?),
             Self::Sqlite { writer, .. } => match writer.begin_with(BEGIN).await {
                 // SQLite rolled a transaction back by itself (its disk was full), which the pool does not know.
                 Err(sqlx::Error::InvalidSavePointStatement) => {

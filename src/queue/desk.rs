@@ -1,6 +1,6 @@
 //! One desk: the calls that wait for a queue on this node, and the task that serves them.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use tokio::sync::{Notify, oneshot};
 use super::waiting::Counted;
 use super::{Given, Queues};
 use crate::clock::Monotonic;
-use crate::cold::{Asking, Error, LeaseAnswer, Leased, MAX_ASKING};
+use crate::cold::{Asker, Asking, Error, LeaseAnswer, Leased, MAX_ASKING};
 use crate::model::namespace::Namespace;
 
 /// How often a desk asks the store by itself: a note that something is ready may be lost.
@@ -22,8 +22,7 @@ const AGAIN: [Duration; 3] =
 
 /// A call that waits.
 pub(super) struct Call {
-    asking: Asking,
-    audiences: BTreeSet<i64>,
+    asking: Asker,
     /// When it is answered at the latest.
     until: Monotonic,
     answer: oneshot::Sender<Result<Given, Error>>,
@@ -41,8 +40,7 @@ impl Call {
         answer: oneshot::Sender<Result<Given, Error>>,
         counted: Counted,
     ) -> Self {
-        let audiences = asking.audiences(namespace, queue);
-        Self { asking, audiences, until, answer, is_new: true, counted }
+        Self { asking: asking.of(namespace, queue), until, answer, is_new: true, counted }
     }
 }
 
@@ -137,7 +135,7 @@ impl Queues {
                 break;
             }
             left.retain(|at| !served.contains(at));
-            let asking: Vec<Asking> =
+            let asking: Vec<Asker> =
                 served.iter().filter_map(|&at| slots[at].as_ref()).map(|call| call.asking.clone()).collect();
             match self.writer.lease(namespace, queue, &asking, &self.ownership.me().name, &mut turn).await {
                 Ok(LeaseAnswer { given, in_doubt: Some(why), .. }) => {
@@ -176,10 +174,10 @@ impl Queues {
     /// Which of these calls may get something: at most as many as one transaction serves.
     async fn ready_for(&self, slots: &[Option<Call>], left: &VecDeque<usize>) -> Result<Vec<usize>, Error> {
         let calls = || left.iter().filter_map(|&at| slots[at].as_ref().map(|call| (at, call)));
-        let audiences = calls().flat_map(|(_, call)| call.audiences.iter().copied()).collect();
+        let audiences = calls().flat_map(|(_, call)| call.asking.audiences().iter().copied()).collect();
         let ready = self.store.ready_audiences(&audiences).await?;
         let may_get = |call: &Call| {
-            (call.is_new && call.asking.redo) || call.audiences.iter().any(|one| ready.contains(one))
+            (call.is_new && call.asking.redo) || call.asking.audiences().iter().any(|one| ready.contains(one))
         };
         Ok(calls().filter(|(_, call)| may_get(call)).map(|(at, _)| at).take(MAX_ASKING).collect())
     }

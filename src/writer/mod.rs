@@ -19,7 +19,7 @@ pub use batcher::{Batcher, NotTaken};
 
 use crate::clock::Monotonic;
 use crate::cold::{
-    Applied, Asking, AttemptRecord, Change, ChangeEvent, ColdStore, Error, LeaseAnswer, MAX_APPLY_BATCH,
+    Applied, Asker, AttemptRecord, Change, ChangeEvent, ColdStore, Error, LeaseAnswer, MAX_APPLY_BATCH,
     MAX_REGISTER_BATCH, NewTimer, Operated, OperationRow, Registered, Settlement, Stepped, TimerRow, Turn,
     Unfit, Worker,
 };
@@ -179,7 +179,7 @@ impl Writer {
         &self,
         namespace: Namespace,
         queue: &str,
-        asking: &[Asking],
+        asking: &[Asker],
         node: &str,
         turn: &mut Turn,
     ) -> Result<LeaseAnswer, Error> {

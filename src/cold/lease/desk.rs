@@ -1,9 +1,10 @@
 //! What a transaction of a lease has in hand, and who gets what of it: decided in memory.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 
-use super::{Asking, Leased};
+use super::{Asker, Leased};
 use crate::cold::places::{PlaceWrites, QueueTerms, Told};
+use crate::cold::queues::Heard;
 use crate::cold::row::TimerRow;
 use crate::model::id::Uid;
 use crate::model::namespace::Namespace;
@@ -19,9 +20,12 @@ const MAX_GIVEN: usize = 2000;
 pub(super) struct Desk<'a> {
     pub namespace: Namespace,
     pub queue: &'a str,
+    /// The store's time, once it was heard.
     pub now: UnixMs,
     pub node: &'a str,
     pub terms: QueueTerms,
+    /// Whether there is such a queue, once it was heard.
+    pub has_queue: Option<bool>,
     /// Locked rows, with their places.
     pub rows: BTreeMap<Uid, TimerRow>,
     /// For whom each of them is.
@@ -29,8 +33,6 @@ pub(super) struct Desk<'a> {
     pub changed: BTreeSet<Uid>,
     pub places: PlaceWrites,
     pub told: Vec<Told>,
-    /// For whom there may be something for each of those that ask.
-    pub audiences: Vec<BTreeSet<i64>>,
     pub given: Vec<Vec<Leased>>,
     pub again: BTreeSet<usize>,
 }
@@ -64,7 +66,7 @@ pub(super) struct Found {
 
 /// What is ready, by priority, the longest ready first.
 pub(super) struct Ready {
-    of: [Vec<Uid>; 3],
+    of: [VecDeque<Uid>; 3],
     /// Audiences of which there may be more than was looked at.
     cut: HashSet<i64>,
 }
@@ -81,7 +83,7 @@ impl Ready {
         }
         sorted.sort_unstable();
         for (_, _, uid, rank) in sorted {
-            ready.of[rank].push(uid);
+            ready.of[rank].push_back(uid);
         }
         ready
     }
@@ -91,44 +93,76 @@ impl Ready {
     }
 }
 
-impl Desk<'_> {
+impl<'a> Desk<'a> {
+    /// A desk at which so many ask.
+    pub fn of(namespace: Namespace, queue: &'a str, node: &'a str, asking: usize) -> Self {
+        Self {
+            namespace,
+            queue,
+            now: UnixMs::default(),
+            node,
+            terms: QueueTerms::default(),
+            has_queue: None,
+            rows: BTreeMap::new(),
+            audience_of: BTreeMap::new(),
+            changed: BTreeSet::new(),
+            places: PlaceWrites::default(),
+            told: Vec::new(),
+            given: (0..asking).map(|_| Vec::new()).collect(),
+            again: BTreeSet::new(),
+        }
+    }
+
+    /// Notes what the store and the queue say. What the queue said first stays.
+    pub fn note(&mut self, heard: Heard) {
+        self.now = heard.now.max(self.now);
+        if self.has_queue.is_none() {
+            self.has_queue = Some(heard.terms.is_some());
+            self.terms = heard.terms.unwrap_or_default();
+        }
+    }
+
     /// This transaction has given out enough.
     pub fn is_full(&self) -> bool {
         self.told.len() >= MAX_GIVEN
     }
 
     /// Gives a worker what is ready, in turn by priority, until it has what it asked for.
-    pub fn give_ready(&mut self, i: usize, asking: &Asking, ready: &mut Ready, turn: &mut Turn) {
+    pub fn give_ready(&mut self, i: usize, asking: &Asker, ready: &mut Ready, turn: &mut Turn) {
         // Where each priority is looked at next: what this worker may not have is passed over, for this worker.
         let mut at = [0; 3];
         while self.given[i].len() < asking.most {
             for (at, of) in at.iter_mut().zip(&ready.of) {
-                let may_have = |uid: &Uid| self.may_have(i, asking, *uid);
-                *at += of[*at..].iter().take_while(|uid| !may_have(uid)).count();
+                let may_have = |uid: &Uid| self.may_have(asking, *uid);
+                *at += of.range(*at..).take_while(|uid| !may_have(uid)).count();
             }
             let has = [0, 1, 2].map(|rank| at[rank] < ready.of[rank].len());
             let Some(rank) = turn.next(has) else { return };
             let uid = ready.of[rank][at[rank]];
             self.give(i, asking, uid);
-            at[rank] += 1;
+            // What has nothing more for anybody is not looked at again for each of those that come after.
+            match self.rows.get(&uid).is_some_and(TimerRow::has_free) {
+                true => at[rank] += 1,
+                false => drop(ready.of[rank].remove(at[rank])),
+            }
         }
     }
 
     /// What was given out here, and this worker may have no place of.
-    pub fn taken_from(&self, i: usize, asking: &Asking) -> BTreeSet<Uid> {
-        self.changed.iter().copied().filter(|uid| !self.may_have(i, asking, *uid)).collect()
+    pub fn taken_from(&self, asking: &Asker) -> BTreeSet<Uid> {
+        self.changed.iter().copied().filter(|uid| !self.may_have(asking, *uid)).collect()
     }
 
-    fn may_have(&self, i: usize, asking: &Asking, uid: Uid) -> bool {
+    fn may_have(&self, asking: &Asker, uid: Uid) -> bool {
         // Asked for each worker and each row: what this takes, a lease takes.
-        let is_for = self.audience_of.get(&uid).is_some_and(|audience| self.audiences[i].contains(audience));
+        let is_for = self.audience_of.get(&uid).is_some_and(|audience| asking.audiences().contains(audience));
         is_for
             && !asking.exclude.contains(&uid)
             && self.rows.get(&uid).is_some_and(|row| row.is_free_for(&asking.worker, self.now))
     }
 
     /// Gives a place of this timer out.
-    fn give(&mut self, i: usize, asking: &Asking, uid: Uid) {
+    fn give(&mut self, i: usize, asking: &Asker, uid: Uid) {
         let lease = asking.lease.or(self.terms.lease).unwrap_or(DEFAULT_LEASE);
         let until = self.now.plus(lease.get());
         let Some(row) = self.rows.get_mut(&uid) else { return };
@@ -156,7 +190,7 @@ impl Desk<'_> {
     }
 
     /// Gives a worker a place again that it has or had last.
-    pub fn give_own(&mut self, i: usize, asking: &Asking, uid: Uid) {
+    pub fn give_own(&mut self, i: usize, asking: &Asker, uid: Uid) {
         let Some(row) = self.rows.get(&uid) else { return };
         let own = row.places.iter().find(|place| place.worker == asking.worker && place.held == Held::Out);
         match own {

@@ -2,9 +2,12 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use super::Asking;
+use uuid::Uuid;
+
+use super::Asker;
 use super::desk::{Desk, Found};
-use crate::cold::columns::TimerColumn;
+use crate::clock::Monotonic;
+use crate::cold::columns::{AFTER, TimerColumn};
 use crate::cold::restore::MAY_FIRE;
 use crate::cold::row::TimerRow;
 use crate::cold::sql::{Column, Dialect, Row, Statement, Tx};
@@ -69,13 +72,15 @@ impl ColdStore {
     }
 
     /// Locks what is ready for these audiences, at most so many of each and each priority, the longest ready first, and so many
-    /// rows in all; with a worker and its position, only what it may have.
+    /// rows in all; with a worker, only what it may have. If the queue is paused, or this node has seen a later building of the
+    /// store, that is nothing. Also notes what store and queue say, if nobody has heard it yet: a statement less, for which
+    /// workers wait.
     pub(super) async fn lock_ready(
         &self,
         tx: &mut Tx,
         desk: &mut Desk<'_>,
         wanted: &BTreeMap<i64, usize>,
-        of: Option<(usize, &Asking)>,
+        of: Option<&Asker>,
         rows: usize,
     ) -> Result<Found, Error> {
         let limits: BTreeMap<i64, usize> =
@@ -96,20 +101,23 @@ impl ColdStore {
             has_any("b_audience")
         );
         let each = format!("wanted CROSS JOIN ({}) r", ranks.join(" UNION ALL "));
-        let (now, all) = (s.int(desk.now.get()), s.int(rows as i64));
+        let (now, all) = (s.now(self.bound_now()), s.int(rows as i64));
+        let heard = self.heard(&mut s, &now, desk.queue);
+        let seen = s.int(self.seen());
+        let may_give = format!("(SELECT incarnation >= {seen} AND NOT COALESCE(paused, false) FROM heard)");
         let mut which = format!(
             "t.audience = b_audience AND COALESCE(t.priority, 0) = b_rank AND t.ready_at IS NOT NULL \
              AND t.ready_at <= {now} AND {MAY_FIRE} AND {}",
             schedules::may_go(&now, "t")
         );
-        if let Some((i, asking)) = of {
+        if let Some(asking) = of {
             let worker = s.text(&asking.worker);
             which.push_str(&format!(
                 " AND NOT EXISTS (SELECT 1 FROM places p WHERE p.uid = t.uid AND p.worker = {worker} \
                  AND (p.held = 0 OR (p.held IN (3, 4) AND COALESCE(t.dispatch, '') NOT LIKE '%\"repeat\":true%')))"
             ));
             // What this transaction has given out is not written yet, and its own locks do not keep it away.
-            let mut taken = desk.taken_from(i, asking);
+            let mut taken = desk.taken_from(asking);
             taken.extend(&asking.exclude);
             if !taken.is_empty() {
                 let none_of = s.none_of("t.uid", taken.iter().map(|uid| uid.0).collect());
@@ -119,30 +127,40 @@ impl ColdStore {
                 format!(" AND (t.expire_at IS NULL OR t.expire_at >= {now} OR COALESCE(t.fresh, 0) = 0)");
             which.push_str(&late);
         }
-        let columns = |alias: &str| without_payload(alias, self.dialect());
-        match self.dialect() {
-            Dialect::Postgres => s.push(&format!(
-                "WITH {batch}, {some} SELECT {} FROM {each} CROSS JOIN LATERAL (SELECT t.* FROM timers t WHERE {which} \
-                 ORDER BY t.ready_at LIMIT b_most FOR UPDATE OF t SKIP LOCKED) d LIMIT {all}",
-                columns("d")
-            )),
+        let columns = without_payload("d", self.dialect());
+        let found = match self.dialect() {
+            Dialect::Postgres => format!(
+                "SELECT d.* FROM {each} CROSS JOIN LATERAL (SELECT t.* FROM timers t WHERE {which} \
+                 ORDER BY t.ready_at LIMIT b_most FOR UPDATE OF t SKIP LOCKED) d WHERE {may_give} LIMIT {all}"
+            ),
             Dialect::Sqlite => {
                 let limit = s.int(most as i64);
-                let mut found =
-                    format!("SELECT t.rowid AS id FROM timers t WHERE {which} ORDER BY t.ready_at LIMIT {limit}");
+                let mut found = format!(
+                    "SELECT t.rowid AS id FROM timers t WHERE {which} ORDER BY t.ready_at LIMIT {limit}"
+                );
                 // Its limit cannot differ by row.
                 if limits.values().any(|one| *one != most) {
                     found = format!(
                         "SELECT id FROM (SELECT id, row_number() OVER () AS nth FROM ({found})) WHERE nth <= b_most"
                     );
                 }
-                s.push(&format!(
-                    "WITH {batch}, {some} SELECT {} FROM {each} CROSS JOIN timers WHERE timers.rowid IN ({found}) LIMIT {all}",
-                    columns("timers")
-                ))
+                format!(
+                    "SELECT timers.* FROM {each} CROSS JOIN timers WHERE timers.rowid IN ({found}) AND {may_give} LIMIT {all}"
+                )
             }
         };
-        let read = tx.fetch(s).await?;
+        s.push(&format!(
+            "WITH {batch}, heard AS MATERIALIZED ({heard}), {some} \
+             SELECT {columns}, heard.* FROM heard LEFT JOIN ({found}) d ON true"
+        ));
+        let sent = Monotonic::now();
+        let mut read = tx.fetch(s).await?;
+        desk.note(self.read_heard(sent, read.first(), AFTER)?);
+        if let [one] = &read[..]
+            && one.get::<Option<Uuid>>(0)?.is_none()
+        {
+            read.clear();
+        }
         let mut found = Found { uids: Vec::with_capacity(read.len()), cut: HashSet::new() };
         let mut counts: BTreeMap<(i64, i16), usize> = BTreeMap::new();
         for row in &read {

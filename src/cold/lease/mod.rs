@@ -11,6 +11,8 @@ mod look;
 mod waiting;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::ops::Deref;
+use std::sync::Arc;
 
 pub use desk::Turn;
 use desk::{Desk, Ready};
@@ -18,7 +20,7 @@ use desk::{Desk, Ready};
 use crate::cold::apply::MAX_BATCH;
 use crate::cold::columns::{LIFE, SEATS, TimerColumn};
 use crate::cold::outbox::{Batch, Happened};
-use crate::cold::places::{PlaceWrites, QueueTerms};
+
 use crate::cold::row::{TimerRow, body_of};
 use crate::cold::sql::{Column, Dialect, Statement, Tx};
 use crate::cold::{ColdStore, Error};
@@ -59,11 +61,32 @@ pub struct Asking {
 }
 
 impl Asking {
-    /// For whom there may be something for it.
-    pub fn audiences(&self, namespace: Namespace, queue: &str) -> BTreeSet<i64> {
+    /// The same, asked of a queue of this namespace.
+    pub fn of(self, namespace: Namespace, queue: &str) -> Asker {
         let own = To::Worker(self.worker.clone());
         let groups = self.groups.iter().map(|group| To::Group(group.clone()));
-        [To::Any, own].into_iter().chain(groups).map(|to| to.audience(namespace, queue)).collect()
+        let to = [To::Any, own].into_iter().chain(groups);
+        let audiences = to.map(|to| to.audience(namespace, queue)).collect();
+        Asker(Arc::new((self, audiences)))
+    }
+}
+
+/// A worker that asks a certain queue. One that waits asks many times.
+#[derive(Debug, Clone)]
+pub struct Asker(Arc<(Asking, BTreeSet<i64>)>);
+
+impl Asker {
+    /// For whom there may be something for it.
+    pub fn audiences(&self) -> &BTreeSet<i64> {
+        &self.0.1
+    }
+}
+
+impl Deref for Asker {
+    type Target = Asking;
+
+    fn deref(&self) -> &Asking {
+        &self.0.0
     }
 }
 
@@ -110,7 +133,7 @@ impl ColdStore {
     pub async fn lease(
         &self,
         queue: &str,
-        asking: &[Asking],
+        asking: &[Asker],
         node: &str,
         turn: &mut Turn,
     ) -> Result<LeaseAnswer, Error> {
@@ -126,45 +149,27 @@ impl ColdStore {
     async fn lease_once(
         &self,
         queue: &str,
-        asking: &[Asking],
+        asking: &[Asker],
         node: &str,
         turn: &mut Turn,
     ) -> Result<LeaseAnswer, Error> {
         let mut tx = self.pool.begin().await?;
-        let (now, incarnation, terms) = self.now_and_terms(&mut tx, queue).await?;
-        // A node that has seen a later building of the store than this gives nothing out.
-        let may_give = incarnation >= self.seen();
-        let terms = match terms {
-            Some(terms) => terms,
-            None => {
-                // Who asks for ever new names leaves no more rows than these; there is nothing in such a queue.
-                if self.has_queue_room(&mut tx).await? {
-                    self.make_queues(&mut tx, BTreeSet::from([(self.namespace(), queue.to_owned())])).await?;
-                }
-                QueueTerms::default()
+        let mut desk = Desk::of(self.namespace(), queue, node, asking.len());
+        let mut has_own = HashSet::new();
+        // Otherwise the look at what is ready hears it.
+        if asking.iter().any(|one| one.redo) {
+            let heard = self.hear(&mut tx, queue).await?;
+            let may_give = heard.incarnation >= self.seen();
+            desk.note(heard);
+            if may_give {
+                has_own = self.give_again(&mut tx, &mut desk, asking).await?;
             }
-        };
-        let mut desk = Desk {
-            namespace: self.namespace(),
-            queue,
-            now,
-            node,
-            terms,
-            rows: BTreeMap::new(),
-            audience_of: BTreeMap::new(),
-            changed: BTreeSet::new(),
-            places: PlaceWrites::default(),
-            told: Vec::new(),
-            audiences: asking.iter().map(|one| one.audiences(self.namespace(), queue)).collect(),
-            given: asking.iter().map(|_| Vec::new()).collect(),
-            again: BTreeSet::new(),
-        };
-        if may_give {
-            let has_own = self.give_again(&mut tx, &mut desk, asking).await?;
-            if !desk.terms.paused {
-                let new: Vec<usize> = (0..asking.len()).filter(|i| !has_own.contains(i)).collect();
-                self.give_new(&mut tx, &mut desk, asking, &new, turn).await?;
-            }
+        }
+        let new: Vec<usize> = (0..asking.len()).filter(|i| !has_own.contains(i)).collect();
+        self.give_new(&mut tx, &mut desk, asking, &new, turn).await?;
+        // Who asks for ever new names leaves no more rows than these; there is nothing in such a queue.
+        if desk.has_queue == Some(false) && self.has_queue_room(&mut tx).await? {
+            self.make_queues(&mut tx, BTreeSet::from([(self.namespace(), queue.to_owned())])).await?;
         }
         let is_paused = desk.terms.paused;
         let mut again = std::mem::take(&mut desk.again);
@@ -186,7 +191,7 @@ impl ColdStore {
         &self,
         tx: &mut Tx,
         desk: &mut Desk<'_>,
-        asking: &[Asking],
+        asking: &[Asker],
     ) -> Result<HashSet<usize>, Error> {
         let redo: Vec<usize> = (0..asking.len()).filter(|&i| asking[i].redo).collect();
         let mut has_own = HashSet::new();
@@ -259,7 +264,7 @@ impl ColdStore {
         &self,
         tx: &mut Tx,
         desk: &mut Desk<'_>,
-        asking: &[Asking],
+        asking: &[Asker],
         who: &[usize],
         turn: &mut Turn,
     ) -> Result<(), Error> {
@@ -268,7 +273,7 @@ impl ColdStore {
         }
         let mut wanted: BTreeMap<i64, usize> = BTreeMap::new();
         for &i in who {
-            for audience in &desk.audiences[i] {
+            for audience in asking[i].audiences() {
                 *wanted.entry(*audience).or_default() += asking[i].most;
             }
         }
@@ -287,7 +292,7 @@ impl ColdStore {
             .iter()
             .copied()
             .filter(|&i| is_short(desk, i) && !desk.again.contains(&i))
-            .filter(|&i| ready.was_cut_for(&desk.audiences[i]))
+            .filter(|&i| ready.was_cut_for(asking[i].audiences()))
             .collect();
         // Who has nothing goes first, and is served again if it is not its turn now.
         hidden.sort_by_key(|&i| !desk.given[i].is_empty());
@@ -299,8 +304,8 @@ impl ColdStore {
                 continue;
             }
             let most = asking[i].most - desk.given[i].len();
-            let wanted = desk.audiences[i].iter().map(|audience| (*audience, most)).collect();
-            let more = self.lock_ready(tx, desk, &wanted, Some((i, &asking[i])), rows).await?;
+            let wanted = asking[i].audiences().iter().map(|audience| (*audience, most)).collect();
+            let more = self.lock_ready(tx, desk, &wanted, Some(&asking[i]), rows).await?;
             let mut more = Ready::of(desk, more);
             desk.give_ready(i, &asking[i], &mut more, turn);
         }

@@ -19,7 +19,7 @@ use mainspring::writer::Writer;
 use tokio_util::sync::CancellationToken;
 
 use crate::store::fixture::{Fixture, on_both_stores};
-use crate::store::queues::{asking, for_queue};
+use crate::store::queues::{asking, for_queue, who_ask};
 
 /// The desks of a node that does nothing else.
 fn desks(f: &Fixture) -> Arc<Queues> {
@@ -47,7 +47,7 @@ async fn a_caller_that_goes_before_it_has_looked_costs_nothing(f: Fixture) {
     assert_eq!(places.len(), 1, "the desk has answered, and nobody has looked");
     drop(call);
     desks.drain().await;
-    let again = f.store.lease("q", &[asking("w2")], "a", &mut Turn::default()).await;
+    let again = f.store.lease("q", &who_ask("q", &[asking("w2")]), "a", &mut Turn::default()).await;
     let given = again.expect("leases").given.remove(0);
     assert_eq!(given.iter().map(|item| item.attempt).collect::<Vec<_>>(), [1], "it did not count");
     f.balanced().await;
@@ -133,7 +133,8 @@ async fn what_a_broken_commit_gave_out_is_taken_back(f: Fixture) {
     assert!(matches!(answer, Err(Refused::Cold(Error::Ambiguous(_)))), "nobody knows");
     desks.drain().await;
     assert!(f.store.places(timer.uid).await.expect("reads").is_empty(), "it was committed, and taken back");
-    let again = f.store.lease("q", &[asking("w2")], "a", &mut Turn::default()).await.expect("leases");
+    let again =
+        f.store.lease("q", &who_ask("q", &[asking("w2")]), "a", &mut Turn::default()).await.expect("leases");
     assert_eq!(again.given[0].iter().map(|item| item.attempt).collect::<Vec<_>>(), [1], "it did not count");
     f.balanced().await;
 }

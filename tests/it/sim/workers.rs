@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use mainspring::cold::{Applied, Asking, Change, ChangeEvent, Leased, Settlement, Turn};
+use mainspring::cold::{Applied, Asker, Asking, Change, ChangeEvent, Leased, Settlement, Turn};
 use mainspring::model::id::Uid;
 use mainspring::model::namespace::Namespace;
 use mainspring::model::queue::{Action, Dispatch, LeaseToken, To, lane};
@@ -263,7 +263,8 @@ impl Workers {
 
     fn lease(self, node: &Node, workers: Vec<usize>, job: Job) -> impl Future<Output = i64> + 'static {
         let (writer, name, process) = (node.writer.clone(), node.name.clone(), node.process);
-        let asking: Vec<Asking> = workers.iter().map(|who| self.asking(*who)).collect();
+        let asking: Vec<Asker> =
+            workers.iter().map(|who| self.asking(*who).of(Namespace::OWN, QUEUE)).collect();
         async move {
             let answer = writer.lease(Namespace::OWN, QUEUE, &asking, &name, &mut Turn::default()).await;
             let is_well = self.crew.lock().expect("plain").is_well;

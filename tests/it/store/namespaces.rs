@@ -236,7 +236,10 @@ async fn who_asks_for_ever_new_queues_makes_only_so_many(f: Fixture) {
     );
     behind_its_back(&f, &rows).await;
     let is_there = async |store: &ColdStore, name| {
-        store.lease(name, &[asking("w")], "n", &mut Turn::default()).await.expect("leases");
+        store
+            .lease(name, &[asking("w").of(store.namespace(), name)], "n", &mut Turn::default())
+            .await
+            .expect("leases");
         store.queue(name).await.expect("reads").is_some()
     };
     assert!(is_there(&a, "last").await && !is_there(&a, "beyond").await && is_there(&a, "q7").await);
@@ -255,7 +258,11 @@ async fn workers_get_what_their_namespace_has(f: Fixture) {
     }
     f.clock.advance(Duration::from_secs(1));
     let lease = async |store: &ColdStore| {
-        let given = store.lease("q", &[asking("w")], "a", &mut Turn::default()).await.expect("leases").given;
+        let given = store
+            .lease("q", &[asking("w").of(store.namespace(), "q")], "a", &mut Turn::default())
+            .await
+            .expect("leases")
+            .given;
         given.into_iter().flatten().collect::<Vec<_>>()
     };
     assert!(lease(&f.store).await.is_empty());
@@ -306,6 +313,10 @@ async fn a_namespace_goes_when_it_has_nothing_more(f: Fixture) {
     // Whoever comes later does not bring it back.
     let answers = f.store.register(&[of(&f, &a, "late", 5), f.timer("own", 5)]).await;
     assert!(matches!(&answers[..], [Err(Error::NoNamespace), Ok(Registered::New(_))]), "{answers:?}");
+    // Also who names what went with it.
+    let named = NewTimer { target: Target::Destination("orders".into()), ..of(&f, &a, "named", 5) };
+    let answers = f.store.register(&[named]).await;
+    assert!(matches!(&answers[..], [Err(Error::NoNamespace)]), "{answers:?}");
     assert!(matches!(f.store.make_key(&key).await, Err(Error::NoNamespace)));
     assert!(matches!(a.put_queue("q", &Settings::default(), None).await, Err(Error::NoNamespace)));
     f.balanced().await;

@@ -11,7 +11,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use mainspring::cold::Whose;
 use mainspring::cold::{
-    Applied, Asking, Backlogged, Call, Change, ChangeEvent, ColdStore, DueRow, Edit, Error, FailPoint,
+    Applied, Asker, Asking, Backlogged, Call, Change, ChangeEvent, ColdStore, DueRow, Edit, Error, FailPoint,
     Filter, Leased, NewOperation, NewTimer, QueueRemoved, Registered, Selection, Settlement, TimerRow, Turn,
     Worker,
 };
@@ -43,6 +43,11 @@ pub fn asking(worker: &str) -> Asking {
     }
 }
 
+/// Workers that ask a queue of the store's own namespace.
+pub fn who_ask(queue: &str, asking: &[Asking]) -> Vec<Asker> {
+    asking.iter().map(|one| one.clone().of(Namespace::OWN, queue)).collect()
+}
+
 pub fn for_queue(timer: NewTimer, dispatch: Dispatch) -> NewTimer {
     NewTimer { target: Target::Queue(Q.into()), dispatch: Some(dispatch), ..timer }
 }
@@ -66,7 +71,7 @@ impl Fixture {
     }
 
     async fn lease_all(&self, asking: &[Asking]) -> Vec<Vec<Leased>> {
-        self.store.lease(Q, asking, "a", &mut Turn::default()).await.expect("leases").given
+        self.store.lease(Q, &who_ask(Q, asking), "a", &mut Turn::default()).await.expect("leases").given
     }
 
     async fn lease(&self, asking: Asking) -> Vec<Leased> {
@@ -463,7 +468,11 @@ async fn a_change_gives_out_anew_what_is_not_settled(f: Fixture) {
     let (row, _) = f.change(uid, ChangeEvent::Edit(Edit { target, ..Edit::default() })).await;
     assert_eq!(row.lane, lane(Namespace::OWN, "elsewhere"));
     f.nothing_for("w1").await;
-    let given = f.store.lease("elsewhere", &[asking("w1")], "a", &mut Turn::default()).await.expect("leases");
+    let given = f
+        .store
+        .lease("elsewhere", &who_ask("elsewhere", &[asking("w1")]), "a", &mut Turn::default())
+        .await
+        .expect("leases");
     assert_eq!(given.given[0].len(), 1);
     assert!(f.store.queue("elsewhere").await.expect("reads").is_some(), "it came into being");
     f.balanced().await;
@@ -602,7 +611,11 @@ async fn of_many_workers_each_place_goes_to_one(f: Fixture) {
             let mut got = Vec::new();
             for _ in 0..12 {
                 let one = Asking { most: 3, ..asking(&format!("w{w}")) };
-                let given = store.lease(Q, &[one], node, &mut Turn::default()).await.expect("leases").given;
+                let given = store
+                    .lease(Q, &who_ask(Q, &[one]), node, &mut Turn::default())
+                    .await
+                    .expect("leases")
+                    .given;
                 got.extend(given.into_iter().flatten());
             }
             got

@@ -23,7 +23,7 @@ use mainspring::model::time::{Span, UnixMs};
 use mainspring::model::timer::{AttemptResult, Next, State};
 
 use crate::store::fixture::{Fixture, START, behind_its_back, on_both_stores, record};
-use crate::store::queues::{asking, for_queue};
+use crate::store::queues::{asking, for_queue, who_ask};
 
 type Owned = Vec<(i32, Epoch)>;
 
@@ -524,7 +524,12 @@ async fn what_may_overlap_does(f: Fixture) {
 
 /// What a worker of the queue gets.
 async fn leased(f: &Fixture) -> Vec<Leased> {
-    f.store.lease("q", &[asking("w")], "a", &mut Turn::default()).await.expect("leases").given.remove(0)
+    f.store
+        .lease("q", &who_ask("q", &[asking("w")]), "a", &mut Turn::default())
+        .await
+        .expect("leases")
+        .given
+        .remove(0)
 }
 
 async fn acknowledge(f: &Fixture, item: &Leased) {

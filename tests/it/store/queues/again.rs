@@ -51,7 +51,7 @@ async fn a_redo_never_returns_a_token_that_is_over(f: Fixture) {
     f.after(10);
     let redo = Asking { redo: true, ..asking("w1") };
     let asked = [redo.clone()];
-    let answer = f.store.lease(Q, &asked, "a", &mut Turn::default()).await.expect("leases");
+    let answer = f.store.lease(Q, &who_ask(Q, &asked), "a", &mut Turn::default()).await.expect("leases");
     assert!(answer.given[0].is_empty(), "neither a dead token nor another task: {:?}", answer.given);
     assert_eq!(answer.again, [0].into());
     f.swept().await;

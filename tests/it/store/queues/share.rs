@@ -60,12 +60,12 @@ async fn of_many_workers_that_others_hide_things_from_each_gets_its_own(f: Fixtu
     put("new").await;
     let one = |n: usize| Asking { exclude: exclude.clone(), ..asking(&format!("w{n}")) };
     let all: Vec<Asking> = (0..WORKERS).map(one).collect();
-    let answer = f.store.lease(Q, &all, "a", &mut Turn::default()).await.expect("leases");
+    let answer = f.store.lease(Q, &who_ask(Q, &all), "a", &mut Turn::default()).await.expect("leases");
     let got: BTreeSet<String> = answer.given.iter().flatten().map(|item| item.timer.clone()).collect();
     assert_eq!(got.len(), 16, "as many are looked for in one transaction");
     assert_eq!(answer.again, (16..WORKERS).collect::<BTreeSet<_>>(), "the others come at once");
     let rest: Vec<Asking> = answer.again.iter().map(|&n| all[n].clone()).collect();
-    let more = f.store.lease(Q, &rest, "a", &mut Turn::default()).await.expect("leases");
+    let more = f.store.lease(Q, &who_ask(Q, &rest), "a", &mut Turn::default()).await.expect("leases");
     assert!(more.given.iter().all(|items| items.len() == 1) && more.again.is_empty());
     assert!(f.lease(one(99)).await.is_empty());
     assert_eq!(f.lease(asking("w98")).await.len(), 1, "what was hiding is there for others");
@@ -83,7 +83,7 @@ async fn high_ones_go_first_and_low_ones_still_move(f: Fixture) {
     let mut got: Vec<String> = Vec::new();
     for n in 0..21 {
         let one = asking(&format!("w{n}"));
-        let given = f.store.lease(Q, &[one], "a", &mut turn).await.expect("leases").given;
+        let given = f.store.lease(Q, &who_ask(Q, &[one]), "a", &mut turn).await.expect("leases").given;
         got.extend(given.into_iter().flatten().map(|item| item.timer));
     }
     let count = |word: &str| got.iter().filter(|id| id.starts_with(word)).count();
@@ -110,7 +110,7 @@ async fn on_postgres_a_lease_locks_what_its_workers_want() {
     let point = Arc::new(Beside { store: f.store.clone(), got: Mutex::default() });
     let store = f.store.with_fail_point(point.clone(), f.clock.clone());
     let both = [asking("w1"), Asking { most: 40, ..asking("w2") }];
-    let given = store.lease(Q, &both, "a", &mut Turn::default()).await.expect("leases").given;
+    let given = store.lease(Q, &who_ask(Q, &both), "a", &mut Turn::default()).await.expect("leases").given;
     assert_eq!(given.iter().map(Vec::len).collect::<Vec<_>>(), [1, 0]);
     assert_eq!(*point.got.lock().expect("no panic"), Some(49), "one row was locked");
 }
@@ -126,7 +126,7 @@ impl FailPoint for Beside {
         Box::pin(async move {
             if name == "lease_update" {
                 let all = Asking { most: 1000, ..asking("w1") };
-                let given = self.store.lease(Q, &[all], "b", &mut Turn::default()).await?.given;
+                let given = self.store.lease(Q, &who_ask(Q, &[all]), "b", &mut Turn::default()).await?.given;
                 *self.got.lock().expect("no panic") = Some(given[0].len());
             }
             Ok(())
