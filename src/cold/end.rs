@@ -76,7 +76,7 @@ impl ColdStore {
         ended.iter().map(|row| row.get(0).map(Uid)).collect()
     }
 
-    /// Moves rows to history, removes their places and keeps callers' ids taken. Returns these columns of the rows that it moved, and
+    /// Moves rows to history, removes places that they have, and keeps callers' ids taken. Returns these columns of the rows that it moved, and
     /// three more, the last its namespace.
     pub(super) async fn end(
         &self,

@@ -73,8 +73,7 @@ impl ColdStore {
 
     /// Locks what is ready for these audiences, at most so many of each and each priority, the longest ready first, and so many
     /// rows in all; with a worker, only what it may have. If the queue is paused, or this node has seen a later building of the
-    /// store, that is nothing. Also notes what store and queue say, if nobody has heard it yet: a statement less, for which
-    /// workers wait.
+    /// store, that is nothing. Also hears what store and queue say: a statement less, for which workers wait.
     pub(super) async fn lock_ready(
         &self,
         tx: &mut Tx,

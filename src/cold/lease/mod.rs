@@ -20,7 +20,6 @@ use desk::{Desk, Ready};
 use crate::cold::apply::MAX_BATCH;
 use crate::cold::columns::{LIFE, SEATS, TimerColumn};
 use crate::cold::outbox::{Batch, Happened};
-
 use crate::cold::row::{TimerRow, body_of};
 use crate::cold::sql::{Column, Dialect, Statement, Tx};
 use crate::cold::{ColdStore, Error};
@@ -155,18 +154,23 @@ impl ColdStore {
     ) -> Result<LeaseAnswer, Error> {
         let mut tx = self.pool.begin().await?;
         let mut desk = Desk::of(self.namespace(), queue, node, asking.len());
-        let mut has_own = HashSet::new();
-        // Otherwise the look at what is ready hears it.
-        if asking.iter().any(|one| one.redo) {
+        let redo: Vec<usize> = (0..asking.len()).filter(|&i| asking[i].redo).collect();
+        let (mut may_give, mut has_own) = (true, HashSet::new());
+        // Otherwise the look at what is ready hears what store and queue say.
+        if !redo.is_empty() {
+            // Taken before: what the store becomes meanwhile must not keep from a worker what it has, and give it more.
+            let seen = self.seen();
             let heard = self.hear(&mut tx, queue).await?;
-            let may_give = heard.incarnation >= self.seen();
+            may_give = heard.incarnation >= seen;
             desk.note(heard);
             if may_give {
-                has_own = self.give_again(&mut tx, &mut desk, asking).await?;
+                has_own = self.give_again(&mut tx, &mut desk, asking, redo).await?;
             }
         }
-        let new: Vec<usize> = (0..asking.len()).filter(|i| !has_own.contains(i)).collect();
-        self.give_new(&mut tx, &mut desk, asking, &new, turn).await?;
+        if may_give && !desk.terms.paused {
+            let new: Vec<usize> = (0..asking.len()).filter(|i| !has_own.contains(i)).collect();
+            self.give_new(&mut tx, &mut desk, asking, &new, turn).await?;
+        }
         // Who asks for ever new names leaves no more rows than these; there is nothing in such a queue.
         if desk.has_queue == Some(false) && self.has_queue_room(&mut tx).await? {
             self.make_queues(&mut tx, BTreeSet::from([(self.namespace(), queue.to_owned())])).await?;
@@ -185,19 +189,16 @@ impl ColdStore {
         Ok(answer)
     }
 
-    /// Gives workers that want only what they have already that again; returns who has something. What is out keeps its
+    /// Gives these workers, that want only what they have already, that again; returns who has something. What is out keeps its
     /// token; what was lost and nobody has taken since is given out anew.
     async fn give_again(
         &self,
         tx: &mut Tx,
         desk: &mut Desk<'_>,
         asking: &[Asker],
+        redo: Vec<usize>,
     ) -> Result<HashSet<usize>, Error> {
-        let redo: Vec<usize> = (0..asking.len()).filter(|&i| asking[i].redo).collect();
         let mut has_own = HashSet::new();
-        if redo.is_empty() {
-            return Ok(has_own);
-        }
         let mut most: BTreeMap<i64, usize> = BTreeMap::new();
         for &i in &redo {
             let most = most.entry(holder(desk.namespace, desk.queue, &asking[i].worker)).or_default();

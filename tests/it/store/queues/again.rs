@@ -141,7 +141,22 @@ async fn what_nobody_got_is_taken_back_and_does_not_count(f: Fixture) {
     f.balanced().await;
 }
 
+/// As where an old copy of the store answers: a node that has seen a later one neither gives out nor tells what was given.
+async fn a_node_that_has_seen_a_later_store_gives_nothing_out(f: Fixture) {
+    f.put_for("t", 0, times(1, false)).await;
+    f.put_for("u", 0, times(1, false)).await;
+    f.item("w1").await;
+    let seen = f.store.seen();
+    f.store.see(seen + 1);
+    for redo in [true, false] {
+        let asked = [Asking { redo, most: 10, ..asking("w1") }, Asking { redo, ..asking("w2") }];
+        let given = f.lease_all(&asked).await;
+        assert!(given.iter().all(Vec::is_empty), "redo {redo}: {given:?}");
+    }
+}
+
 on_both_stores! {
+    a_node_that_has_seen_a_later_store_gives_nothing_out,
     with_redo_a_worker_gets_what_it_has,
     a_redo_finds_leases_that_ended,
     a_redo_never_returns_a_token_that_is_over,
