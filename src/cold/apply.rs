@@ -598,7 +598,8 @@ impl ColdStore {
         Ok(counts)
     }
 
-    /// The statement that writes these columns of these live rows, and on PostgreSQL these places beside them.
+    /// The statement that writes these columns of these live rows, and beside them, on PostgreSQL alone, the places that are
+    /// put.
     pub(super) fn update_statement(
         &self,
         name: &'static str,

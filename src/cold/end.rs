@@ -76,8 +76,8 @@ impl ColdStore {
         ended.iter().map(|row| row.get(0).map(Uid)).collect()
     }
 
-    /// Moves rows to history, removes places that they have, and keeps callers' ids taken. Returns these columns of the rows that it moved, and
-    /// three more, the last its namespace.
+    /// Moves rows to history, removes places that they have, and keeps callers' ids taken. Returns these columns of the rows
+    /// that it moved, and three more, the last its namespace.
     pub(super) async fn end(
         &self,
         tx: &mut Tx,
