@@ -17,7 +17,7 @@ const PASSED: u32 = 16;
 pub(super) enum Rank {
     /// Claims, and what ownership needs.
     First,
-    /// Ends, and other results of attempts.
+    /// Ends and other results of attempts, and what is given to workers that wait.
     Second,
     /// What callers write, and everything else.
     Third,

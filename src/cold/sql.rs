@@ -503,17 +503,12 @@ impl Pool {
         Self { urgent: true, ..self.clone() }
     }
 
-    /// Waits for SQLite's writer: single statements of the node's own work first (claims, leases, watermarks), then its
-    /// transactions (ends and other results), then callers' writes and the rest.
-    async fn turn(&self, single: bool) -> Result<Option<Turn>, Error> {
+    /// Waits for SQLite's writer: single statements of the node's own work first (claims, leases of shards, watermarks), then
+    /// its transactions (ends and other results) and what workers wait for, then callers' writes and the rest.
+    async fn turn(&self, rank: Rank) -> Result<Option<Turn>, Error> {
         if self.dialect() == Dialect::Postgres {
             return Ok(None);
         }
-        let rank = match (self.urgent, single) {
-            (true, true) => Rank::First,
-            (true, false) => Rank::Second,
-            (false, _) => Rank::Third,
-        };
         match tokio::time::timeout(WRITER_WAIT, self.gate.turn(rank)).await {
             Ok(turn) => Ok(Some(turn)),
             Err(_) => Err(sqlx::Error::PoolTimedOut.into()),
@@ -544,8 +539,17 @@ impl Pool {
 
     /// Begins a transaction that may write.
     pub async fn begin(&self) -> Result<Tx, Error> {
+        self.begin_at(if self.urgent { Rank::Second } else { Rank::Third }).await
+    }
+
+    /// The same, for what is waited for at its due time: on SQLite it does not stand behind what callers write.
+    pub async fn begin_soon(&self) -> Result<Tx, Error> {
+        self.begin_at(Rank::Second).await
+    }
+
+    async fn begin_at(&self, rank: Rank) -> Result<Tx, Error> {
         let begin = async {
-            let turn = self.turn(false).await?;
+            let turn = self.turn(rank).await?;
             let open = self.database.begin().await?;
             Ok(Tx { open, hook: self.hook.clone(), mark: self.hook.begin(), turn })
         };
@@ -561,7 +565,7 @@ impl Pool {
     pub async fn write(&self, statement: Statement) -> Result<Vec<Row>, Error> {
         let name = statement.name;
         let write = async {
-            let _turn = self.turn(true).await?;
+            let _turn = self.turn(if self.urgent { Rank::First } else { Rank::Third }).await?;
             self.database.write(statement).await
         };
         self.hook.run(Call::Write, name, write).await
@@ -627,7 +631,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn on_sqlite_claims_go_before_ends_and_ends_before_registrations() {
+    async fn on_sqlite_claims_go_before_ends_and_what_workers_wait_for_and_those_before_registrations() {
         let dir = tempfile::tempdir().expect("a directory");
         let options = SqliteConnectOptions::new().filename(dir.path().join("db")).create_if_missing(true);
         let writer = SqlitePoolOptions::new().max_connections(1).connect_lazy_with(options);
@@ -638,27 +642,30 @@ mod tests {
         pool.write(make).await.expect("a table");
 
         let in_one = async |pool: &Pool, who: &str| {
-            let mut tx = pool.begin().await.expect("begins");
+            let begun = if who == "lease" { pool.begin_soon().await } else { pool.begin().await };
+            let mut tx = begun.expect("begins");
             tx.execute(said(who)).await.expect("writes");
             tx.commit().await.expect("commits");
         };
         let mut held = pool.begin().await.expect("begins");
         held.execute(said("first")).await.expect("writes");
         let mut registration = in_one(&pool, "registration").boxed_local();
+        let mut lease = in_one(&pool, "lease").boxed_local();
         let mut end = in_one(&urgent, "end").boxed_local();
         let mut claim = urgent.write(said("claim")).boxed_local();
         // In this order they begin to wait.
         assert!((&mut registration).now_or_never().is_none());
+        assert!((&mut lease).now_or_never().is_none());
         assert!((&mut end).now_or_never().is_none());
         assert!((&mut claim).now_or_never().is_none());
         held.commit().await.expect("commits");
-        let (_, _, claimed) = tokio::join!(registration, end, claim);
+        let (_, _, _, claimed) = tokio::join!(registration, lease, end, claim);
         claimed.expect("writes");
 
         let mut order = Statement::new(Dialect::Sqlite, "order");
         order.push("SELECT who FROM said ORDER BY rowid");
         let rows = pool.read(order).await.expect("reads");
         let order: Vec<String> = rows.iter().map(|row| row.get(0).expect("a text")).collect();
-        assert_eq!(order, ["first", "claim", "end", "registration"]);
+        assert_eq!(order, ["first", "claim", "lease", "end", "registration"]);
     }
 }

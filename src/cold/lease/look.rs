@@ -72,8 +72,9 @@ impl ColdStore {
     }
 
     /// Locks what is ready for these audiences, at most so many of each and each priority, the longest ready first, and so many
-    /// rows in all; with a worker, only what it may have. If the queue is paused, or this node has seen a later building of the
-    /// store, that is nothing. Also hears what store and queue say: a statement less, for which workers wait.
+    /// rows in all; with a worker, only what it may have. On PostgreSQL it also hears what store and queue say, which is a round
+    /// trip less for workers to wait for; if the queue is paused, or this node has seen a later building of the store, it finds
+    /// nothing.
     pub(super) async fn lock_ready(
         &self,
         tx: &mut Tx,
@@ -94,16 +95,15 @@ impl ColdStore {
             ],
         );
         let ranks = Priority::ALL.map(|priority| format!("SELECT {} AS b_rank", priority.code()));
+        let ranks = ranks.join(" UNION ALL ");
         // Most workers have nothing for them alone: one look tells that, where each priority of each would be one.
-        let some = format!(
-            "wanted AS MATERIALIZED (SELECT b_audience, b_most FROM b WHERE {})",
-            has_any("b_audience")
-        );
-        let each = format!("wanted CROSS JOIN ({}) r", ranks.join(" UNION ALL "));
-        let (now, all) = (s.now(self.bound_now()), s.int(rows as i64));
-        let heard = self.heard(&mut s, &now, desk.queue);
-        let seen = s.int(self.seen());
-        let may_give = format!("(SELECT incarnation >= {seen} AND NOT COALESCE(paused, false) FROM heard)");
+        let wanted = format!("SELECT b_audience, b_most FROM b WHERE {}", has_any("b_audience"));
+        // SQLite was heard before: of what has become ready since, the time would be later than that of what is written.
+        let heard_at = match self.dialect() {
+            Dialect::Postgres => self.bound_now(),
+            Dialect::Sqlite => Some(desk.now.get()),
+        };
+        let (now, all) = (s.now(heard_at), s.int(rows as i64));
         let mut which = format!(
             "t.audience = b_audience AND COALESCE(t.priority, 0) = b_rank AND t.ready_at IS NOT NULL \
              AND t.ready_at <= {now} AND {MAY_FIRE} AND {}",
@@ -126,12 +126,28 @@ impl ColdStore {
                 format!(" AND (t.expire_at IS NULL OR t.expire_at >= {now} OR COALESCE(t.fresh, 0) = 0)");
             which.push_str(&late);
         }
-        let columns = without_payload("d", self.dialect());
-        let found = match self.dialect() {
-            Dialect::Postgres => format!(
-                "SELECT d.* FROM {each} CROSS JOIN LATERAL (SELECT t.* FROM timers t WHERE {which} \
-                 ORDER BY t.ready_at LIMIT b_most FOR UPDATE OF t SKIP LOCKED) d WHERE {may_give} LIMIT {all}"
-            ),
+        let sent = Monotonic::now();
+        let read = match self.dialect() {
+            Dialect::Postgres => {
+                let heard = self.heard(&mut s, &now, desk.queue);
+                let seen = s.int(self.seen());
+                s.push(&format!(
+                    "WITH {batch}, heard AS MATERIALIZED ({heard}), wanted AS MATERIALIZED ({wanted}) \
+                     SELECT {}, heard.* FROM heard LEFT JOIN \
+                     (SELECT d.* FROM wanted CROSS JOIN ({ranks}) r CROSS JOIN LATERAL (SELECT t.* FROM timers t WHERE {which} \
+                      ORDER BY t.ready_at LIMIT b_most FOR UPDATE OF t SKIP LOCKED) d \
+                      WHERE (SELECT incarnation >= {seen} AND NOT COALESCE(paused, false) FROM heard) LIMIT {all}) d ON true",
+                    without_payload("d", self.dialect())
+                ));
+                let mut read = tx.fetch(s).await?;
+                desk.note(self.read_heard(sent, read.first(), AFTER)?);
+                if let [one] = &read[..]
+                    && one.get::<Option<Uuid>>(0)?.is_none()
+                {
+                    read.clear();
+                }
+                read
+            }
             Dialect::Sqlite => {
                 let limit = s.int(most as i64);
                 let mut found = format!(
@@ -143,23 +159,14 @@ impl ColdStore {
                         "SELECT id FROM (SELECT id, row_number() OVER () AS nth FROM ({found})) WHERE nth <= b_most"
                     );
                 }
-                format!(
-                    "SELECT timers.* FROM {each} CROSS JOIN timers WHERE timers.rowid IN ({found}) AND {may_give} LIMIT {all}"
-                )
+                s.push(&format!(
+                    "WITH {batch} SELECT {} FROM ({wanted}) CROSS JOIN ({ranks}) r CROSS JOIN timers \
+                     WHERE timers.rowid IN ({found}) LIMIT {all}",
+                    without_payload("timers", self.dialect())
+                ));
+                tx.fetch(s).await?
             }
         };
-        s.push(&format!(
-            "WITH {batch}, heard AS MATERIALIZED ({heard}), {some} \
-             SELECT {columns}, heard.* FROM heard LEFT JOIN ({found}) d ON true"
-        ));
-        let sent = Monotonic::now();
-        let mut read = tx.fetch(s).await?;
-        desk.note(self.read_heard(sent, read.first(), AFTER)?);
-        if let [one] = &read[..]
-            && one.get::<Option<Uuid>>(0)?.is_none()
-        {
-            read.clear();
-        }
         let mut found = Found { uids: Vec::with_capacity(read.len()), cut: HashSet::new() };
         let mut counts: BTreeMap<(i64, i16), usize> = BTreeMap::new();
         for row in &read {

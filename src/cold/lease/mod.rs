@@ -152,12 +152,12 @@ impl ColdStore {
         node: &str,
         turn: &mut Turn,
     ) -> Result<LeaseAnswer, Error> {
-        let mut tx = self.pool.begin().await?;
+        let mut tx = self.pool.begin_soon().await?;
         let mut desk = Desk::of(self.namespace(), queue, node, asking.len());
         let redo: Vec<usize> = (0..asking.len()).filter(|&i| asking[i].redo).collect();
         let (mut may_give, mut has_own) = (true, HashSet::new());
-        // Otherwise the look at what is ready hears what store and queue say.
-        if !redo.is_empty() {
+        // Otherwise the look at what is ready hears what store and queue say. On SQLite that would cost more than a statement.
+        if !redo.is_empty() || self.dialect() == Dialect::Sqlite {
             // Taken before: what the store becomes meanwhile must not keep from a worker what it has, and give it more.
             let seen = self.seen();
             let heard = self.hear(&mut tx, queue).await?;
@@ -189,7 +189,7 @@ impl ColdStore {
         Ok(answer)
     }
 
-    /// Gives these workers, that want only what they have already, that again; returns who has something. What is out keeps its
+    /// Gives these workers, which want only what they have already, that again; returns who has something. What is out keeps its
     /// token; what was lost and nobody has taken since is given out anew.
     async fn give_again(
         &self,
@@ -199,6 +199,9 @@ impl ColdStore {
         redo: Vec<usize>,
     ) -> Result<HashSet<usize>, Error> {
         let mut has_own = HashSet::new();
+        if redo.is_empty() {
+            return Ok(has_own);
+        }
         let mut most: BTreeMap<i64, usize> = BTreeMap::new();
         for &i in &redo {
             let most = most.entry(holder(desk.namespace, desk.queue, &asking[i].worker)).or_default();
