@@ -271,7 +271,7 @@ impl Housekeeping {
     async fn count_queues(&self) -> Result<(), Error> {
         let rows = self.store.queues_of_all(MOST_QUEUES).await?;
         let lanes: Vec<i64> = rows.iter().map(|row| queue::lane(row.namespace, &row.name)).collect();
-        let depths = self.store.queue_depths(&lanes).await?;
+        let depths = self.store.queue_depths_now(&lanes).await?;
         let names = rows.iter().map(|row| row.namespace.qualified(&row.name));
         let mut counted: Vec<(Cow<'_, str>, QueueDepth)> = names.zip(depths).collect();
         counted.retain(|(_, depth)| depth.ready + depth.leased > 0);

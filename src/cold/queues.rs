@@ -241,6 +241,15 @@ impl ColdStore {
 
     /// What waits in these queues, in the order given.
     pub async fn queue_depths(&self, lanes: &[i64]) -> Result<Vec<QueueDepth>, Error> {
+        self.depths(lanes, true).await
+    }
+
+    /// The same without what is scheduled: that is as many as there are, and whoever looks again and again need not read it.
+    pub async fn queue_depths_now(&self, lanes: &[i64]) -> Result<Vec<QueueDepth>, Error> {
+        self.depths(lanes, false).await
+    }
+
+    async fn depths(&self, lanes: &[i64], with_scheduled: bool) -> Result<Vec<QueueDepth>, Error> {
         if lanes.is_empty() {
             return Ok(Vec::new());
         }
@@ -268,7 +277,10 @@ impl ColdStore {
              WHERE {ready} ORDER BY due_at LIMIT {LOOKED_AT}) x) FROM b ORDER BY b_at",
             count(&ready),
             count("lane = b_lane AND state = 1 AND audience IS NOT NULL"),
-            count(&format!("{of_lane} AND due_at > {now} AND state = 0")),
+            match with_scheduled {
+                true => count(&format!("{of_lane} AND due_at > {now} AND state = 0")),
+                false => "CAST(0 AS BIGINT)".to_owned(),
+            },
         ));
         let depth = |row: &Row| {
             Ok(QueueDepth {

@@ -514,6 +514,12 @@ async fn a_queue_says_what_waits_in_it_and_goes_when_nothing_does(f: Fixture) {
         (1, 1, 1, oldest)
     );
     assert_eq!((depth[1].ready, depth[1].oldest_ready_at), (0, None));
+    let now = f.store.queue_depths_now(&[lane(Namespace::OWN, Q)]).await.expect("counts");
+    assert_eq!(
+        (now[0].ready, now[0].leased, now[0].scheduled, now[0].oldest_ready_at),
+        (1, 1, 0, oldest),
+        "what is scheduled is not counted again and again"
+    );
     assert_eq!(f.store.remove_queue(Q).await.expect("writes"), QueueRemoved::InUse(3, 0));
     assert_eq!(f.store.remove_queue("none").await.expect("writes"), QueueRemoved::NoSuch);
     // What the queue says of retries holds where the timer says nothing.
