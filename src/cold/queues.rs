@@ -70,7 +70,7 @@ pub struct QueueDepth {
     pub ready: i64,
     /// Timers of which a place is out.
     pub leased: i64,
-    /// Timers that are not due yet.
+    /// Timers that are not due yet, if they were counted.
     pub scheduled: i64,
     /// Since when the one is ready that has been longest. One that came back is ready since then, so of more than a thousand
     /// that all came back it may be another.
@@ -244,7 +244,8 @@ impl ColdStore {
         self.depths(lanes, true).await
     }
 
-    /// The same without what is scheduled: that is as many as there are, and whoever looks again and again need not read it.
+    /// The same without what is scheduled, which is told as 0: to count it reads up to [`MOST_COUNTED`] rows of each queue, too many
+    /// for who looks again and again.
     pub async fn queue_depths_now(&self, lanes: &[i64]) -> Result<Vec<QueueDepth>, Error> {
         self.depths(lanes, false).await
     }

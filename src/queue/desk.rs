@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt;
 use tokio::sync::{Notify, oneshot};
 
 use super::waiting::Counted;
@@ -15,14 +16,15 @@ use crate::model::namespace::Namespace;
 /// How often a desk asks the store by itself: a note that something is ready may be lost.
 const BY_ITSELF: Duration = Duration::from_secs(5);
 
-/// After it was woken a desk asks again after these pauses, where other nodes ask too: what one of them had locked for a
-/// moment, and has not given out, was passed over.
+/// After it was woken a desk asks again after these pauses where other nodes ask too, and after the first where none does: what
+/// somebody had locked for a moment (a desk elsewhere, a change, a settlement of another place), and has not given out, was
+/// passed over. SQLite passes over nothing.
 const AGAIN: [Duration; 3] =
     [Duration::from_millis(20), Duration::from_millis(80), Duration::from_millis(320)];
 
-/// While more calls go on waiting than were answered, a desk begins a round once in this time at most: what becomes ready
-/// meanwhile, and who comes, goes with the next. Without it 200 workers that get a thousand items a second had the store look
-/// for five of them at a time.
+/// After a round that left nothing ready for those who asked, a desk begins the next one so long after it at the earliest: what
+/// becomes ready meanwhile, and who comes, goes with that. Without it 200 workers that get a thousand items a second had the
+/// store look for five of them at a time.
 const BETWEEN_ROUNDS: Duration = Duration::from_millis(5);
 
 /// A call that waits.
@@ -81,18 +83,21 @@ impl Queues {
                 let mut desks = self.desks();
                 let Some(desk) = desks.get_mut(&lane) else { return };
                 waiting.append(&mut desk.calls);
+                // The round that begins now sees what it was woken for so far.
+                let _ = desk.woken.notified().now_or_never();
                 if waiting.is_empty() {
                     desks.remove(&lane);
                     return;
                 }
                 Arc::clone(&desk.woken)
             };
-            let (began, came) = (Monotonic::now(), waiting.len());
-            waiting = self.round(lane, queue, waiting).await;
-            let rests = waiting.len() > came - waiting.len();
+            let began = Monotonic::now();
+            let has_more;
+            (waiting, has_more) = self.round(lane, queue, waiting).await;
             let next = waiting.iter().map(|call| call.until).min();
             let now = Monotonic::now();
-            let again = AGAIN.get(asked).filter(|_| self.ownership.has_peers());
+            let is_due = |_: &&Duration| self.ownership.has_peers() || (asked == 0 && self.store.is_shared());
+            let again = AGAIN.get(asked).filter(is_due);
             let pause =
                 next.map_or(Duration::ZERO, |until| until.since(now)).min(*again.unwrap_or(&BY_ITSELF));
             asked += 1;
@@ -102,14 +107,12 @@ impl Queues {
                     self.leave_all(lane);
                     return;
                 }
-                () = woken.notified() => {
-                    asked = 0;
-                    if rests {
-                        let next = began.plus(BETWEEN_ROUNDS);
-                        self.store.clock().sleep(next.since(Monotonic::now())).await;
-                    }
-                }
+                () = woken.notified() => asked = 0,
                 () = self.store.clock().sleep(pause) => {}
+            }
+            if !waiting.is_empty() && !has_more {
+                let next = began.plus(BETWEEN_ROUNDS);
+                self.store.clock().sleep(next.since(Monotonic::now())).await;
             }
         }
     }
@@ -119,14 +122,15 @@ impl Queues {
         drop(self.desks().remove(&lane));
     }
 
-    /// Serves these calls once; returns those that go on waiting.
+    /// Serves these calls once; returns those that go on waiting, and whether there may be more for those who asked.
     async fn round(
         self: &Arc<Self>,
         lane: i64,
         (namespace, queue): (Namespace, &str),
         calls: VecDeque<Call>,
-    ) -> VecDeque<Call> {
+    ) -> (VecDeque<Call>, bool) {
         let mut waiting: VecDeque<Call> = calls;
+        let mut has_more = false;
         let_go(&mut waiting);
         let is_many = waiting.len() > MAX_ASKING;
         let mut turn = self.turn(lane);
@@ -158,6 +162,7 @@ impl Queues {
                     self.fail(&mut slots, served.into_iter(), &why);
                 }
                 Ok(answer) => {
+                    has_more |= answer.has_more;
                     let got_some = answer.given.iter().any(|items| !items.is_empty());
                     let goes_on = got_some || !answer.again.is_empty() || !answer.is_paused;
                     for (n, (at, items)) in served.into_iter().zip(answer.given).enumerate() {
@@ -181,7 +186,7 @@ impl Queues {
                 self.answer(slot, Vec::new());
             }
         }
-        slots.into_iter().flatten().collect()
+        (slots.into_iter().flatten().collect(), has_more)
     }
 
     /// Which of these calls may get something: at most as many as one transaction serves.

@@ -35,6 +35,8 @@ pub(super) struct Desk<'a> {
     pub told: Vec<Told>,
     pub given: Vec<Vec<Leased>>,
     pub again: BTreeSet<usize>,
+    /// There may be more for those who asked than was looked at.
+    pub has_more: bool,
 }
 
 /// Whose turn it is among priorities: of 21 turns 16 are for high ones, 4 for normal ones, one for a low one.
@@ -88,6 +90,10 @@ impl Ready {
         ready
     }
 
+    pub fn was_cut(&self) -> bool {
+        !self.cut.is_empty()
+    }
+
     pub fn was_cut_for(&self, audiences: &BTreeSet<i64>) -> bool {
         audiences.iter().any(|audience| self.cut.contains(audience))
     }
@@ -110,6 +116,7 @@ impl<'a> Desk<'a> {
             told: Vec::new(),
             given: (0..asking).map(|_| Vec::new()).collect(),
             again: BTreeSet::new(),
+            has_more: false,
         }
     }
 

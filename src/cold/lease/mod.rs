@@ -122,6 +122,8 @@ pub struct LeaseAnswer {
     pub again: BTreeSet<usize>,
     /// The queue is paused.
     pub is_paused: bool,
+    /// There may be more for those who asked than they could take.
+    pub has_more: bool,
     /// Why nobody knows whether this was committed. What was given has to be taken back then.
     pub in_doubt: Option<Error>,
 }
@@ -152,7 +154,7 @@ impl ColdStore {
         node: &str,
         turn: &mut Turn,
     ) -> Result<LeaseAnswer, Error> {
-        let mut tx = self.pool.begin_soon().await?;
+        let mut tx = self.pool.begin_lease().await?;
         let mut desk = Desk::of(self.namespace(), queue, node, asking.len());
         let redo: Vec<usize> = (0..asking.len()).filter(|&i| asking[i].redo).collect();
         let (mut may_give, mut has_own) = (true, HashSet::new());
@@ -175,11 +177,11 @@ impl ColdStore {
         if desk.has_queue == Some(false) && self.has_queue_room(&mut tx).await? {
             self.make_queues(&mut tx, BTreeSet::from([(self.namespace(), queue.to_owned())])).await?;
         }
-        let is_paused = desk.terms.paused;
+        let (is_paused, has_more) = (desk.terms.paused, desk.has_more);
         let mut again = std::mem::take(&mut desk.again);
         again.retain(|&i| desk.given[i].is_empty());
         let (given, late) = Box::pin(self.write_leases(&mut tx, desk)).await?;
-        let answer = LeaseAnswer { given, again, is_paused, in_doubt: None };
+        let answer = LeaseAnswer { given, again, is_paused, has_more, in_doubt: None };
         match tx.commit().await.map_err(Error::at_commit) {
             Ok(()) => {}
             Err(why) if why.is_ambiguous() => return Ok(LeaseAnswer { in_doubt: Some(why), ..answer }),
@@ -283,6 +285,7 @@ impl ColdStore {
         }
         let ready = self.lock_ready(tx, desk, &wanted, None, MAX_LOOKED_AT).await?;
         let mut ready = Ready::of(desk, ready);
+        desk.has_more = ready.was_cut();
         for &i in who {
             if desk.is_full() {
                 desk.again.insert(i);
