@@ -1,8 +1,8 @@
 //! The order in which writes come to SQLite's one writer.
 //!
 //! Without it the writer is given out first come first served, and a claim waits for every registration that came before
-//! it. Here the lower [`Rank`] goes first; leases of workers and what callers write take turns. So that the higher ones still
-//! move, every [`PASSED`] turns one goes to the rank that was passed over.
+//! it. Here the lower [`Rank`] goes first. So that the higher ones still move, every [`PASSED`] turns one goes to the
+//! rank that was passed over.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,16 +17,11 @@ const PASSED: u32 = 16;
 pub(super) enum Rank {
     /// Claims, and what ownership needs.
     First,
-    /// Ends, and other results of attempts.
+    /// Ends and other results of attempts, and what is given to workers. A desk has one lease under way.
     Second,
-    /// What is given to workers.
-    Leases,
-    /// What callers write, settlements of workers too, and everything else.
+    /// What callers write, and everything else.
     Third,
 }
-
-/// How many ranks there are.
-const RANKS: usize = 4;
 
 /// Lets one write through at a time.
 #[derive(Clone, Default)]
@@ -35,11 +30,9 @@ pub(super) struct Gate(Arc<Mutex<State>>);
 #[derive(Default)]
 struct State {
     taken: bool,
-    waiting: [VecDeque<oneshot::Sender<Turn>>; RANKS],
+    waiting: [VecDeque<oneshot::Sender<Turn>>; 3],
     /// For each rank, the turns of others since one waits.
-    passed: [u32; RANKS],
-    /// The last turn of leases and callers was a lease's.
-    leased_last: bool,
+    passed: [u32; 3],
 }
 
 /// The right to write, until it is dropped.
@@ -85,20 +78,12 @@ impl State {
     /// Whose turn it is; `None` frees the gate.
     fn next(&mut self) -> Option<oneshot::Sender<Turn>> {
         let waits = |rank: &usize| !self.waiting[*rank].is_empty();
-        let (leases, callers) = (Rank::Leases as usize, Rank::Third as usize);
-        let order = match self.leased_last {
-            true => [Rank::First as usize, Rank::Second as usize, callers, leases],
-            false => [Rank::First as usize, Rank::Second as usize, leases, callers],
-        };
-        let passed = order.into_iter().filter(waits).find(|rank| self.passed[*rank] >= PASSED);
-        let Some(rank) = passed.or_else(|| order.into_iter().find(waits)) else {
+        let passed = (0..3).filter(waits).find(|rank| self.passed[*rank] >= PASSED);
+        let Some(rank) = passed.or_else(|| (0..3).find(waits)) else {
             self.taken = false;
             return None;
         };
-        if rank == leases || rank == callers {
-            self.leased_last = rank == leases;
-        }
-        for other in 0..RANKS {
+        for other in 0..3 {
             let counts = other != rank && !self.waiting[other].is_empty();
             self.passed[other] = if counts { self.passed[other] + 1 } else { 0 };
         }
@@ -151,13 +136,6 @@ mod tests {
     fn claims_go_first_then_ends_then_the_rest() {
         use Rank::{First, Second, Third};
         assert_eq!(order(&[Third, Second, First, Third, First]), [2, 4, 1, 0, 3]);
-    }
-
-    #[test]
-    fn leases_and_callers_take_turns() {
-        use Rank::{Leases, Second, Third};
-        // Callers came first, and one of them has had the turn before.
-        assert_eq!(order(&[Third, Third, Third, Leases, Leases, Second]), [5, 3, 0, 4, 1, 2]);
     }
 
     #[test]

@@ -504,7 +504,7 @@ impl Pool {
     }
 
     /// Waits for SQLite's writer: single statements of the node's own work first (claims, leases of shards, watermarks), then
-    /// its transactions (ends and other results), then in turn leases of workers, and callers' writes and the rest.
+    /// its transactions (ends and other results) and what workers wait for, then callers' writes and the rest.
     async fn turn(&self, rank: Rank) -> Result<Option<Turn>, Error> {
         if self.dialect() == Dialect::Postgres {
             return Ok(None);
@@ -542,9 +542,9 @@ impl Pool {
         self.begin_at(if self.urgent { Rank::Second } else { Rank::Third }).await
     }
 
-    /// The same, for a lease: workers wait for it at the due time, and on SQLite it does not stand behind all that callers write.
-    pub async fn begin_lease(&self) -> Result<Tx, Error> {
-        self.begin_at(Rank::Leases).await
+    /// The same, for what is waited for at its due time: on SQLite it does not stand behind what callers write.
+    pub async fn begin_soon(&self) -> Result<Tx, Error> {
+        self.begin_at(Rank::Second).await
     }
 
     async fn begin_at(&self, rank: Rank) -> Result<Tx, Error> {
@@ -631,7 +631,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn on_sqlite_claims_go_before_ends_these_before_leases_and_those_before_registrations() {
+    async fn on_sqlite_claims_go_before_ends_and_what_workers_wait_for_and_those_before_registrations() {
         let dir = tempfile::tempdir().expect("a directory");
         let options = SqliteConnectOptions::new().filename(dir.path().join("db")).create_if_missing(true);
         let writer = SqlitePoolOptions::new().max_connections(1).connect_lazy_with(options);
@@ -642,7 +642,7 @@ mod tests {
         pool.write(make).await.expect("a table");
 
         let in_one = async |pool: &Pool, who: &str| {
-            let begun = if who == "lease" { pool.begin_lease().await } else { pool.begin().await };
+            let begun = if who == "lease" { pool.begin_soon().await } else { pool.begin().await };
             let mut tx = begun.expect("begins");
             tx.execute(said(who)).await.expect("writes");
             tx.commit().await.expect("commits");
@@ -666,6 +666,6 @@ mod tests {
         order.push("SELECT who FROM said ORDER BY rowid");
         let rows = pool.read(order).await.expect("reads");
         let order: Vec<String> = rows.iter().map(|row| row.get(0).expect("a text")).collect();
-        assert_eq!(order, ["first", "claim", "end", "lease", "registration"]);
+        assert_eq!(order, ["first", "claim", "lease", "end", "registration"]);
     }
 }

@@ -154,7 +154,7 @@ impl ColdStore {
         node: &str,
         turn: &mut Turn,
     ) -> Result<LeaseAnswer, Error> {
-        let mut tx = self.pool.begin_lease().await?;
+        let mut tx = self.pool.begin_soon().await?;
         let mut desk = Desk::of(self.namespace(), queue, node, asking.len());
         let redo: Vec<usize> = (0..asking.len()).filter(|&i| asking[i].redo).collect();
         let (mut may_give, mut has_own) = (true, HashSet::new());
