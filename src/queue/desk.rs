@@ -22,8 +22,8 @@ const BY_ITSELF: Duration = Duration::from_secs(5);
 const AGAIN: [Duration; 3] =
     [Duration::from_millis(20), Duration::from_millis(80), Duration::from_millis(320)];
 
-/// After a round that left nothing ready for those who asked, a desk begins the next one so long after it at the earliest: what
-/// becomes ready meanwhile, and who comes, goes with that. Without it 200 workers that get a thousand items a second had the
+/// Where calls wait after a round that left nothing ready for them, the next one begins so long after that one began at the
+/// earliest: what becomes ready meanwhile, and who comes, goes with it. Without it 200 workers that get a thousand items a second had the
 /// store look for five of them at a time.
 const BETWEEN_ROUNDS: Duration = Duration::from_millis(5);
 
