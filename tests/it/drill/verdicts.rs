@@ -7,6 +7,11 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
+use tokio::sync::RwLock;
+
+/// A drill holds its share of the machine: two of them run at once, and one that takes half of two cores by itself runs alone.
+/// Beside another one, its nodes would not get to renew leases of a second.
+static MACHINE: RwLock<()> = RwLock::const_new(());
 
 /// Rehearses one drill and returns its verdict.
 async fn drill(line: &str) -> Value {
@@ -79,6 +84,7 @@ async fn is_kept(line: &str) {
 /// The defect is found under this name by one seed of ten: on a busy machine a race may not come about. One drill
 /// at a time: several at once would make the machine busy.
 async fn is_caught(defect: &str, line: &str, name: &str) {
+    let _shared = MACHINE.read().await;
     let mut found = Vec::new();
     for seed in 9..19 {
         let verdict = drill(&format!("{line} --seed {seed} --set planted={defect}")).await;
@@ -92,16 +98,22 @@ async fn is_caught(defect: &str, line: &str, name: &str) {
 }
 
 macro_rules! kept {
-    ($($name:ident: $line:literal;)*) => {
-        $(#[tokio::test(flavor = "multi_thread")] async fn $name() { is_kept($line).await; })*
+    ($held:ident: $($name:ident: $line:literal;)*) => {
+        $(
+            #[tokio::test(flavor = "multi_thread")]
+            async fn $name() {
+                let _held = MACHINE.$held().await;
+                is_kept($line).await;
+            }
+        )*
     };
 }
 
 mod quick {
-    use super::is_kept;
+    use super::{MACHINE, is_kept};
 
     // Where brokers run beside three nodes there is less of the machine for each timer.
-    kept! {
+    kept! { read:
         kill: "kill --seed 1 --rate 80 --seconds 12";
         redis_rollback: "redis-rollback --seed 2 --rate 80 --seconds 10";
         postgres_kill: "postgres-kill --seed 3 --rate 80 --seconds 10";
@@ -116,16 +128,19 @@ mod quick {
         restore: "restore --seed 14 --rate 80 --seconds 12";
         restore_embedded: "restore --embedded --seed 15 --rate 80 --seconds 12";
         slow_hook_embedded: "slow-hook --embedded --seed 5 --rate 80 --seconds 10";
-        broker_kill: "broker-kill --seed 16 --rate 60 --seconds 14";
         broker_stop: "broker-stop --seed 17 --rate 60 --seconds 15";
         broker_full_embedded: "broker-full --embedded --seed 18 --rate 100 --seconds 18";
-        worker_kill: "worker-kill --seed 19 --rate 80 --seconds 12";
         worker_kill_embedded: "worker-kill --embedded --seed 20 --rate 80 --seconds 10";
         lease_storm: "lease-storm --seed 21 --rate 60 --seconds 8 --nodes 2";
         lease_storm_embedded: "lease-storm --embedded --seed 22 --rate 80 --seconds 8";
-        schedule_take_over: "schedule-take-over --seed 23 --rate 70 --seconds 9 --lease PT1S";
         schedule_take_over_embedded: "schedule-take-over --embedded --seed 24 --rate 70 --seconds 8";
         kill_embedded: "kill --embedded --seed 6 --rate 80 --seconds 10";
+    }
+    // Alone, of two cores: 0.84, 0.88 and 0.96 of one in processor time; the others 0.26 to 0.76.
+    kept! { write:
+        broker_kill: "broker-kill --seed 16 --rate 60 --seconds 14";
+        worker_kill: "worker-kill --seed 19 --rate 80 --seconds 12";
+        schedule_take_over: "schedule-take-over --seed 23 --rate 70 --seconds 9 --lease PT1S";
     }
 }
 

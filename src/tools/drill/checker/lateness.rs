@@ -3,8 +3,9 @@
 
 use std::collections::HashMap;
 
-use super::{Check, FirstAttempt, LateOrLost, story};
-use crate::tools::drill::history::{Arrival, Call, Fault, Micros};
+use super::recurring::life_of_nominal;
+use super::{Check, FirstAttempt, LateOrLost, SCHEDULES, story};
+use crate::tools::drill::history::{Arrival, Call, Fault, History, Micros};
 use crate::tools::quantiles::Quantiles;
 
 /// Only the sweep is that late: what the wheel knows comes within milliseconds.
@@ -75,16 +76,21 @@ impl Check<'_> {
         let busy = self.busy();
         let began = || history.calls.iter().map(|call| call.asked_us).min();
         let origin = faults.iter().map(|fault| fault.from_us).min().or_else(began).unwrap_or_default();
-        let mut calls_of: HashMap<u32, Vec<&Call>> =
+        // When calls were under way, of each of them: those about its schedule, too.
+        let mut asked: HashMap<u32, Vec<(Micros, Micros)>> =
             too_late.iter().map(|(first, _)| (first.timer, Vec::new())).collect();
-        for call in &history.calls {
-            if let Some(calls) = calls_of.get_mut(&call.timer) {
-                calls.push(call);
+        let of_timers = history.calls.iter().map(|call| (call.timer, call.asked_us, call.answered_us));
+        let of_schedules = history.schedule_calls.iter();
+        let of_schedules =
+            of_schedules.map(|call| (SCHEDULES + call.schedule, call.asked_us, call.answered_us));
+        for (timer, from_us, until_us) in of_timers.chain(of_schedules) {
+            if let Some(calls) = asked.get_mut(&timer) {
+                calls.push((from_us, until_us));
             }
         }
         for (FirstAttempt { timer, due_ms, from_us, at_us, made_us }, alone) in too_late.iter().copied() {
-            let calls = calls_of.get(&timer).map(Vec::as_slice).unwrap_or_default();
-            if self.may_lack_pointer(calls, made_us, faults)
+            let asked = asked.get(&timer).map(Vec::as_slice).unwrap_or_default();
+            if self.may_lack_pointer(asked, made_us, faults)
                 || covers_half(&busy, from_us, at_us)
                 || (alone && self.calls_were_slow(from_us, at_us))
             {
@@ -96,9 +102,8 @@ impl Check<'_> {
             };
             *count += 1;
             self.describe(kind, timer, || {
-                let arrivals: Vec<&Arrival> = history.arrivals.iter().filter(|a| a.timer == timer).collect();
                 let (late, due) = ((at_us - from_us) / 1000, (due_ms * 1000 - origin) as f64 / 1e6);
-                format!("{late} ms late, due at {due:+.1} s: {}", story(calls, &arrivals))
+                format!("{late} ms late, due at {due:+.1} s: {}", life(history, timer, due_ms))
             });
         }
     }
@@ -123,14 +128,29 @@ impl Check<'_> {
     }
 
     /// Whether a fault came between the commit of a call and the pointer that follows it, or between that of an occurrence
-    /// and its pointer. A node that dies there leaves the timer to the sweep: that is what the sweep is for.
-    fn may_lack_pointer(&self, calls: &[&Call], made_us: Option<Micros>, faults: &[&Fault]) -> bool {
-        let calls = calls.iter().map(|call| (call.asked_us, call.answered_us));
-        calls.chain(made_us.zip(made_us)).any(|(from_us, until_us)| {
+    /// and its pointer: one that was made ahead, or that a call about its schedule made anew. A node that dies there
+    /// leaves the timer to the sweep: that is what the sweep is for.
+    fn may_lack_pointer(
+        &self,
+        asked: &[(Micros, Micros)],
+        made_us: Option<Micros>,
+        faults: &[&Fault],
+    ) -> bool {
+        asked.iter().copied().chain(made_us.zip(made_us)).any(|(from_us, until_us)| {
             let until_us = until_us + PROMOTED_US;
             faults.iter().any(|fault| fault.may_lose_pointers() && fault.overlaps(from_us, until_us))
         })
     }
+}
+
+/// What happened about a timer, or about the occurrence of a schedule, in a line.
+fn life(history: &History, timer: u32, due_ms: i64) -> String {
+    if let Some(schedule) = timer.checked_sub(SCHEDULES) {
+        return life_of_nominal(history, schedule, due_ms);
+    }
+    let calls: Vec<&Call> = history.calls.iter().filter(|call| call.timer == timer).collect();
+    let arrivals: Vec<&Arrival> = history.arrivals.iter().filter(|arrival| arrival.timer == timer).collect();
+    story(&calls, &arrivals)
 }
 
 /// Whether these spans, in the order of their beginnings, cover half of the time between two moments. How late the

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use super::{Check, Dues, FirstAttempt, RECORD_US, SCHEDULES};
 use crate::tools::drill::history::{
-    Arrival, Listed, Micros, Reason, Rhythm, ScheduleAsk, ScheduleCall, ScheduleTerms, ToldSkip,
+    Arrival, History, Listed, Micros, Reason, Rhythm, ScheduleAsk, ScheduleCall, ScheduleTerms, ToldSkip,
 };
 
 /// How long after a change or a pause an occurrence may still come that was claimed before: claims are made that much ahead
@@ -385,6 +385,23 @@ fn times_told(told: &ToldSkip, terms: Option<&ScheduleTerms>) -> Option<Vec<i64>
         let is_its = times.first() == Some(&told.first_ms) && times.last() == Some(&told.last_ms);
         (is_its && times.len() as u64 == told.count).then_some(times)
     })
+}
+
+/// What happened about a nominal time that came, in a line.
+pub(super) fn life_of_nominal(history: &History, number: u32, at: i64) -> String {
+    let Some(terms) = history.schedules.get(number as usize) else { return String::new() };
+    let calls = history.schedule_calls.iter().filter(|call| call.schedule == number).collect();
+    let is_it = |schedule: u32, nominal_ms: i64| (schedule, nominal_ms) == (number, at);
+    let nominal = Nominal {
+        arrivals: history
+            .arrivals
+            .iter()
+            .filter(|arrival| arrival.of.is_some_and(|of| is_it(of.schedule, of.nominal_ms)))
+            .collect(),
+        skips: Vec::new(),
+        listed: history.listed.iter().find(|one| is_it(one.schedule, one.nominal_ms)),
+    };
+    story(&Schedule::of(number, *terms, calls), at, &nominal)
 }
 
 /// What happened about a nominal time, in a line; in milliseconds from it.

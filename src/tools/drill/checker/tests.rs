@@ -14,7 +14,7 @@ const DUE: i64 = 10_000;
 const LIMITS: Limits = Limits { recovery_us: 5_000 * MS, answer_us: 4_500 * MS };
 
 /// Calls and arrivals of one timer after another, written as they happen.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Seen {
     history: History,
     timer: u32,

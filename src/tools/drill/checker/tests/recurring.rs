@@ -255,6 +255,14 @@ fn an_occurrence_that_only_the_sweep_brings_straggles() {
         seen.arrival(one)
     });
     assert_eq!(beside.violations(), [("stragglers", 1)]);
-    let died = beside.fault(Affected::Nodes(vec![0]), at - 6000, at - 5500);
+    let died = beside.clone().fault(Affected::Nodes(vec![0]), at - 6000, at - 5500);
     assert_eq!(died.violations(), [("stragglers", 1)], "long before");
+    let changed = died.clone().asked(ScheduleAsk::Change, at - 7500, Some(200));
+    assert_eq!(
+        changed.violations(),
+        [("stragglers", 1)],
+        "the pointers of what the call made were in the wheel"
+    );
+    let changed = died.asked(ScheduleAsk::Change, at - 6010, Some(200));
+    assert_eq!(changed.violations(), [], "its node died between the commit of the call and the pointers");
 }
