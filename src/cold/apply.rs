@@ -350,7 +350,8 @@ impl ColdStore {
         let lock = self.dialect().lock(lock);
         s.push(&format!(
             "WITH {batch} SELECT {ALL}, {now}, (SELECT watermark FROM shards WHERE shards.shard = timers.shard) \
-             FROM timers JOIN b ON uid = b_uid ORDER BY uid {lock}"
+             FROM timers JOIN b ON {} ORDER BY b_uid {lock}",
+            self.dialect().keyed("uid", "b_uid")
         ));
         let mut rows: BTreeMap<Uid, (TimerRow, UnixMs)> = BTreeMap::new();
         let mut unreadable = BTreeSet::new();
@@ -517,7 +518,8 @@ impl ColdStore {
         }
         let mut s = Statement::new(self.dialect(), "apply_live_among");
         let batch = s.batch("b", vec![("b_uid", Column::Uuid(missing.iter().map(|uid| uid.0).collect()))]);
-        s.push(&format!("WITH {batch} SELECT uid FROM timers JOIN b ON uid = b_uid"));
+        let is_it = self.dialect().keyed("uid", "b_uid");
+        s.push(&format!("WITH {batch} SELECT uid, generation FROM timers JOIN b ON {is_it}"));
         tx.fetch(s).await?.iter().map(|row| row.get(0).map(Uid)).collect()
     }
 
@@ -615,7 +617,8 @@ impl ColdStore {
             batch.push_str(&format!(", {places}, put AS ({put})"));
         }
         let set = columns::assignments(written, self.dialect());
-        s.push(&format!("WITH {batch} UPDATE timers SET {set} FROM b WHERE uid = b_uid"));
+        let is_it = self.dialect().keyed("uid", "b_uid");
+        s.push(&format!("WITH {batch} UPDATE timers SET {set} FROM b WHERE {is_it}"));
         s
     }
 

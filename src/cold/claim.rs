@@ -322,16 +322,17 @@ impl ColdStore {
         let known = columns::is_sent_kind();
         let goes_alone = super::merge::goes_alone();
         let may_go = super::schedules::may_go(&now, "timers");
-        let (free, from_free, is_free) = match skip_locked {
-            true => (
-                self.dialect().lock(
-                    ", free AS (SELECT uid AS free_uid FROM timers JOIN b ON uid = b_uid \
-                     FOR NO KEY UPDATE OF timers SKIP LOCKED)",
+        let is_it = self.dialect().keyed("uid", "b_uid");
+        let (free, from_free, is_free) = match (self.dialect(), skip_locked) {
+            (Dialect::Postgres, true) => (
+                format!(
+                    ", free AS (SELECT uid AS free_uid FROM timers JOIN b ON {is_it} \
+                     FOR NO KEY UPDATE OF timers SKIP LOCKED)"
                 ),
-                self.dialect().lock(", free"),
-                self.dialect().lock("AND uid = free_uid"),
+                ", free",
+                "AND b_uid = free_uid",
             ),
-            false => ("", "", ""),
+            _ => (String::new(), "", ""),
         };
         s.push(&format!(
             "WITH {batch}, own AS (SELECT shard AS own_shard, epoch AS own_epoch FROM shards \
@@ -339,9 +340,9 @@ impl ColdStore {
              UPDATE timers SET state = 1, attempt = attempt + 1, tries = tries + 1, epoch = own_epoch, \
                wake_at = {now} + {ttl}, claimed_at = {now}, node = {by}, via = b_via \
              FROM b, own{from_free} WHERE own_shard = b_shard {same_epoch} {is_free} \
-               AND uid = b_uid AND shard = b_shard {same_attempt} AND state IN (0, 2) AND {goes_alone} AND {known} AND {may_go} \
-               AND (expire_at IS NULL OR attempt > 0 OR expire_at >= {now}) \
-               AND (SELECT incarnation FROM store) >= {seen} AND {MAY_FIRE} \
+               AND {is_it} AND COALESCE(shard = b_shard {same_attempt} AND state IN (0, 2) AND {goes_alone} AND {known} \
+               AND {may_go} AND (expire_at IS NULL OR attempt > 0 OR expire_at >= {now}) \
+               AND (SELECT incarnation FROM store) >= {seen} AND {MAY_FIRE}, false) \
              RETURNING {ALL}, {now}"
         ));
         let sent = Monotonic::now();
@@ -427,13 +428,14 @@ impl ColdStore {
         let now = s.now(self.bound_now());
         let (lead, since) = (s.int(lead_ms), s.int(SINCE_CLAIM_MS));
         let (pointer, known) = (columns::list(POINTER), columns::is_sent_kind());
+        let is_it = self.dialect().keyed("uid", "b_uid");
         s.push(&format!(
             "WITH {batch}, waiting AS (SELECT {pointer}, CASE WHEN due_at > wake_at THEN due_at ELSE wake_at END - {lead} \
                AS claimable_at, CASE WHEN merge_key IS NULL THEN false ELSE true END AS merges, \
                CASE WHEN generation = b_generation AND attempt = b_attempt THEN true ELSE false END \
                AS is_same, CASE WHEN pointed_at = b_wake AND wake_at <> b_wake THEN true ELSE false END AS is_moved \
-               FROM b CROSS JOIN timers WHERE uid = b_uid AND state IN (0, 2) AND {known} \
-               AND (pointed_at = b_wake OR (generation = b_generation AND attempt = b_attempt))) \
+               FROM b CROSS JOIN timers WHERE {is_it} AND COALESCE(state IN (0, 2) AND {known} \
+               AND (pointed_at = b_wake OR (generation = b_generation AND attempt = b_attempt)), false)) \
              SELECT {pointer}, claimable_at, {now}, is_moved, \
                CASE WHEN merges AND is_same AND claimable_at <= {now} THEN true ELSE false END FROM waiting \
              WHERE merges OR NOT is_same OR claimable_at > {now} - {since}"
@@ -477,8 +479,9 @@ impl ColdStore {
         );
         let now = s.now(self.bound_now());
         s.push(&format!(
-            "WITH {batch} UPDATE timers SET wake_at = {now} + b_by FROM b WHERE uid = b_uid \
-             AND generation = b_generation AND attempt = b_attempt AND state IN (0, 2) AND wake_at <= {now}"
+            "WITH {batch} UPDATE timers SET wake_at = {now} + b_by FROM b WHERE {} \
+             AND COALESCE(generation = b_generation AND attempt = b_attempt AND state IN (0, 2) AND wake_at <= {now}, false)",
+            self.dialect().keyed("uid", "b_uid")
         ));
         self.pool.write(s).await.map(drop)
     }

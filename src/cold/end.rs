@@ -120,17 +120,20 @@ impl ColdStore {
         let moved: Vec<&str> = TimerColumn::EACH.iter().map(|column| moved(*column)).collect();
         let moved = moved.join(", ");
         let claimed = if matches!(rows, Rows::Locked { .. }) { "" } else { "AND state = 1" };
-        let free = match rows {
-            Rows::ClaimedAndFree => {
-                "AND uid IN (SELECT uid FROM timers JOIN b ON uid = b_uid FOR UPDATE OF timers SKIP LOCKED)"
+        let is_it = self.dialect().keyed("uid", "b_uid");
+        let free = match (self.dialect(), &rows) {
+            (Dialect::Postgres, Rows::ClaimedAndFree) => {
+                format!(
+                    "AND b_uid IN (SELECT uid FROM timers JOIN b ON {is_it} FOR UPDATE OF timers SKIP LOCKED)"
+                )
             }
-            Rows::Locked { .. } | Rows::Claimed => "",
+            _ => String::new(),
         };
-        let free = self.dialect().lock(free);
-        let mut matched =
-            format!("uid = b_uid AND generation = b_generation AND attempt = b_attempt {claimed}");
+        let mut matched = format!(
+            "{is_it} AND COALESCE(generation = b_generation AND attempt = b_attempt {claimed}, false)"
+        );
         if self.planted.is(Defect::ResultWithoutToken) {
-            matched = "uid = b_uid".to_owned();
+            matched = is_it;
         }
         let taken = "ON CONFLICT (uid) DO UPDATE SET request_hash = excluded.request_hash, \
                      generation = excluded.generation, until = excluded.until";
@@ -145,9 +148,10 @@ impl ColdStore {
         let with_places = rows == Rows::Locked { with_places: true };
         let ended = match self.dialect() {
             Dialect::Postgres => {
+                let is_its = self.dialect().keyed("places.uid", "gone.uid");
                 let places = match with_places {
-                    true => "apart AS (DELETE FROM places USING gone WHERE places.uid = gone.uid), ",
-                    false => "",
+                    true => format!("apart AS (DELETE FROM places USING gone WHERE {is_its}), "),
+                    false => String::new(),
                 };
                 let (mut s, now, retention, batch) = new("end");
                 s.push(&format!(

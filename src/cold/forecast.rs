@@ -167,7 +167,7 @@ impl ColdStore {
     fn waking(&self, range: &str) -> String {
         match self.dialect() {
             Dialect::Postgres => format!(
-                "b CROSS JOIN LATERAL (SELECT t.wake_at FROM timers t WHERE t.shard = b_shard AND {range}) d"
+                "b CROSS JOIN LATERAL (SELECT t.wake_at FROM timers t WHERE t.shard = b_shard AND {range} OFFSET 0) d"
             ),
             Dialect::Sqlite => format!("b CROSS JOIN timers t ON t.shard = b_shard AND {range}"),
         }

@@ -380,7 +380,8 @@ impl ColdStore {
         }
         let mut s = Statement::new(self.dialect(), "apply_places");
         let batch = s.batch("b", vec![("b_uid", Column::Uuid(uids.iter().map(|uid| uid.0).collect()))]);
-        s.push(&format!("WITH {batch} SELECT {PLACE} FROM b CROSS JOIN places WHERE uid = b_uid"));
+        let is_it = self.dialect().keyed("uid", "b_uid");
+        s.push(&format!("WITH {batch} SELECT {PLACE} FROM b CROSS JOIN places WHERE {is_it}"));
         for row in tx.fetch(s).await? {
             let (uid, place) = place_of(&row)?;
             places.entry(uid).or_default().push(place);

@@ -272,7 +272,8 @@ impl ColdStore {
             let batch = ended_ids.batch("b", vec![("b_uid", Column::Uuid(uids))]);
             let now = ended_ids.now(self.bound_now());
             ended_ids.push(&format!(
-                "WITH {batch} SELECT uid, generation FROM ended_ids JOIN b ON uid = b_uid WHERE until > {now}"
+                "WITH {batch} SELECT uid, generation FROM ended_ids JOIN b ON {} WHERE COALESCE(until > {now}, false)",
+                self.dialect().keyed("uid", "b_uid")
             ));
             let mut ended = HashMap::new();
             for row in tx.fetch(ended_ids).await? {
@@ -320,7 +321,8 @@ impl ColdStore {
         let mut next = Statement::new(self.dialect(), "register_again");
         let batch = next.batch("b", columns());
         next.push(&format!(
-            "WITH {batch} UPDATE timers SET generation = b_generation FROM b WHERE uid = b_uid"
+            "WITH {batch} UPDATE timers SET generation = b_generation FROM b WHERE {}",
+            self.dialect().keyed("uid", "b_uid")
         ));
         tx.execute(next).await?;
         let mut free = Statement::new(self.dialect(), "register_again_free");

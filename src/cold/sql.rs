@@ -54,6 +54,18 @@ impl Dialect {
             Self::Sqlite => "",
         }
     }
+
+    /// The condition that a row has the key of a row of a batch. On PostgreSQL it is a range of one, which nothing but a look
+    /// into the index for each row of the batch can serve. For an equality a plan that is made while the table is small, and is
+    /// kept when it has grown, reads all of an index instead, because it is in an order to join by. What else is asked of the
+    /// row stands in `COALESCE(…, false)`, or another index would be read for that; rows are put in order by the batch; and
+    /// some column is read that no index has.
+    pub fn keyed(self, key: &str, of_batch: &str) -> String {
+        match self {
+            Self::Postgres => format!("{key} BETWEEN {of_batch} AND {of_batch}"),
+            Self::Sqlite => format!("{key} = {of_batch}"),
+        }
+    }
 }
 
 /// One column of a batch; all columns of a batch have the same length.

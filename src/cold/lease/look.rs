@@ -29,9 +29,10 @@ impl ColdStore {
         let batch = s.batch("b", vec![("b_uid", Column::Uuid(uids.iter().map(|uid| uid.0).collect()))]);
         let lock = self.dialect().lock("FOR UPDATE OF timers");
         s.push(&format!(
-            "WITH {batch} SELECT {} FROM timers JOIN b ON uid = b_uid WHERE audience IS NOT NULL AND {MAY_FIRE} \
-             ORDER BY uid {lock}",
-            without_payload("timers", self.dialect())
+            "WITH {batch} SELECT {} FROM timers JOIN b ON {} \
+             WHERE COALESCE(audience IS NOT NULL AND {MAY_FIRE}, false) ORDER BY b_uid {lock}",
+            without_payload("timers", self.dialect()),
+            self.dialect().keyed("uid", "b_uid")
         ));
         let rows = tx.fetch(s).await?;
         self.take_in(tx, desk, rows).await

@@ -344,7 +344,8 @@ impl ColdStore {
         if !had.is_empty() {
             let mut s = Statement::new(self.dialect(), "lease_data");
             let batch = s.batch("b", vec![("b_uid", Column::Uuid(had.iter().map(|uid| uid.0).collect()))]);
-            s.push(&format!("WITH {batch} SELECT uid, data FROM b CROSS JOIN timers WHERE uid = b_uid"));
+            let is_it = self.dialect().keyed("uid", "b_uid");
+            s.push(&format!("WITH {batch} SELECT uid, data FROM b CROSS JOIN timers WHERE {is_it}"));
             for row in tx.fetch(s).await? {
                 payloads.insert(Uid(row.get(0)?), row.get(1)?);
             }

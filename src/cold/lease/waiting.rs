@@ -31,8 +31,9 @@ impl ColdStore {
         // Whoever is too late already is found again, and looked at.
         s.push(&format!(
             "WITH {batch} UPDATE timers SET wake_at = CASE WHEN expire_at IS NULL THEN {last} WHEN expire_at < {now} \
-             THEN wake_at ELSE expire_at + 1 END FROM b WHERE uid = b_uid AND generation = b_generation \
-             AND audience IS NOT NULL AND attempt = 0 AND state = 0 AND wake_at <= {now}"
+             THEN wake_at ELSE expire_at + 1 END FROM b WHERE {} AND COALESCE(generation = b_generation \
+             AND audience IS NOT NULL AND attempt = 0 AND state = 0 AND wake_at <= {now}, false)",
+            self.dialect().keyed("uid", "b_uid")
         ));
         self.urgent.write(s).await.map(drop)
     }

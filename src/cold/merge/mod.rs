@@ -199,10 +199,11 @@ impl ColdStore {
             "WITH {batch}, own AS (SELECT shard AS own_shard, epoch AS own_epoch FROM shards \
                WHERE shard IN (SELECT b_shard FROM b) ORDER BY shard {lock}) \
              SELECT {pointer}, {MEMBER}, COALESCE({MAY_FIRE}, false), {now} FROM b CROSS JOIN own CROSS JOIN timers \
-             WHERE own_shard = b_shard AND own_epoch = b_epoch AND uid = b_uid AND shard = b_shard \
+             WHERE own_shard = b_shard AND own_epoch = b_epoch AND {} AND COALESCE(shard = b_shard \
                AND generation = b_generation AND attempt = b_attempt AND state IN (0, 2) \
                AND merge_key IS NOT NULL AND {known} AND (SELECT incarnation FROM store) >= {seen} AND {MAY_FIRE} \
-               AND {may_go}"
+               AND {may_go}, false)",
+            self.dialect().keyed("uid", "b_uid")
         ));
         let by_uid: BTreeMap<Uid, (Pointer, Epoch)> =
             pointers.iter().map(|(pointer, epoch)| (pointer.uid, (*pointer, *epoch))).collect();
@@ -309,8 +310,9 @@ impl ColdStore {
         let (lock, pointer) = (self.dialect().lock(lock), columns::list(POINTER));
         let may_go = may_go(&now, "timers");
         s.push(&format!(
-            "WITH {batch} SELECT {pointer}, {MEMBER}, COALESCE({MAY_FIRE} AND {may_go}, false) FROM b CROSS JOIN timers WHERE uid = b_uid \
-             AND merge_key IS NOT NULL ORDER BY uid {lock}"
+            "WITH {batch} SELECT {pointer}, {MEMBER}, COALESCE({MAY_FIRE} AND {may_go}, false) FROM b CROSS JOIN timers WHERE {} \
+             AND COALESCE(merge_key IS NOT NULL, false) ORDER BY b_uid {lock}",
+            self.dialect().keyed("uid", "b_uid")
         ));
         let mut members = Vec::new();
         for row in tx.fetch(s).await? {
@@ -337,7 +339,8 @@ impl ColdStore {
             ],
         );
         s.push(&format!(
-            "WITH {batch} UPDATE timers SET wake_at = b_wake, expire_at = b_expire FROM b WHERE uid = b_uid"
+            "WITH {batch} UPDATE timers SET wake_at = b_wake, expire_at = b_expire FROM b WHERE {}",
+            self.dialect().keyed("uid", "b_uid")
         ));
         tx.execute(s).await.map(drop)
     }
@@ -372,7 +375,8 @@ impl ColdStore {
         s.push(&format!(
             "WITH {batch} UPDATE timers SET state = 1, attempt = attempt + 1, tries = tries + 1, epoch = b_epoch, \
                wake_at = {now} + {ttl}, claimed_at = {now}, node = {node}, via = b_via, merged = b_merged \
-             FROM b WHERE uid = b_uid RETURNING {ALL}, {now}"
+             FROM b WHERE {} RETURNING {ALL}, {now}",
+            self.dialect().keyed("uid", "b_uid")
         ));
         let sent = crate::clock::Monotonic::now();
         let mut rows: BTreeMap<Uid, TimerRow> = BTreeMap::new();

@@ -266,7 +266,8 @@ impl ColdStore {
         let mut conditions = self.conditions(&work.filter, &mut s);
         conditions.push(work.taken.condition(&mut s));
         s.push(&format!(
-            "WITH {batch} SELECT uid FROM timers JOIN b ON uid = b_uid WHERE COALESCE({}, false) ORDER BY uid {}",
+            "WITH {batch} SELECT uid, generation FROM timers JOIN b ON {} WHERE COALESCE({}, false) ORDER BY b_uid {}",
+            self.dialect().keyed("uid", "b_uid"),
             conditions.join(" AND "),
             self.dialect().lock(lock)
         ));
@@ -281,7 +282,8 @@ impl ColdStore {
         let mut s = Statement::new(self.dialect(), "operation_mark");
         let batch = s.batch("b", vec![("b_uid", Column::Uuid(uids))]);
         let id = s.uuid(operation.id.0);
-        s.push(&format!("WITH {batch} UPDATE timers SET operation = {id} FROM b WHERE uid = b_uid"));
+        let is_it = self.dialect().keyed("uid", "b_uid");
+        s.push(&format!("WITH {batch} UPDATE timers SET operation = {id} FROM b WHERE {is_it}"));
         tx.execute(s).await.map(drop)
     }
 }

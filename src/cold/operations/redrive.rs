@@ -295,7 +295,8 @@ impl ColdStore {
         }
         let mut s = Statement::new(self.dialect(), "redrive_live");
         let batch = s.batch("b", vec![("b_uid", Column::Uuid(rows.iter().map(|row| row.uid.0).collect()))]);
-        s.push(&format!("WITH {batch} SELECT uid FROM b JOIN timers ON uid = b_uid"));
+        let is_it = self.dialect().keyed("uid", "b_uid");
+        s.push(&format!("WITH {batch} SELECT uid, generation FROM b JOIN timers ON {is_it}"));
         tx.fetch(s).await?.iter().map(|row| row.get(0).map(Uid)).collect()
     }
 

@@ -167,7 +167,8 @@ impl ColdStore {
         let batch = s.batch("b", vec![("b_uid", Column::Uuid(uids))]);
         let is_withdrawn = is_withdrawn();
         s.push(&format!(
-            "WITH {batch} SELECT uid FROM b CROSS JOIN ended_ids WHERE uid = b_uid AND {is_withdrawn}"
+            "WITH {batch} SELECT uid FROM b CROSS JOIN ended_ids WHERE {} AND COALESCE({is_withdrawn}, false)",
+            self.dialect().keyed("uid", "b_uid")
         ));
         tx.fetch(s).await?.iter().map(|row| row.get(0).map(Uid)).collect()
     }

@@ -302,7 +302,23 @@ async fn a_key_opens_the_page_in_a_browser() {
     browser.until("frames come", "return document.getElementById('heard').textContent === 'Live'").await;
     browser.is_quiet("logged in").await;
     assert_eq!(browser.run("return document.cookie").await, json!(""), "script sees no cookie");
-    browser.click(".who button").await;
+
+    // With a namespace to choose, every page is still in reach, and nothing is wider than a phone.
+    let admin = node.api().with_key(KEY);
+    let made = admin.send(Method::PUT, "/v1/namespaces/team-a", &[], Some(&json!({}))).await;
+    assert_eq!(made.status, 201, "{}", made.body);
+    browser.open(&format!("{}/timers", node.base())).await;
+    let beyond = |what: &str| format!("const e = {what}; return e.scrollWidth - e.clientWidth");
+    assert_eq!(browser.run(&beyond("document.querySelector('nav')")).await, json!(0), "no page is cut off");
+    browser.run("document.querySelector('#namespace').value = 'team-a'").await;
+    browser.click("form[action='/namespace'] button").await;
+    let chosen = "return document.querySelector('#namespace option[selected]').textContent === 'team-a'";
+    browser.until("it is chosen", chosen).await;
+    browser.client.set_window_size(390, 844).await.expect("a smaller window");
+    browser.open(&format!("{}/timers", node.base())).await;
+    assert_eq!(browser.run(&beyond("document.documentElement")).await, json!(0));
+    browser.is_quiet("choosing").await;
+    browser.click("form[action='/logout'] button").await;
     browser.until("the login again", "return document.querySelector('h1').innerText === 'Log in'").await;
     browser.is_quiet("logged out").await;
     browser.end().await;

@@ -15,6 +15,7 @@ mod operations;
 mod outbox;
 mod owners;
 mod paused;
+mod plans;
 pub mod queues;
 mod register;
 mod retention;
