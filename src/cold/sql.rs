@@ -55,11 +55,12 @@ impl Dialect {
         }
     }
 
-    /// The condition that a row has the key of a row of a batch. On PostgreSQL it is a range of one, which nothing but a look
-    /// into the index for each row of the batch can serve. For an equality a plan that is made while the table is small, and is
-    /// kept when it has grown, reads all of an index instead, because it is in an order to join by. What else is asked of the
-    /// row stands in `COALESCE(…, false)`, or another index would be read for that; rows are put in order by the batch; and
-    /// some column is read that no index has.
+    /// The condition that a row has the key of a row of a batch. On PostgreSQL it is a range of one, so that an index is looked
+    /// into for each row of the batch. For an equality a plan that is made while the table is small, and is kept when it has
+    /// grown, reads all of an index instead, because it is in an order to join by. What else is asked of the row stands in
+    /// `COALESCE(…, false)`, or another index would be read for that; rows are put in order by the batch; and some column is
+    /// read that no index has. It does not choose between indexes that have the key, first or last: if PostgreSQL takes a
+    /// table for empty, they cost it the same.
     pub fn keyed(self, key: &str, of_batch: &str) -> String {
         match self {
             Self::Postgres => format!("{key} BETWEEN {of_batch} AND {of_batch}"),
