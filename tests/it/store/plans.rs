@@ -1,6 +1,7 @@
 //! What statements read on PostgreSQL, whatever its statistics said when their plans were made.
 //!
-//! PostgreSQL itself counts what it reads of tables and of indexes.
+//! PostgreSQL itself counts the rows that it reads of tables, and the entries that its indexes give. It does not count entries
+//! that an index walks past.
 
 use std::time::Duration;
 
