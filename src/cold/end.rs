@@ -210,12 +210,15 @@ impl ColdStore {
         let columns = vec![("b_schedule", Column::Text(schedules)), ("b_nominal", Column::Int(nominals))];
         let (batch, now, skip) = (s.batch("b", columns), s.now(self.bound_now()), Turn::Skip.code());
         let lock = self.dialect().lock("FOR NO KEY UPDATE OF timers SKIP LOCKED");
-        s.push(&format!(
-            "WITH {batch} UPDATE timers SET judge_after = due_at WHERE uid IN (SELECT uid FROM b CROSS JOIN timers \
-             WHERE schedule = b_schedule AND schedule IS NOT NULL AND nominal IS NOT NULL AND nominal > b_nominal \
-               AND overlap = {skip} AND state = 0 AND due_at < {now} AND (judge_after IS NULL OR judge_after > {now} AND judge_after < {last}) {lock})",
+        let next = format!(
+            "SELECT uid FROM b CROSS JOIN timers WHERE {} AND schedule IS NOT NULL AND nominal IS NOT NULL AND nominal > b_nominal \
+             AND overlap = {skip} AND state = 0 AND due_at < {now} \
+             AND (judge_after IS NULL OR judge_after > {now} AND judge_after < {last}) {lock}",
+            self.dialect().keyed("schedule", "b_schedule"),
             last = LAST.get()
-        ));
+        );
+        let is_next = self.dialect().among("uid", &next);
+        s.push(&format!("WITH {batch} UPDATE timers SET judge_after = due_at WHERE {is_next}"));
         tx.execute(s).await.map(drop)
     }
 }

@@ -8,7 +8,7 @@ use super::decide::{Context, Writes, waits_for_judgement};
 use super::destinations::Named;
 use super::end::End;
 use super::row::{AttemptRecord, TimerRow};
-use super::sql::{Column, Statement, Tx};
+use super::sql::{Column, Dialect, Statement, Tx};
 use super::{ColdStore, Error};
 use crate::model::id::{Generation, Uid};
 use crate::model::namespace::Namespace;
@@ -394,7 +394,8 @@ impl ColdStore {
     pub(super) async fn remove_places(&self, tx: &mut Tx, uids: Vec<Uid>) -> Result<(), Error> {
         let mut s = Statement::new(self.dialect(), "apply_places_ended");
         let batch = s.batch("b", vec![("b_uid", Column::Uuid(uids.iter().map(|uid| uid.0).collect()))]);
-        s.push(&format!("WITH {batch} DELETE FROM places WHERE uid IN (SELECT b_uid FROM b)"));
+        let is_its = self.dialect().among("uid", "SELECT b_uid FROM b");
+        s.push(&format!("WITH {batch} DELETE FROM places WHERE {is_its}"));
         tx.execute(s).await.map(drop)
     }
 
@@ -413,9 +414,15 @@ impl ColdStore {
                     ("b_number", Column::Int(gone.iter().map(|(_, number)| i64::from(*number)).collect())),
                 ],
             );
-            s.push(&format!(
-                "WITH {batch} DELETE FROM places WHERE (uid, number) IN (SELECT b_uid, b_number FROM b)"
-            ));
+            s.push(&match self.dialect() {
+                Dialect::Postgres => {
+                    let is_it = self.dialect().keyed("uid", "b_uid");
+                    format!("WITH {batch} DELETE FROM places USING b WHERE {is_it} AND COALESCE(number = b_number, false)")
+                }
+                Dialect::Sqlite => {
+                    format!("WITH {batch} DELETE FROM places WHERE (uid, number) IN (SELECT b_uid, b_number FROM b)")
+                }
+            });
             tx.execute(s).await?;
         }
         if put.is_empty() {

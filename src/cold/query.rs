@@ -40,7 +40,8 @@ impl ColdStore {
         let batch = s.batch("b", vec![("b_uid", Column::Uuid(uids.iter().map(|uid| uid.0).collect()))]);
         let more = if ended { ", ended_at, last" } else { "" };
         s.push(&format!(
-            "WITH {batch} SELECT {ALL}{more} FROM {table} WHERE uid IN (SELECT b_uid FROM b) ORDER BY generation"
+            "WITH {batch} SELECT {ALL}{more} FROM {table} WHERE {} ORDER BY generation",
+            self.dialect().among("uid", "SELECT b_uid FROM b")
         ));
         let mut found: HashMap<Uid, TimerRow> = HashMap::with_capacity(uids.len());
         for row in self.pool.read(s).await? {

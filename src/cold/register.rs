@@ -301,7 +301,8 @@ impl ColdStore {
         }
         let mut s = Statement::new(self.dialect(), "register_take_back");
         let batch = s.batch("b", vec![("b_uid", Column::Uuid(uids.iter().map(|uid| uid.0).collect()))]);
-        s.push(&format!("WITH {batch} DELETE FROM timers WHERE uid IN (SELECT b_uid FROM b)"));
+        let is_one = self.dialect().among("uid", "SELECT b_uid FROM b");
+        s.push(&format!("WITH {batch} DELETE FROM timers WHERE {is_one}"));
         tx.execute(s).await.map(drop)
     }
 
@@ -327,7 +328,8 @@ impl ColdStore {
         tx.execute(next).await?;
         let mut free = Statement::new(self.dialect(), "register_again_free");
         let batch = free.batch("b", columns());
-        free.push(&format!("WITH {batch} DELETE FROM ended_ids WHERE uid IN (SELECT b_uid FROM b)"));
+        let is_one = self.dialect().among("uid", "SELECT b_uid FROM b");
+        free.push(&format!("WITH {batch} DELETE FROM ended_ids WHERE {is_one}"));
         tx.execute(free).await.map(drop)
     }
 

@@ -55,16 +55,24 @@ impl Dialect {
         }
     }
 
-    /// The condition that a row has the key of a row of a batch. On PostgreSQL it is a range of one, so that an index is looked
-    /// into for each row of the batch. For an equality a plan that is made while the table is small, and is kept when it has
-    /// grown, reads all of an index instead, because it is in an order to join by. What else is asked of the row stands in
-    /// `COALESCE(…, false)`, or another index would be read for that; rows are put in order by the batch; and some column is
-    /// read that no index has. It does not choose between indexes that have the key, first or last: if PostgreSQL takes a
-    /// table for empty, they cost it the same.
+    /// The condition that a row has the key of a row of a batch. On PostgreSQL it asks for one of a list of one, so that an
+    /// index is looked into for each row of the batch. For an equality a plan that is made while the table is small, and is kept
+    /// when it has grown, reads all of an index instead, because it is in an order to join by. What else is asked of the row
+    /// stands in `COALESCE(…, false)`, or a partial index would be read whole for that; rows are put in order by the batch; and
+    /// some column is read that no index has.
     pub fn keyed(self, key: &str, of_batch: &str) -> String {
         match self {
-            Self::Postgres => format!("{key} BETWEEN {of_batch} AND {of_batch}"),
+            Self::Postgres => format!("{key} = ANY (ARRAY[{of_batch}])"),
             Self::Sqlite => format!("{key} = {of_batch}"),
+        }
+    }
+
+    /// The condition that a row has one of the keys that a query finds, which is run once. For the same reason as
+    /// [`keyed`](Self::keyed) they are a list on PostgreSQL.
+    pub fn among(self, key: &str, keys: &str) -> String {
+        match self {
+            Self::Postgres => format!("{key} = ANY (ARRAY({keys}))"),
+            Self::Sqlite => format!("{key} IN ({keys})"),
         }
     }
 }

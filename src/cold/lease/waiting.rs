@@ -66,8 +66,9 @@ impl ColdStore {
         let now = s.now(self.bound_now());
         let limit = s.int(MAX_BATCH as i64);
         s.push(&format!(
-            "WITH {batch} SELECT DISTINCT uid FROM places WHERE holder IN (SELECT b_holder FROM b) AND held IN (0, 2) \
-             AND held = 0 AND until_at <= {now} LIMIT {limit}"
+            "WITH {batch} SELECT DISTINCT uid FROM places WHERE {} AND held IN (0, 2) AND held = 0 AND until_at <= {now} \
+             LIMIT {limit}",
+            self.dialect().among("holder", "SELECT b_holder FROM b")
         ));
         self.pool.read(s).await?.iter().map(|row| row.get(0).map(Uid)).collect()
     }

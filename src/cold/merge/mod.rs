@@ -276,8 +276,9 @@ impl ColdStore {
             );
             let window = s.int(i64::try_from(MAX_WINDOW.as_millis()).unwrap_or_default());
             s.push(&format!(
-                "WITH {batch} SELECT uid, merged FROM b CROSS JOIN timers WHERE merge_key = b_key AND merge_key IS NOT NULL \
-                 AND due_at <= b_at AND due_at >= b_at - {window} AND merged = b_merged"
+                "WITH {batch} SELECT uid, merged FROM b CROSS JOIN timers WHERE {} AND merge_key IS NOT NULL \
+                 AND due_at <= b_at AND due_at >= b_at - {window} AND COALESCE(merged = b_merged, false)",
+                self.dialect().keyed("merge_key", "b_key")
             ));
             for row in tx.fetch(s).await? {
                 uids.insert(Uid(row.get(0)?));
@@ -417,7 +418,8 @@ impl ColdStore {
                WHERE merge_key = b_key AND merge_key IS NOT NULL AND due_at <= {now} + {ahead} \
                AND state = 0 AND attempt = 0 AND wake_at > due_at AND wake_at > {now} ORDER BY uid {lock}) \
              UPDATE timers SET wake_at = CASE WHEN due_at > {now} THEN due_at ELSE {now} END \
-             WHERE uid IN (SELECT w_uid FROM w) RETURNING {pointer}"
+             WHERE {} RETURNING {pointer}",
+            self.dialect().among("uid", "SELECT w_uid FROM w")
         ));
         self.pool.write(s).await?.iter().map(|row| pointer_of(row, Via::Express)).collect()
     }

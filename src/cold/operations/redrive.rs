@@ -309,6 +309,7 @@ impl ColdStore {
         let mut s = Statement::new(self.dialect(), "redrive_superseded");
         let ended = dead.iter().map(|row| row.ended_at.unwrap_or_default().get()).collect();
         let generations = dead.iter().map(|row| i64::from(row.life.generation.0)).collect();
+        let is_it = self.dialect().keyed("uid", "b_uid");
         let batch = s.batch(
             "b",
             vec![
@@ -318,9 +319,8 @@ impl ColdStore {
             ],
         );
         s.push(&format!(
-            "WITH {batch} SELECT uid FROM b JOIN history ON uid = b_uid \
-             AND (ended_at, generation) > (b_ended, b_generation) \
-             UNION SELECT uid FROM b JOIN ended_ids ON uid = b_uid AND generation > b_generation"
+            "WITH {batch} SELECT uid FROM b JOIN history ON {is_it} AND (ended_at, generation) > (b_ended, b_generation) \
+             UNION SELECT uid FROM b JOIN ended_ids ON {is_it} AND COALESCE(generation > b_generation, false)"
         ));
         tx.fetch(s).await?.iter().map(|row| row.get(0).map(Uid)).collect()
     }

@@ -499,7 +499,8 @@ impl ColdStore {
         s.push(&format!(
             "WITH own AS (SELECT uid AS own_uid FROM timers WHERE schedule = {id} AND schedule IS NOT NULL \
                AND state = {scheduled} AND nominal > {now} AND {which} ORDER BY uid {lock}) \
-             UPDATE timers SET judge_after = {judge_after} WHERE uid IN (SELECT own_uid FROM own)"
+             UPDATE timers SET judge_after = {judge_after} WHERE {}",
+            self.dialect().among("uid", "SELECT own_uid FROM own")
         ));
         tx.execute(s).await.map(drop)
     }

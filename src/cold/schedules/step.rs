@@ -365,7 +365,8 @@ impl ColdStore {
                AND (judge_after IS NOT NULL OR overlap IS NOT NULL) ORDER BY uid {lock}) \
              UPDATE timers SET judge_after = NULL, overlap = NULL, \
                wake_at = CASE WHEN state = 0 AND judge_after = {last} THEN {now} ELSE wake_at END \
-             WHERE uid IN (SELECT own_uid FROM own) RETURNING {pointer}"
+             WHERE {} RETURNING {pointer}",
+            self.dialect().among("uid", "SELECT own_uid FROM own")
         ));
         let rows = tx.fetch(s).await?;
         rows.iter().map(|row| pointer_of(row, crate::model::pointer::Via::Express)).collect()

@@ -1,13 +1,16 @@
 //! What statements read on PostgreSQL, whatever its statistics said when their plans were made.
 //!
-//! PostgreSQL itself counts the rows that it reads of tables, and the entries that its indexes give. It does not count entries
-//! that an index walks past.
+//! PostgreSQL itself counts the rows that it reads of tables, the entries that its indexes give, and the pages of indexes that
+//! it walks.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
-use mainspring::cold::{Change, ChangeEvent, ColdStore, NewTimer, Settlement, Turn};
+use mainspring::cold::{
+    Backlogged, Change, ChangeEvent, ColdStore, NewTimer, Registered, Settlement, TimerRow, Turn,
+};
+use mainspring::model::id::{Epoch, Uid};
 use mainspring::model::namespace::Namespace;
-use mainspring::model::pointer::Pointer;
 use mainspring::model::queue::{Action, Dispatch, lane};
 use mainspring::model::timer::AttemptResult;
 
@@ -16,79 +19,74 @@ use super::queues::{asking, for_queue, who_ask};
 use crate::support::psql;
 
 /// Timers that nothing here is about.
-const OTHERS: usize = 4000;
-/// How many each statement is about, at least.
+const OTHERS: u64 = 16_000;
+/// How many each statement is about.
 const FEW: usize = 20;
 
-/// The rows of `timers` and of its indexes that were read so far. Sessions tell what they have counted when they end; the
-/// store is opened anew, and plans anew.
-async fn read_so_far(f: &mut Fixture) -> u64 {
-    let url = f.config.cold.url.clone();
-    let others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()";
-    psql(&url, &format!("SELECT pg_terminate_backend(pid) {others}")).await;
-    while psql(&url, &format!("SELECT count(*) {others}")).await != "0" {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    f.store = ColdStore::open(&f.config, f.clock.clone(), true, true).expect("opens");
-    f.store.prepare().await.expect("prepares");
-    let sum = "SELECT (SELECT sum(idx_tup_read) FROM pg_stat_user_indexes WHERE relname = 'timers') \
-               + (SELECT seq_tup_read FROM pg_stat_user_tables WHERE relname = 'timers')";
-    psql(&url, sum).await.parse().expect("a number")
+/// What a store does to a few timers of its own, all of which have ended then.
+#[derive(Debug, Clone, Copy)]
+enum Work {
+    Deliver,
+    Cancel,
+    TakeAgain,
+    GiveOut,
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_plan_made_while_there_were_no_timers_does_not_read_all_of_them_later() {
-    let mut f = Fixture::postgres().await;
-    let (owned, url) = (f.own_all().await, f.config.cold.url.clone());
-    let later =
-        |f: &Fixture, count: usize| (0..count).map(|n| f.timer(&format!("later-{n}"), 3_600_000)).collect();
-    // Statistics are taken when all have gone: no row in many pages. Nothing takes others.
-    psql(&url, "ALTER TABLE timers SET (autovacuum_enabled = off)").await;
-    let gone: Vec<NewTimer> = later(&f, 500);
-    f.register(&gone).await;
-    psql(&url, "DELETE FROM timers").await;
-    psql(&url, "VACUUM (ANALYZE, TRUNCATE off) timers").await;
-    let known =
-        psql(&url, "SELECT reltuples || ' ' || (relpages > 0) FROM pg_class WHERE relname = 'timers'");
-    assert_eq!(known.await, "0 true");
-    let others: Vec<NewTimer> = later(&f, OTHERS);
-    for batch in others.chunks(1000) {
-        f.register(batch).await;
-    }
-    let due =
-        |f: &Fixture, name: &str| (0..FEW).map(|n| f.timer(&format!("{name}-{n}"), 0)).collect::<Vec<_>>();
-    f.register(&due(&f, "due")).await;
-    let for_workers: Vec<NewTimer> =
-        due(&f, "work").into_iter().map(|timer| for_queue(timer, Dispatch::default())).collect();
-    f.register(&for_workers).await;
-    let found = f.look(&owned, &mainspring::cold::Backlogged::default()).await;
-    let (work, plain): (Vec<Pointer>, Vec<Pointer>) =
-        found.iter().map(|due| due.pointer).partition(|pointer| pointer.is_for_queue);
-    assert_eq!((work.len(), plain.len()), (FEW, FEW));
-    let epoch = |pointer: &Pointer| owned.iter().find(|(shard, _)| *shard == pointer.shard).expect("owned").1;
-    let plain: Vec<_> = plain.into_iter().map(|pointer| (pointer, epoch(&pointer))).collect();
+impl Work {
+    const ALL: [Self; 4] = [Self::Deliver, Self::Cancel, Self::TakeAgain, Self::GiveOut];
 
-    let mut reads = vec![read_so_far(&mut f).await];
-    let claimed = f.claim(&plain).await;
-    assert_eq!(claimed.len(), FEW);
-    reads.push(read_so_far(&mut f).await);
-    let done: Vec<_> = claimed.iter().map(|row| (row.uid, record(row, AttemptResult::Ok))).collect();
-    assert_eq!(f.store.finish_delivered(&done).await.expect("ends").len(), FEW);
-    reads.push(read_so_far(&mut f).await);
-    let cancels: Vec<Change> = others[..FEW]
-        .iter()
-        .map(|timer| Change { uid: timer.uid, caller: None, event: ChangeEvent::Cancel })
-        .collect();
-    f.apply(&cancels).await;
-    reads.push(read_so_far(&mut f).await);
-    f.store.park(&work).await.expect("parks");
-    reads.push(read_so_far(&mut f).await);
-    let workers = (0..FEW).map(|n| asking(&format!("w{n}"))).collect::<Vec<_>>();
+    async fn run(self, f: &Fixture, owned: &[(i32, Epoch)], round: &str) {
+        let timers: Vec<_> = (0..FEW).map(|n| f.timer(&format!("{self:?}-{round}-{n}"), 0)).collect();
+        match self {
+            Self::Deliver => {
+                f.register(&timers).await;
+                let claimed = f.claim_due(owned).await;
+                assert_eq!(claimed.len(), FEW);
+                let done: Vec<_> =
+                    claimed.iter().map(|row| (row.uid, record(row, AttemptResult::Ok))).collect();
+                assert_eq!(f.store.finish_delivered(&done).await.expect("ends").len(), FEW);
+            }
+            Self::Cancel => {
+                f.register(&timers).await;
+                let uids: Vec<Uid> = timers.iter().map(|timer| timer.uid).collect();
+                assert_eq!(f.store.find_many(&uids).await.expect("finds").len(), FEW);
+                cancel(f, &timers).await;
+            }
+            Self::TakeAgain => {
+                f.register(&timers).await;
+                cancel(f, &timers).await;
+                // The id of one that has ended is taken, unless it is said that it is to be another.
+                let fresh = |answers: Vec<Registered>| {
+                    answers.iter().filter(|answer| matches!(answer, Registered::New(_))).count()
+                };
+                assert_eq!(fresh(f.register(&timers).await), 0);
+                let again: Vec<_> =
+                    timers.iter().map(|timer| NewTimer { again: true, ..timer.clone() }).collect();
+                assert_eq!(fresh(f.register(&again).await), FEW);
+                cancel(f, &timers).await;
+            }
+            Self::GiveOut => give_out(f, owned, timers).await,
+        }
+    }
+}
+
+async fn cancel(f: &Fixture, timers: &[NewTimer]) {
+    let cancel = |timer: &NewTimer| Change { uid: timer.uid, caller: None, event: ChangeEvent::Cancel };
+    f.apply(&timers.iter().map(cancel).collect::<Vec<_>>()).await;
+}
+
+/// Workers take what is for their queue, and settle it. Each may be had by two.
+async fn give_out(f: &Fixture, owned: &[(i32, Epoch)], timers: Vec<NewTimer>) {
+    let dispatch = Dispatch { times: 2, ..Dispatch::default() };
+    let timers: Vec<NewTimer> = timers.into_iter().map(|timer| for_queue(timer, dispatch.clone())).collect();
+    f.register(&timers).await;
+    let found = f.look(owned, &Backlogged::default()).await;
+    f.store.park(&found.iter().map(|due| due.pointer).collect::<Vec<_>>()).await.expect("parks");
+    let workers = (0..2 * FEW).map(|n| asking(&format!("w{n}"))).collect::<Vec<_>>();
     let leased =
         f.store.lease("q", &who_ask("q", &workers), "a", &mut Turn::default()).await.expect("leases");
     let items: Vec<_> = leased.given.into_iter().flatten().collect();
-    assert_eq!(items.len(), FEW);
-    reads.push(read_so_far(&mut f).await);
+    assert_eq!(items.len(), 2 * FEW);
     let settled: Vec<Change> = items
         .iter()
         .map(|item| {
@@ -102,8 +100,72 @@ async fn a_plan_made_while_there_were_no_timers_does_not_read_all_of_them_later(
         })
         .collect();
     f.apply(&settled).await;
-    reads.push(read_so_far(&mut f).await);
-    let names = ["claim", "end", "cancel", "park", "lease", "settle"];
-    let each: Vec<_> = names.into_iter().zip(reads.windows(2).map(|pair| pair[1] - pair[0])).collect();
-    assert!(each.iter().all(|(_, rows)| (1..OTHERS as u64 / 4).contains(rows)), "{each:?}");
+    let left: Vec<TimerRow> = {
+        let uids: Vec<Uid> = timers.iter().map(|timer| timer.uid).collect();
+        f.store.find_many(&uids).await.expect("finds").into_values().collect()
+    };
+    let ended: HashSet<bool> = left.iter().map(|row| row.ended_at.is_some()).collect();
+    assert_eq!(ended, HashSet::from([true]));
+}
+
+/// Ends the store's sessions, which tell then what they have read, and opens it anew.
+async fn open_anew(f: &mut Fixture) {
+    let url = f.config.cold.url.clone();
+    let others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()";
+    psql(&url, &format!("SELECT pg_terminate_backend(pid) {others}")).await;
+    while psql(&url, &format!("SELECT count(*) {others}")).await != "0" {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    f.store = ColdStore::open(&f.config, f.clock.clone(), true, true).expect("opens");
+    f.store.prepare().await.expect("prepares");
+}
+
+/// Rows of `timers` and entries of its indexes that were read so far, and pages of the two indexes that have the key and
+/// all rows.
+async fn read_so_far(url: &str) -> (u64, u64) {
+    let rows = "SELECT (SELECT sum(idx_tup_read) FROM pg_stat_user_indexes WHERE relname = 'timers') \
+                + (SELECT seq_tup_read FROM pg_stat_user_tables WHERE relname = 'timers')";
+    let pages = "SELECT sum(idx_blks_read + idx_blks_hit) FROM pg_statio_user_indexes \
+                 WHERE indexrelname IN ('timers_pkey', 'timers_by_wake')";
+    let count = async |sql| psql(url, sql).await.parse().expect("a number");
+    (count(rows).await, count(pages).await)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_plan_made_while_there_were_no_timers_does_not_read_all_of_them_later() {
+    let mut f = Fixture::postgres().await;
+    let (owned, url) = (f.own_all().await, f.config.cold.url.clone());
+    // Nothing else takes statistics.
+    psql(&url, "ALTER TABLE timers SET (autovacuum_enabled = off)").await;
+    // Copies of one timer, each of which comes up at another moment.
+    f.put("other", 3_600_000).await;
+    let others = format!(
+        "CREATE TABLE others AS SELECT timers.* FROM timers, generate_series(1, {OTHERS}); \
+         UPDATE others SET uid = gen_random_uuid(), wake_at = wake_at + random() * 1000000"
+    );
+    psql(&url, &others).await;
+    let mut each = Vec::new();
+    for work in Work::ALL {
+        // Statistics are taken when all have gone: no row in some pages.
+        let gone: Vec<NewTimer> = (0..FEW).map(|n| f.timer(&format!("gone-{n}"), 3_600_000)).collect();
+        f.register(&gone).await;
+        psql(&url, "DELETE FROM timers").await;
+        psql(&url, "VACUUM (ANALYZE, TRUNCATE off) timers").await;
+        let known =
+            psql(&url, "SELECT reltuples || ' ' || (relpages > 0) FROM pg_class WHERE relname = 'timers'");
+        assert_eq!(known.await, "0 true");
+        open_anew(&mut f).await;
+        work.run(&f, &owned, "before").await;
+        psql(&url, "INSERT INTO timers SELECT * FROM others").await;
+        let before = read_so_far(&url).await;
+        work.run(&f, &owned, "after").await;
+        open_anew(&mut f).await;
+        let after = read_so_far(&url).await;
+        each.push((work, after.0 - before.0, after.1 - before.1));
+    }
+    // All of an index once is more, and so are its pages for each row of a batch.
+    assert!(
+        each.iter().all(|(_, rows, pages)| (1..OTHERS / 4).contains(rows) && *pages < OTHERS / 8),
+        "work, rows, pages: {each:?}"
+    );
 }
