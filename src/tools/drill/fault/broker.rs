@@ -13,8 +13,8 @@ const BEFORE_US: Micros = 2_000_000;
 const COMING_US: Micros = 10_000_000;
 /// How often is looked whether something has come.
 const EVERY_US: Micros = 100_000;
-/// How long after the fault began what came before it may still be read.
-const READ_US: Micros = 300_000;
+/// How long after the fault began what came before it may still be read: on a busy machine a reader is late.
+const READ_US: Micros = 1_000_000;
 /// How long nothing has to come, at least. A broker's own tool may take so long that the fault would be over.
 const SILENT_US: Micros = 700_000;
 
