@@ -151,8 +151,8 @@ async fn each_takes_its_way(nodes: Vec<Node>) {
         assert_eq!(ways, [each as u64, each as u64, 0, 0], "loader, express, sweep, replay");
         assert_eq!(swept(&apis).await, 0);
     }
-    // A machine that stands still makes the sweep come first, and it makes no other of these ways longer.
-    assert!(loader.max(express) <= each as u64 && replay == 0, "{ways:?}");
+    // A machine that stands still makes the sweep come first, and what it is late to register goes at once.
+    assert!(loader <= each as u64 && replay == 0, "{ways:?}");
     assert_eq!((loader + express + sweep) as usize, each * 2);
 }
 
@@ -243,8 +243,9 @@ async fn a_restart_loses_nothing(builder: NodeBuilder, end: impl AsyncFnOnce(&No
         "after the restart: {loader} by the loader, {express} at once, {sweep} by sweep, {replay} by replay"
     );
     assert_eq!((loader + express + sweep + replay) as usize, EACH * 2, "by the new process");
-    // A wheel in Redis outlives its node and still holds them: the ticker and the replay both find them.
-    assert!(shared || (replay > 0 && (sweep + replay) as usize == EACH), "what was overdue is found in SQL");
+    // A wheel in Redis outlives its node and still holds them: the ticker and the replay both find them. While the
+    // machine stands still, the sweep finds some that are due afterwards, too.
+    assert!(shared || (replay > 0 && (sweep + replay) as usize >= EACH), "what was overdue is found in SQL");
     assert!(node.log().lines().any(|line| line.contains("replayed") && line.contains("cause")));
     eventually("what waits is in the wheels", LONG, async || {
         let held = crate::support::in_wheels(&api.wheels().await);

@@ -7,15 +7,15 @@ use serde_json::json;
 
 use crate::support::{Node, NodeBuilder, Receiver, eventually, fresh_database, in_state, psql, settled, to};
 
-/// Long enough to look at what has ended before it goes.
-const RETENTION: &str = "PT4S";
+/// The retention once what has ended was looked at: until then the default, of days.
+const RETENTION: &str = "PT1S";
 
-/// It goes within a retention and the two seconds between two rounds, unless the machine is busy.
+/// It goes within a retention and the second between two rounds, unless the machine is busy.
 const GONE: Duration = Duration::from_secs(30);
 
 /// `age` makes what has ended old enough, where waiting alone does not.
 async fn what_has_ended_goes(builder: NodeBuilder, store: &str, age: impl AsyncFnOnce()) {
-    let node = builder.cold(store).env("MAINSPRING__HISTORY__RETENTION", RETENTION).start_ready().await;
+    let mut node = builder.cold(store).start_ready().await;
     let (api, receiver) = (node.api(), Receiver::start().await);
     let timer = json!({"delay": "PT0S", "target": to(receiver.url("/ok")), "data": 1});
     let other = json!({"delay": "PT0S", "target": to(receiver.url("/ok")), "data": 2});
@@ -34,6 +34,8 @@ async fn what_has_ended_goes(builder: NodeBuilder, store: &str, age: impl AsyncF
     assert_eq!((before.registered, before.cancelled), (3, 1));
 
     age().await;
+    node.restart_with("MAINSPRING__HISTORY__RETENTION", RETENTION).await;
+    node.wait_ready(GONE).await;
     for id in ["t", "cancelled"] {
         eventually(&format!("{id} is gone"), GONE, async || match api.timer(id).await {
             (404, _) => Ok(()),

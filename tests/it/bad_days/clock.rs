@@ -14,7 +14,7 @@ use crate::support::{
 const TIMERS: i64 = 40;
 
 /// What fires at all fires with this much delay, also on a busy machine; far less than any skew here.
-const PUNCTUAL_MS: i64 = 1500;
+const PUNCTUAL_MS: i64 = 10_000;
 
 /// A new database whose clock is so much ahead of this machine's, or behind.
 async fn with_its_clock_off_by(ms: i64) -> String {
@@ -71,12 +71,12 @@ async fn fires_by_the_stores_clock(skew: i64) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_ahead_of_the_store_warns_and_fires_by_the_stores_clock() {
-    fires_by_the_stores_clock(3000).await;
+    fires_by_the_stores_clock(30_000).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_behind_the_store_warns_and_fires_by_the_stores_clock() {
-    fires_by_the_stores_clock(-3000).await;
+    fires_by_the_stores_clock(-30_000).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -147,20 +147,42 @@ async fn a_claim_that_waits_while_the_clock_is_set_back_is_given_back() {
         Node::builder().cold(&store).env("MAINSPRING__LEASE", "PT1S").env("MAINSPRING__WHEEL__LEAD", "PT1S");
     let node = node.start_ready().await;
     let (api, receiver) = (node.api(), Receiver::start().await);
-    let due = rfc3339(wall_ms() + HOUR_MS + 2500);
-    register(&api, &[json!({"id": "waits", "fire_at": due, "target": to(receiver.url("/ok"))})]).await;
-    let becomes = async |state: &str| {
-        eventually(state, LONG, async || {
-            let (_, timer) = api.timer("waits").await;
-            if timer["state"] == state { Ok(()) } else { Err(timer) }
+    let becomes = async |id: &str, states: &[&str]| {
+        eventually(&format!("{id} is one of {states:?}"), LONG, async || {
+            let (_, timer) = api.timer(id).await;
+            let state = timer["state"].as_str().unwrap_or_default().to_owned();
+            if states.contains(&&*state) { Ok(state) } else { Err(timer) }
+        })
+        .await
+    };
+    let knows = async |is_ahead: bool| {
+        eventually("the node knows of the clock", LONG, async || {
+            let skew = api.metric("mainspring_clock_skew_seconds").await;
+            if (skew.abs() > 60.0) == is_ahead { Ok(()) } else { Err(skew) }
         })
         .await;
     };
-    becomes("delivering").await;
-    set_clock(&store, 0).await;
-    becomes("scheduled").await;
-    assert_eq!(receiver.received().len(), 0, "it is due in an hour");
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        knows(true).await;
+        let (id, due) = (format!("waits{tries}"), wall_ms() + HOUR_MS + 2500);
+        register(&api, &[json!({"id": id, "fire_at": rfc3339(due), "target": to(receiver.url("/ok"))})])
+            .await;
+        becomes(&id, &["delivering", "delivered"]).await;
+        set_clock(&store, 0).await;
+        knows(false).await;
+        let knew_in_time = wall_ms() + HOUR_MS < due;
+        let state = becomes(&id, &["scheduled", "delivered"]).await;
+        if state == "scheduled" {
+            assert_eq!(receiver.of(&id).len(), 0, "it is due in an hour");
+            break;
+        }
+        // On a busy machine its time may come by the old clock before the node knows of the new one. That proves nothing.
+        assert!(!knew_in_time, "it was sent an hour early");
+        assert!(tries < 5, "too busy a machine: five times in a row it was sent before the node knew");
+        set_clock(&store, HOUR_MS).await;
+    }
     set_clock(&store, HOUR_MS).await;
-    receiver.wait_for(1, LONG).await;
-    settled(&api, 1, 0).await;
+    settled(&api, tries, 0).await;
 }

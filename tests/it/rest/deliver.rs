@@ -10,7 +10,9 @@ use reqwest::Method;
 use serde_json::{Value, json};
 
 use super::{LONG, later, now, with};
-use crate::support::{Node, NodeBuilder, Received, Receiver, eventually, in_state, on_both, to, wall_ms};
+use crate::support::{
+    Node, NodeBuilder, Received, Receiver, Watch, eventually, in_state, on_both, to, wall_ms,
+};
 
 const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
 
@@ -178,14 +180,21 @@ async fn static_headers_arrive_and_the_secret_ones_are_not_logged() {
 async fn nothing_arrives_early_and_nothing_much_late(builder: NodeBuilder) {
     let node = builder.start_ready().await;
     let (api, receiver) = (node.api(), Receiver::start().await);
+    let watch = Watch::start(std::slice::from_ref(&api));
     let timers: Vec<Value> = (0..200)
         .map(|n| json!({"delay": format!("PT{}.{:03}S", 1 + n / 100, n % 100 * 10), "target": to(receiver.url("/ok"))}))
         .collect();
     let (status, _) = api.post("/v1/timers/batch", &json!({"timers": timers})).await;
     assert_eq!(status, 200);
     let all = receiver.wait_for(200, LONG).await;
-    let lateness: Vec<_> = all.iter().map(Received::lateness_ms).collect();
-    assert!(lateness.iter().all(|ms| (0..3000).contains(ms)), "{lateness:?}");
+    let stalls = watch.end().await;
+    // As much as a busy machine adds, beside the time that it stands still.
+    let is_off = |one: &&Received| {
+        let late = one.lateness_ms();
+        !(0..3000 + stalls.within(one.at_ms - late..one.at_ms)).contains(&late)
+    };
+    let off: Vec<_> = all.iter().filter(is_off).map(Received::lateness_ms).collect();
+    assert!(off.is_empty(), "{off:?}; {stalls:?}");
     eventually("all are delivered", LONG, async || {
         let ledger = api.ledger().await;
         if ledger.delivered == 200 { Ok(()) } else { Err(ledger) }

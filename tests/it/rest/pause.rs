@@ -1,9 +1,8 @@
 //! `pause` and `resume`: what is kept from firing, what it answers, and when its lateness is judged.
 
-use std::time::Duration;
-
 use reqwest::Method;
 use serde_json::{Value, json};
+use tokio::sync::watch;
 
 use super::{LONG, NOWHERE, later, now, with};
 use crate::support::{Answer, Api, NodeBuilder, Receiver, Reply, in_state, on_both, problem, to};
@@ -18,13 +17,19 @@ async fn done(api: &Api, id: &str, what: &str, state: &str) -> Value {
     answer.body
 }
 
+/// Registers a timer, pauses it, and only then makes it due after `delay`: however slow the machine is, it is paused before.
+async fn paused(api: &Api, id: &str, timer: Value, delay: &str) {
+    assert_eq!(api.put(id, &with(timer, "delay", json!("PT1H"))).await.0, 201);
+    done(api, id, "pause", "paused").await;
+    let (status, moved) = api.patch(id, &json!({ "delay": delay })).await;
+    assert_eq!((status, &moved["state"]), (200, &json!("paused")), "{moved}");
+}
+
 async fn a_paused_timer_fires_when_it_is_resumed(builder: NodeBuilder) {
     let node = builder.start_ready().await;
     let (api, receiver) = (node.api(), Receiver::start().await);
     let due = |delay: &str| json!({"delay": delay, "target": to(receiver.url("/ok"))});
-    for (id, delay) in [("paused", "PT1H"), ("other", "PT0.6S")] {
-        assert_eq!(api.put(id, &due(delay)).await.0, 201);
-    }
+    assert_eq!(api.put("paused", &due("PT1H")).await.0, 201);
     let first = done(&api, "paused", "pause", "paused").await;
     assert_eq!(
         (&first["generation"], &first["version"], &first["next_attempt_at"]),
@@ -36,9 +41,10 @@ async fn a_paused_timer_fires_when_it_is_resumed(builder: NodeBuilder) {
     let listed = api.get("/v1/timers?state=paused").await.1;
     assert_eq!(listed["items"].as_array().map(Vec::len), Some(1), "{listed}");
 
-    // Its time comes before that of another one, and only the other one fires.
+    // Its time comes 0.3 s before that of another one, or more, and only the other one fires.
     let moved = api.patch("paused", &json!({"delay": "PT0.3S"})).await.1;
     assert_eq!((&moved["state"], &moved["generation"]), (&json!("paused"), &json!(2)));
+    assert_eq!(api.put("other", &due("PT0.6S")).await.0, 201);
     receiver.wait_for(1, LONG).await;
     in_state(&api, "other", "delivered").await;
     let resumed = done(&api, "paused", "resume", "scheduled").await;
@@ -57,14 +63,13 @@ async fn a_resume_judges_how_late_it_is(builder: NodeBuilder) {
     let (api, receiver) = (node.api(), Receiver::start().await);
     let timer = |then: &str| {
         let late = json!({"grace": "PT0.2S", "then": then});
-        with(with(now(receiver.url("/ok")), "late", late), "delay", json!("PT0.5S"))
+        with(now(receiver.url("/ok")), "late", late)
     };
     for (id, then) in [("expires", "expire"), ("delivers", "deliver")] {
-        assert_eq!(api.put(id, &timer(then)).await.0, 201);
-        done(&api, id, "pause", "paused").await;
+        paused(&api, id, timer(then), "PT0S").await;
     }
     // It is due when both are later than their grace.
-    assert_eq!(api.put("after", &with(now(receiver.url("/ok")), "delay", json!("PT0.8S"))).await.0, 201);
+    assert_eq!(api.put("after", &with(now(receiver.url("/ok")), "delay", json!("PT0.4S"))).await.0, 201);
     receiver.wait_for(1, LONG).await;
     in_state(&api, "after", "delivered").await;
     done(&api, "expires", "resume", "expired").await;
@@ -78,8 +83,9 @@ async fn a_resume_judges_how_late_it_is(builder: NodeBuilder) {
 async fn what_cannot_be_paused_says_why(builder: NodeBuilder) {
     let node = builder.start_ready().await;
     let (api, receiver) = (node.api(), Receiver::start().await);
-    receiver.on("/slow", |_| Reply::ok().after(Duration::from_secs(2)));
-    for (id, timer) in [("gone", later()), ("fires", later()), ("under-way", now(receiver.url("/slow")))] {
+    let (release, released) = watch::channel(false);
+    receiver.on("/held", move |_| Reply::ok().until(released.clone()));
+    for (id, timer) in [("gone", later()), ("fires", later()), ("under-way", now(receiver.url("/held")))] {
         assert_eq!(api.put(id, &timer).await.0, 201);
     }
     assert_eq!(api.delete("gone").await.0, 200);
@@ -90,6 +96,7 @@ async fn what_cannot_be_paused_says_why(builder: NodeBuilder) {
         problem(&act(&api, "none", what).await, 404, "not_found");
         problem(&act(&api, "a%20b", what).await, 422, "invalid");
     }
+    release.send_replace(true);
     // A paused timer is cancelled as truly as any, and can be fired.
     done(&api, "fires", "pause", "paused").await;
     let target = json!({"target": to(receiver.url("/ok"))});
@@ -105,13 +112,11 @@ async fn what_cannot_be_paused_says_why(builder: NodeBuilder) {
 async fn a_pause_outlives_its_node(builder: NodeBuilder) {
     let mut node = builder.start_ready().await;
     let receiver = Receiver::start().await;
-    let due = |delay: &str| json!({"delay": delay, "target": to(receiver.url("/ok"))});
-    assert_eq!(node.api().put("paused", &due("PT1S")).await.0, 201);
-    done(&node.api(), "paused", "pause", "paused").await;
+    paused(&node.api(), "paused", now(receiver.url("/ok")), "PT1S").await;
     node.restart().await;
     node.wait_ready(LONG).await;
     let api = node.api();
-    assert_eq!(api.put("other", &due("PT1.2S")).await.0, 201);
+    assert_eq!(api.put("other", &with(now(receiver.url("/ok")), "delay", json!("PT1.2S"))).await.0, 201);
     receiver.wait_for(1, LONG).await;
     assert_eq!(api.timer("paused").await.1["state"], "paused");
     done(&api, "paused", "resume", "scheduled").await;

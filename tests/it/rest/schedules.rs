@@ -6,7 +6,9 @@ use reqwest::Method;
 use serde_json::{Value, json};
 
 use super::{LONG, NOWHERE, with};
-use crate::support::{Answer, Api, NodeBuilder, Receiver, Reply, eventually, in_state, on_both, problem, to};
+use crate::support::{
+    Answer, Api, NodeBuilder, Receiver, Reply, eventually, in_state, on_both, problem, to, wall_ms,
+};
 
 async fn call(api: &Api, method: Method, path: &str, body: Option<&Value>) -> Answer {
     api.send(method, &format!("/v1/schedules{path}"), &[], body).await
@@ -258,6 +260,7 @@ async fn run_pause_and_backfill_make_what_they_say(builder: NodeBuilder) {
     let (api, receiver) = (node.api(), Receiver::start().await);
     put(&api, "s", &every("PT1S", receiver.url("/ok"))).await;
     let paused = act(&api, "s", "pause").await;
+    let paused_by = wall_ms();
     assert_eq!(
         (paused.status, &paused.body["state"], &paused.body["next_at"]),
         (200, &json!("paused"), &Value::Null)
@@ -268,9 +271,9 @@ async fn run_pause_and_backfill_make_what_they_say(builder: NodeBuilder) {
     let id = run.body["id"].as_str().expect("an id");
     assert_eq!(run.header("location"), Some(format!("/v1/timers/{id}").as_str()));
     assert_eq!(run.body["schedule"], "s");
-    let arrived = receiver.wait_for(1, LONG).await;
-    assert_eq!(arrived[0].timer, id, "nothing else fires");
-    assert!(arrived[0].headers.contains_key("ce-schedule") && !arrived[0].headers.contains_key("ce-nominal"));
+    receiver.wait_until(|all| all.iter().any(|one| one.timer == id), LONG).await;
+    let ran = receiver.of(id).remove(0);
+    assert!(ran.headers.contains_key("ce-schedule") && !ran.headers.contains_key("ce-nominal"));
     // Those that were made ahead end as skipped when their time comes.
     let skipped = async || {
         let (_, list) = api.get("/v1/timers?schedule=s&state=expired").await;
@@ -279,6 +282,10 @@ async fn run_pause_and_backfill_make_what_they_say(builder: NodeBuilder) {
     };
     let items = eventually("two are skipped", LONG, skipped).await;
     assert!(items.iter().all(|one| one["skipped"] == "paused"), "{items:?}");
+    // The first may have been due before the pause was made, and a claim comes 50 ms ahead.
+    let mut others = receiver.received();
+    others.retain(|one| one.timer != id && one.due_at_ms.is_none_or(|nominal| nominal > paused_by + 55));
+    assert!(others.is_empty(), "nothing else fires: {others:?}");
     let id = items[0]["id"].as_str().expect("an id").to_owned();
     let explained = api.get(&format!("/v1/timers/{id}/explain")).await.1;
     let last = explained["events"].as_array().expect("events").last().expect("one").clone();

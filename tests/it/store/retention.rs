@@ -5,12 +5,14 @@ use std::time::Duration;
 use mainspring::cold::{ChangeEvent, RetentionStep};
 use mainspring::model::id::Uid;
 use mainspring::model::timer::{AttemptResult, Next};
+use sea_orm::sqlx::{Connection, PgConnection};
 
-use super::fixture::{Fixture, behind_its_back, held_open, on_both_stores, record, somebody_waits};
+use super::fixture::{Fixture, behind_its_back, held_open, on_both_stores, record};
 use crate::support::psql;
 
-/// Whoever waits behind a lock that is held for long waits longer than this. Ends and cancels do not.
-const ANSWERS: Duration = Duration::from_secs(3);
+/// Whoever waits behind a lock that is held for long waits longer than this. Ends and cancels do not. It is shorter than the
+/// ten seconds after which the database ends any statement, and with it such a wait.
+const ANSWERS: Duration = Duration::from_secs(8);
 
 const DAY_S: u64 = 86_400;
 
@@ -141,6 +143,18 @@ async fn a_step_that_fails_keeps_no_other_from_its_own(f: Fixture) {
 
 on_both_stores!(a_step_that_fails_keeps_no_other_from_its_own);
 
+/// Commits as soon as somebody waits for a lock on history. The server does it by itself: a drop waits for a fifth of a second
+/// only, and this process, or whatever it starts, may take longer to see that and to answer.
+const COMMIT_WHEN_AWAITED: &str = "DO $$ BEGIN \
+       FOR look IN 1..10000 LOOP \
+         IF EXISTS (SELECT 1 FROM pg_locks l JOIN pg_database d ON d.oid = l.database \
+             WHERE d.datname = current_database() AND l.relation = 'history'::regclass AND NOT l.granted) \
+         THEN RETURN; END IF; \
+         PERFORM pg_sleep(0.002); \
+       END LOOP; \
+       RAISE 'nobody waits for a lock on history'; \
+     END $$; COMMIT";
+
 /// Its rows were counted before, and would be counted twice.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_partition_in_which_a_purge_removes_rows_is_dropped_by_another_round() {
@@ -151,16 +165,17 @@ async fn a_partition_in_which_a_purge_removes_rows_is_dropped_by_another_round()
     }
     f.clock.advance(Duration::from_secs(4 * DAY_S));
     let rows = async || psql(&f.config.cold.url, "SELECT count(*) FROM history").await.trim().to_owned();
-    let mut purge = held_open(&f.config.cold.url).await;
-    let sql = "DELETE FROM history WHERE id = 'a'; \
+    let mut purge = PgConnection::connect(&f.config.cold.url).await.expect("connects");
+    let sql = "BEGIN; DELETE FROM history WHERE id = 'a'; \
                INSERT INTO totals (name, slot, value) VALUES ('folded.cancelled', 999999, 1), ('purged', 999999, 1)";
-    sea_orm::sqlx::raw_sql(sql).execute(&mut *purge).await.expect("purges");
-    let store = f.store.clone();
+    sea_orm::sqlx::raw_sql(sql).execute(&mut purge).await.expect("purges");
     let now = f.now();
-    let dropping = tokio::spawn(async move { store.clean_up(RetentionStep::Partitions, now).await });
-    somebody_waits(&f.config.cold.url).await;
-    purge.commit().await.expect("commits");
-    assert_eq!(dropping.await.expect("runs").expect("no failure"), 0);
+    let commit = async {
+        sea_orm::sqlx::raw_sql(COMMIT_WHEN_AWAITED).execute(&mut purge).await.expect("commits");
+    };
+    // The first of the two is sent before the other begins.
+    let ((), dropped) = tokio::join!(commit, f.store.clean_up(RetentionStep::Partitions, now));
+    assert_eq!(dropped.expect("no failure"), 0);
     assert_eq!(rows().await, "1");
     f.balanced().await;
     assert_eq!(f.store.clean_up(RetentionStep::Partitions, now).await.expect("drops"), 1);

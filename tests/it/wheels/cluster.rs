@@ -25,6 +25,9 @@ const MARK: i64 = START_MS / 1000;
 /// The limit of every wait: long enough for a busy machine.
 const LONG: Duration = Duration::from_secs(30);
 
+/// An answer of Redis is waited for twice as long.
+const HALF_AN_ANSWER: Duration = Duration::from_secs(1);
+
 /// A cluster of this test's own, and wheels of all shards in it.
 struct Scene {
     cluster: Cluster,
@@ -195,16 +198,33 @@ async fn a_master_that_hangs_does_not_hold_up_the_others() {
         all().into_iter().all(|shard| servers[shard as usize].is_err() == its.contains(&shard)),
         "{servers:?}"
     );
-    // From now on it is only asked who it is, and not for long.
-    let began = Instant::now();
-    let (appended, taken) = (scene.append().await, scene.take().await);
-    scene.servers().await;
-    let took = began.elapsed();
-    assert!(took < Duration::from_secs(1), "half of what one answer may take: {took:?}");
-    assert!(
-        all().into_iter().all(|shard| (appended[shard as usize] == Appended::Kept) != its.contains(&shard))
-    );
-    assert!(all().into_iter().all(|shard| holds(&taken[shard as usize], 1) != its.contains(&shard)));
+    // From now on it is only asked who it is, and not for long. What waits for it does so in every round; a machine
+    // that stands still does not.
+    let mut took = Duration::MAX;
+    for round in 0..5 {
+        let began = Instant::now();
+        let (appended, taken) = (scene.append().await, scene.take().await);
+        scene.servers().await;
+        took = took.min(began.elapsed());
+        // The first round takes the slot.
+        let answer = if round == 0 { Appended::Kept } else { Appended::Taken };
+        assert!(
+            all().into_iter().all(|shard| (appended[shard as usize] == answer) != its.contains(&shard)),
+            "{appended:?}"
+        );
+        assert!(all().into_iter().all(|shard| holds(&taken[shard as usize], 1) != its.contains(&shard)));
+        if took < HALF_AN_ANSWER {
+            break;
+        }
+        eventually("the others answer again", LONG, async || {
+            let servers = scene.servers().await;
+            let alone =
+                all().into_iter().all(|shard| servers[shard as usize].is_err() == its.contains(&shard));
+            if alone { Ok(()) } else { Err(servers) }
+        })
+        .await;
+    }
+    assert!(took < HALF_AN_ANSWER, "half of what one answer may take: {took:?}");
     scene.cluster.masters[2].continue_process();
     assert!(changed(&before, &scene.names().await).is_empty(), "it is the same as before");
     assert!(

@@ -195,11 +195,10 @@ async fn one_that_goes_and_comes_back_loses_nothing() {
     let (api, mut topic) = (node.api(), Topic::own().await);
     let mut place = topic.place(&PLAIN);
     place["retry"] = json!({"attempts": 100, "first": "PT0.1S", "cap": "PT0.5S"});
-    // A new producer needs about half a second for its first event.
+    // A new producer needs about half a second for its first event, and on a busy machine several attempts.
     place["timeout"] = json!("PT2S");
     made(&api, "there", &place).await;
-    let tried = test(&api, "there").await;
-    assert_eq!(tried["result"], "ok", "{tried}");
+    taken_in_the_end(&api, "there", "it takes events").await;
     topic.freeze();
     assert_eq!(api.put("frozen", &now("there")).await.0, 201);
     let first = async |id: &str| api.get(&format!("/v1/timers/{id}/attempts")).await.1["items"][0].clone();
