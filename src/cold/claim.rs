@@ -323,23 +323,21 @@ impl ColdStore {
         let goes_alone = super::merge::goes_alone();
         let may_go = super::schedules::may_go(&now, "timers");
         let is_it = self.dialect().keyed("uid", "b_uid");
-        let (free, from_free, is_free) = match (self.dialect(), skip_locked) {
+        let (free, those) = match (self.dialect(), skip_locked) {
             (Dialect::Postgres, true) => (
                 format!(
-                    ", free AS (SELECT uid AS free_uid FROM timers JOIN b ON {is_it} \
-                     FOR NO KEY UPDATE OF timers SKIP LOCKED)"
+                    ", free AS (SELECT b.* FROM timers JOIN b ON {is_it} FOR NO KEY UPDATE OF timers SKIP LOCKED)"
                 ),
-                ", free",
-                "AND b_uid = free_uid",
+                "free AS b",
             ),
-            _ => (String::new(), "", ""),
+            _ => (String::new(), "b"),
         };
         s.push(&format!(
             "WITH {batch}, own AS (SELECT shard AS own_shard, epoch AS own_epoch FROM shards \
                WHERE shard IN (SELECT b_shard FROM b) ORDER BY shard {lock}){free} \
              UPDATE timers SET state = 1, attempt = attempt + 1, tries = tries + 1, epoch = own_epoch, \
                wake_at = {now} + {ttl}, claimed_at = {now}, node = {by}, via = b_via \
-             FROM b, own{from_free} WHERE own_shard = b_shard {same_epoch} {is_free} \
+             FROM {those}, own WHERE own_shard = b_shard {same_epoch} \
                AND {is_it} AND COALESCE(shard = b_shard {same_attempt} AND state IN (0, 2) AND {goes_alone} AND {known} \
                AND {may_go} AND (expire_at IS NULL OR attempt > 0 OR expire_at >= {now}) \
                AND (SELECT incarnation FROM store) >= {seen} AND {MAY_FIRE}, false) \

@@ -121,13 +121,14 @@ impl ColdStore {
         let moved = moved.join(", ");
         let claimed = if matches!(rows, Rows::Locked { .. }) { "" } else { "AND state = 1" };
         let is_it = self.dialect().keyed("uid", "b_uid");
-        let free = match (self.dialect(), &rows) {
-            (Dialect::Postgres, Rows::ClaimedAndFree) => {
+        let (free, those) = match (self.dialect(), &rows) {
+            (Dialect::Postgres, Rows::ClaimedAndFree) => (
                 format!(
-                    "AND b_uid IN (SELECT uid FROM timers JOIN b ON {is_it} FOR UPDATE OF timers SKIP LOCKED)"
-                )
-            }
-            _ => String::new(),
+                    "free AS (SELECT b.* FROM timers JOIN b ON {is_it} FOR UPDATE OF timers SKIP LOCKED), "
+                ),
+                "free AS b",
+            ),
+            _ => (String::new(), "b"),
         };
         let mut matched = format!(
             "{is_it} AND COALESCE(generation = b_generation AND attempt = b_attempt {claimed}, false)"
@@ -155,7 +156,7 @@ impl ColdStore {
                 };
                 let (mut s, now, retention, batch) = new("end");
                 s.push(&format!(
-                    "WITH {batch}, gone AS (DELETE FROM timers USING b WHERE {matched} {free} RETURNING timers.*, b.*), \
+                    "WITH {batch}, {free}gone AS (DELETE FROM timers USING {those} WHERE {matched} RETURNING timers.*, b.*), \
                      {places}kept AS (INSERT INTO history ({ALL}, ended_at, last) SELECT {moved}, {now}, b_last FROM gone), \
                      taken AS (INSERT INTO ended_ids (uid, request_hash, generation, until) \
                        SELECT uid, {hash}, generation, {now} + {retention} FROM gone WHERE caller_id {taken}) \
@@ -209,14 +210,14 @@ impl ColdStore {
         let mut s = Statement::new(self.dialect(), "end_judge_next");
         let columns = vec![("b_schedule", Column::Text(schedules)), ("b_nominal", Column::Int(nominals))];
         let (batch, now, skip) = (s.batch("b", columns), s.now(self.bound_now()), Turn::Skip.code());
-        let lock = self.dialect().lock("FOR NO KEY UPDATE OF timers SKIP LOCKED");
+        let lock = self.dialect().lock("FOR NO KEY UPDATE SKIP LOCKED");
         let next = format!(
-            "SELECT uid FROM b CROSS JOIN timers WHERE {} AND schedule IS NOT NULL AND nominal IS NOT NULL AND nominal > b_nominal \
+            "schedule = b_schedule AND schedule IS NOT NULL AND nominal IS NOT NULL AND nominal > b_nominal \
              AND overlap = {skip} AND state = 0 AND due_at < {now} \
-             AND (judge_after IS NULL OR judge_after > {now} AND judge_after < {last}) {lock}",
-            self.dialect().keyed("schedule", "b_schedule"),
+             AND (judge_after IS NULL OR judge_after > {now} AND judge_after < {last})",
             last = LAST.get()
         );
+        let next = format!("SELECT uid FROM b {}", self.dialect().each("timers", &next, lock));
         let is_next = self.dialect().among("uid", &next);
         s.push(&format!("WITH {batch} UPDATE timers SET judge_after = due_at WHERE {is_next}"));
         tx.execute(s).await.map(drop)

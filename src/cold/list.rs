@@ -354,7 +354,8 @@ impl List<'_> {
 
     /// The statement, and the most keys that it looks at.
     fn statement(&self) -> (Statement, usize) {
-        let mut s = Statement::new(self.store.dialect(), "list");
+        let dialect = self.store.dialect();
+        let mut s = Statement::new(dialect, "list");
         let sources = self.sources(&mut s);
         let range = self.range(&mut s);
         let looked_at = self.looked_at(&mut s);
@@ -381,13 +382,16 @@ impl List<'_> {
                 continue;
             }
             let columns: Vec<String> = ALL.split(", ").map(|column| format!("t.{column}")).collect();
+            let is_it = dialect.keyed("t.uid", "p.uid");
             let (which, same_end) = match table {
-                Table::Live => ("p.is_live", ""),
-                Table::Ended => ("NOT p.is_live", " AND t.ended_at = p.ended_at"),
+                Table::Live => ("p.is_live", String::new()),
+                Table::Ended => {
+                    ("NOT p.is_live", format!(" AND {}", dialect.keyed("t.ended_at", "p.ended_at")))
+                }
             };
             rows.push(format!(
-                "SELECT {}, {} FROM page p JOIN {} t ON t.uid = p.uid AND t.generation = p.generation{same_end} \
-                 WHERE {which} AND p.before < {MOST_BYTES}",
+                "SELECT {}, {} FROM page p JOIN {} t ON {is_it}{same_end} \
+                 WHERE COALESCE(t.generation = p.generation, false) AND {which} AND p.before < {MOST_BYTES}",
                 columns.join(", "),
                 table.ended(),
                 table.name()

@@ -208,14 +208,17 @@ impl ColdStore {
         let reach = s.int(set_back_ms.saturating_add(self.claim_ttl_ms.max(POSTPONED_MS)));
         let (shard, margin) = (s.int(i64::from(shard)), s.int(FUTURE_MS));
         let lock = self.dialect().lock("FOR UPDATE SKIP LOCKED");
+        let which = format!(
+            "SELECT uid FROM timers WHERE shard = {shard} AND audience IS NULL AND wake_at > {now} \
+             AND wake_at <= {now} + {reach} \
+             AND ((state = 1 AND claimed_at > {now} + {margin}) OR (state = 0 AND wake_at > due_at)) {lock}"
+        );
         s.push(&format!(
             "UPDATE timers SET claimed_at = CASE WHEN claimed_at > {now} THEN {now} ELSE claimed_at END, \
                wake_at = CASE WHEN state = 1 THEN {now} + wake_at - claimed_at \
                  WHEN due_at > {now} THEN due_at ELSE {now} END \
-             WHERE uid IN (SELECT uid FROM timers WHERE shard = {shard} AND audience IS NULL AND wake_at > {now} \
-               AND wake_at <= {now} + {reach} \
-               AND ((state = 1 AND claimed_at > {now} + {margin}) OR (state = 0 AND wake_at > due_at)) {lock}) \
-             RETURNING {}, state",
+             WHERE {} RETURNING {}, state",
+            self.dialect().among("uid", &which),
             columns::list(POINTER)
         ));
         let mut waiting = Vec::new();
@@ -239,11 +242,15 @@ impl ColdStore {
         let (from, margin, limit) = (s.int(from), s.int(FUTURE_MS), s.int(most as i64));
         let lock = self.dialect().lock("FOR UPDATE SKIP LOCKED");
         // The first condition is the one of the partial index that serves this.
+        let which = format!(
+            "SELECT uid FROM timers WHERE state IN (2, 3) AND state = 2 AND due_at >= {from} AND audience IS NULL \
+             AND claimed_at > {now} + {margin} ORDER BY due_at LIMIT {limit} {lock}"
+        );
         s.push(&format!(
             "UPDATE timers SET wake_at = CASE WHEN wake_at > claimed_at THEN {now} + wake_at - claimed_at ELSE {now} END, \
                claimed_at = {now} \
-             WHERE uid IN (SELECT uid FROM timers WHERE state IN (2, 3) AND state = 2 AND due_at >= {from} AND audience IS NULL \
-               AND claimed_at > {now} + {margin} ORDER BY due_at LIMIT {limit} {lock}) RETURNING {}, due_at",
+             WHERE {} RETURNING {}, due_at",
+            self.dialect().among("uid", &which),
             columns::list(POINTER)
         ));
         let (mut pointers, mut last) = (Vec::new(), None);
@@ -341,7 +348,8 @@ impl ColdStore {
             Dialect::Postgres => format!(
                 "WITH {batch}, {own}, free AS MATERIALIZED (SELECT uid AS free_uid, spared FROM timers JOIN own \
                    ON {claimed} FOR NO KEY UPDATE OF timers SKIP LOCKED) \
-                 UPDATE timers SET wake_at = {now} FROM free WHERE uid = free_uid AND {crashed} {returned}"
+                 UPDATE timers SET wake_at = {now} FROM free WHERE {} AND {crashed} {returned}",
+                self.dialect().keyed("uid", "free_uid")
             ),
             Dialect::Sqlite => format!(
                 "WITH {batch}, {own} UPDATE timers SET wake_at = {now} FROM own WHERE {claimed} AND {crashed} {returned}"

@@ -67,6 +67,20 @@ impl Dialect {
         }
     }
 
+    /// What follows `FROM b`: the rows of a table for each row of the batch, where many may be. On PostgreSQL they are looked
+    /// up for one row after the other, under a lock if that is said: where an index of some rows alone had none when
+    /// statistics were taken, a join would read all of it.
+    pub fn each(self, table: &str, condition: &str, lock: &str) -> String {
+        match self {
+            Self::Postgres => {
+                format!(
+                    "CROSS JOIN LATERAL (SELECT * FROM {table} WHERE {condition} OFFSET 0 {lock}) {table}"
+                )
+            }
+            Self::Sqlite => format!("CROSS JOIN {table} ON {condition}"),
+        }
+    }
+
     /// The condition that a row has one of the keys that a query finds, which is run once. For the same reason as
     /// [`keyed`](Self::keyed) they are a list on PostgreSQL.
     pub fn among(self, key: &str, keys: &str) -> String {

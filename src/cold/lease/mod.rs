@@ -218,10 +218,10 @@ impl ColdStore {
             ],
         );
         // What it has goes before what it has lost.
+        let places = self.dialect().each("places", "holder = b_holder AND held IN (0, 2)", "");
         s.push(&format!(
             "WITH {batch} SELECT DISTINCT uid FROM (SELECT uid, b_most, \
-             row_number() OVER (PARTITION BY holder ORDER BY held, given_at, uid) AS nth \
-             FROM b CROSS JOIN places WHERE holder = b_holder AND held IN (0, 2)) own \
+             row_number() OVER (PARTITION BY holder ORDER BY held, given_at, uid) AS nth FROM b {places}) own \
              WHERE nth <= b_most ORDER BY uid"
         ));
         let own: Vec<Uid> =

@@ -65,11 +65,9 @@ impl ColdStore {
         let batch = s.batch("b", vec![("b_holder", Column::Int(holders))]);
         let now = s.now(self.bound_now());
         let limit = s.int(MAX_BATCH as i64);
-        s.push(&format!(
-            "WITH {batch} SELECT DISTINCT uid FROM places WHERE {} AND held IN (0, 2) AND held = 0 AND until_at <= {now} \
-             LIMIT {limit}",
-            self.dialect().among("holder", "SELECT b_holder FROM b")
-        ));
+        let ended = format!("holder = b_holder AND held IN (0, 2) AND held = 0 AND until_at <= {now}");
+        let places = self.dialect().each("places", &ended, "");
+        s.push(&format!("WITH {batch} SELECT DISTINCT uid FROM b {places} LIMIT {limit}"));
         self.pool.read(s).await?.iter().map(|row| row.get(0).map(Uid)).collect()
     }
 

@@ -275,11 +275,11 @@ impl ColdStore {
                 ],
             );
             let window = s.int(i64::try_from(MAX_WINDOW.as_millis()).unwrap_or_default());
-            s.push(&format!(
-                "WITH {batch} SELECT uid, merged FROM b CROSS JOIN timers WHERE {} AND merge_key IS NOT NULL \
-                 AND due_at <= b_at AND due_at >= b_at - {window} AND COALESCE(merged = b_merged, false)",
-                self.dialect().keyed("merge_key", "b_key")
-            ));
+            let of_key = format!(
+                "merge_key = b_key AND merge_key IS NOT NULL AND due_at <= b_at AND due_at >= b_at - {window}"
+            );
+            let timers = self.dialect().each("timers", &of_key, "");
+            s.push(&format!("WITH {batch} SELECT uid, merged FROM b {timers} WHERE merged = b_merged"));
             for row in tx.fetch(s).await? {
                 uids.insert(Uid(row.get(0)?));
                 if let Some(merged) = merged_of(row.get(1)?)? {
@@ -412,11 +412,14 @@ impl ColdStore {
         let pointer = columns::list(POINTER);
         // Joined with `FROM w`, SQLite would read all timers to find those of the key.
         // One that is locked is being claimed, and its claim sees who has gone; or a stranger has it, for whom nobody waits.
-        let lock = self.dialect().lock("FOR NO KEY UPDATE OF timers SKIP LOCKED");
+        let lock = self.dialect().lock("FOR NO KEY UPDATE SKIP LOCKED");
+        let waiting = format!(
+            "merge_key = b_key AND merge_key IS NOT NULL AND due_at <= {now} + {ahead} \
+             AND state = 0 AND attempt = 0 AND wake_at > due_at AND wake_at > {now}"
+        );
+        let timers = self.dialect().each("timers", &waiting, lock);
         s.push(&format!(
-            "WITH {batch}, w AS (SELECT uid AS w_uid FROM b CROSS JOIN timers \
-               WHERE merge_key = b_key AND merge_key IS NOT NULL AND due_at <= {now} + {ahead} \
-               AND state = 0 AND attempt = 0 AND wake_at > due_at AND wake_at > {now} ORDER BY uid {lock}) \
+            "WITH {batch}, w AS (SELECT uid AS w_uid FROM b {timers}) \
              UPDATE timers SET wake_at = CASE WHEN due_at > {now} THEN due_at ELSE {now} END \
              WHERE {} RETURNING {pointer}",
             self.dialect().among("uid", "SELECT w_uid FROM w")

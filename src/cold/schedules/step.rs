@@ -188,17 +188,23 @@ impl ColdStore {
         let batch = s.batch("b", vec![("b_shard", Column::Int(shards))]);
         let now = s.now(self.bound_now());
         let (waits, last) = (waits(&now), s.int(LAST.get()));
+        let judged = format!(
+            "shard = b_shard AND judge_after IS NOT NULL AND state = 0 AND judge_after <= {now} \
+             AND (judge_after >= due_at OR due_at <= {now}) AND {MAY_FIRE}"
+        );
+        let refused = format!(
+            "shard = b_shard AND overlap IS NOT NULL AND state = 0 AND due_at <= {now} \
+             AND (judge_after IS NULL OR judge_after < {last}) AND {MAY_FIRE} AND {waits}"
+        );
+        let [judged, refused] = [judged, refused].map(|which| self.dialect().each("timers", &which, ""));
+        let of_schedule = "schedule AS found, min(shard) AS in_shard, \
+             CAST(COALESCE(min(namespace), 0) AS SMALLINT) AS of_namespace";
         // Each part reads one of the partial indexes.
         s.push(&format!(
             "WITH {batch}, due AS (SELECT id AS found, shard AS in_shard, namespace AS of_namespace FROM b CROSS JOIN schedules \
                  WHERE shard = b_shard AND make_at IS NOT NULL AND make_at <= {now} ORDER BY make_at LIMIT {MOST_SCHEDULES}), \
-               judged AS (SELECT schedule AS found, min(shard) AS in_shard, CAST(COALESCE(min(namespace), 0) AS SMALLINT) AS of_namespace FROM b CROSS JOIN timers \
-                 WHERE shard = b_shard AND judge_after IS NOT NULL AND state = 0 AND judge_after <= {now} \
-                 AND (judge_after >= due_at OR due_at <= {now}) AND {MAY_FIRE} \
-                 GROUP BY schedule LIMIT {MOST_SCHEDULES}), \
-               refused AS (SELECT schedule AS found, min(shard) AS in_shard, CAST(COALESCE(min(namespace), 0) AS SMALLINT) AS of_namespace FROM b CROSS JOIN timers \
-                 WHERE shard = b_shard AND overlap IS NOT NULL AND state = 0 AND due_at <= {now} \
-                 AND (judge_after IS NULL OR judge_after < {last}) AND {MAY_FIRE} AND {waits} GROUP BY schedule LIMIT {MOST_SCHEDULES}) \
+               judged AS (SELECT {of_schedule} FROM b {judged} GROUP BY schedule LIMIT {MOST_SCHEDULES}), \
+               refused AS (SELECT {of_schedule} FROM b {refused} GROUP BY schedule LIMIT {MOST_SCHEDULES}) \
              SELECT found, in_shard, of_namespace, true FROM due UNION SELECT found, in_shard, of_namespace, false FROM judged \
              UNION SELECT found, in_shard, of_namespace, false FROM refused"
         ));
@@ -388,11 +394,14 @@ impl ColdStore {
             "CASE WHEN judge_after < due_at + {missed} THEN false WHEN (g.gap_from <= judge_after - {missed} AND judge_after < g.served_since) \
              OR (g.served_until <= judge_after - {missed} AND judge_after < {now}) THEN true ELSE false END"
         );
+        let which = format!(
+            "schedule = b_id AND schedule IS NOT NULL AND nominal IS NOT NULL \
+             AND (state <> 0 OR due_at <= {now} + {SOON_MS}) AND (state <> 0 OR {MAY_FIRE})"
+        );
+        let timers = self.dialect().each("timers", &which, "");
         s.push(&format!(
             "WITH {batch} SELECT schedule, uid, nominal, generation, state, due_at, overlap, judge_after, {unserved}, attempt \
-             FROM b CROSS JOIN timers JOIN shards g ON g.shard = timers.shard \
-             WHERE schedule = b_id AND schedule IS NOT NULL AND nominal IS NOT NULL \
-               AND (state <> 0 OR due_at <= {now} + {SOON_MS}) AND (state <> 0 OR {MAY_FIRE}) \
+             FROM b {timers} JOIN shards g ON g.shard = timers.shard \
              ORDER BY schedule, nominal LIMIT {MOST_LIVE}"
         ));
         let mut live: HashMap<String, Vec<Live>> = HashMap::new();

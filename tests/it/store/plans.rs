@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use mainspring::cold::{
-    Backlogged, Change, ChangeEvent, ColdStore, NewTimer, Registered, Settlement, TimerRow, Turn,
+    Asking, Backlogged, Change, ChangeEvent, ColdStore, NewTimer, Registered, Settlement, TimerRow, Turn,
 };
 use mainspring::model::id::{Epoch, Uid};
 use mainspring::model::namespace::Namespace;
@@ -82,7 +82,10 @@ async fn give_out(f: &Fixture, owned: &[(i32, Epoch)], timers: Vec<NewTimer>) {
     f.register(&timers).await;
     let found = f.look(owned, &Backlogged::default()).await;
     f.store.park(&found.iter().map(|due| due.pointer).collect::<Vec<_>>()).await.expect("parks");
-    let workers = (0..2 * FEW).map(|n| asking(&format!("w{n}"))).collect::<Vec<_>>();
+    let names: Vec<String> = (0..2 * FEW).map(|n| format!("w{n}")).collect();
+    let workers: Vec<_> = names.iter().map(|name| Asking { redo: true, ..asking(name) }).collect();
+    let who: Vec<&str> = names.iter().map(String::as_str).collect();
+    assert_eq!(f.store.ended_leases("q", &who).await.expect("looks"), []);
     let leased =
         f.store.lease("q", &who_ask("q", &workers), "a", &mut Turn::default()).await.expect("leases");
     let items: Vec<_> = leased.given.into_iter().flatten().collect();
@@ -108,23 +111,32 @@ async fn give_out(f: &Fixture, owned: &[(i32, Epoch)], timers: Vec<NewTimer>) {
     assert_eq!(ended, HashSet::from([true]));
 }
 
-/// Ends the store's sessions, which tell then what they have read, and opens it anew.
-async fn open_anew(f: &mut Fixture) {
-    let url = f.config.cold.url.clone();
-    let others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()";
-    psql(&url, &format!("SELECT pg_terminate_backend(pid) {others}")).await;
-    while psql(&url, &format!("SELECT count(*) {others}")).await != "0" {
+/// Waits until no other session than the asking one is left, or none of that kind: they tell what they have read when they end.
+async fn are_gone(url: &str, kind: &str) {
+    let of_kind = format!(
+        "SELECT count(*) FROM pg_stat_activity \
+         WHERE datname = current_database() AND pid <> pg_backend_pid() AND {kind}"
+    );
+    while psql(url, &of_kind).await != "0" {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+}
+
+/// Ends the store's sessions, and opens it anew.
+async fn open_anew(f: &mut Fixture) {
+    let url = f.config.cold.url.clone();
+    let others = "datname = current_database() AND pid <> pg_backend_pid()";
+    psql(&url, &format!("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}")).await;
+    are_gone(&url, "true").await;
     f.store = ColdStore::open(&f.config, f.clock.clone(), true, true).expect("opens");
     f.store.prepare().await.expect("prepares");
 }
 
-/// Rows of `timers` and entries of its indexes that were read so far, and pages of the two indexes that have the key and
-/// all rows.
+/// Rows of `timers` and `places` and entries of their indexes that were read so far, and pages of the two indexes of `timers`
+/// that have the key and all rows.
 async fn read_so_far(url: &str) -> (u64, u64) {
-    let rows = "SELECT (SELECT sum(idx_tup_read) FROM pg_stat_user_indexes WHERE relname = 'timers') \
-                + (SELECT seq_tup_read FROM pg_stat_user_tables WHERE relname = 'timers')";
+    let rows = "SELECT (SELECT sum(idx_tup_read) FROM pg_stat_user_indexes WHERE relname IN ('timers', 'places')) \
+                + (SELECT sum(seq_tup_read) FROM pg_stat_user_tables WHERE relname IN ('timers', 'places'))";
     let pages = "SELECT sum(idx_blks_read + idx_blks_hit) FROM pg_statio_user_indexes \
                  WHERE indexrelname IN ('timers_pkey', 'timers_by_wake')";
     let count = async |sql| psql(url, sql).await.parse().expect("a number");
@@ -136,7 +148,9 @@ async fn a_plan_made_while_there_were_no_timers_does_not_read_all_of_them_later(
     let mut f = Fixture::postgres().await;
     let (owned, url) = (f.own_all().await, f.config.cold.url.clone());
     // Nothing else takes statistics.
-    psql(&url, "ALTER TABLE timers SET (autovacuum_enabled = off)").await;
+    for table in ["timers", "places"] {
+        psql(&url, &format!("ALTER TABLE {table} SET (autovacuum_enabled = off)")).await;
+    }
     // Copies of one timer, each of which comes up at another moment.
     f.put("other", 3_600_000).await;
     let others = format!(
@@ -149,14 +163,17 @@ async fn a_plan_made_while_there_were_no_timers_does_not_read_all_of_them_later(
         // Statistics are taken when all have gone: no row in some pages.
         let gone: Vec<NewTimer> = (0..FEW).map(|n| f.timer(&format!("gone-{n}"), 3_600_000)).collect();
         f.register(&gone).await;
-        psql(&url, "DELETE FROM timers").await;
-        psql(&url, "VACUUM (ANALYZE, TRUNCATE off) timers").await;
+        psql(&url, "DELETE FROM timers; DELETE FROM places").await;
+        psql(&url, "VACUUM (ANALYZE, TRUNCATE off) timers, places").await;
         let known =
             psql(&url, "SELECT reltuples || ' ' || (relpages > 0) FROM pg_class WHERE relname = 'timers'");
         assert_eq!(known.await, "0 true");
         open_anew(&mut f).await;
         work.run(&f, &owned, "before").await;
         psql(&url, "INSERT INTO timers SELECT * FROM others").await;
+        psql(&url, "INSERT INTO places SELECT uid, 1, 1, 1, 1, wake_at, 'other', 0, wake_at, 0 FROM others")
+            .await;
+        are_gone(&url, "application_name = 'psql'").await;
         let before = read_so_far(&url).await;
         work.run(&f, &owned, "after").await;
         open_anew(&mut f).await;
