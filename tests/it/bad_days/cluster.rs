@@ -76,7 +76,7 @@ async fn swept(cold: &str, shards: &BTreeSet<i64>, stalls: &Stalls, from: i64, u
         let (shard, due) = row.split_once('|').expect("two columns");
         (number(shard), number(due))
     };
-    let (its, others): (Vec<(i64, i64)>, Vec<(i64, i64)>) =
+    let (its, others): (Vec<_>, Vec<_>) =
         rows.lines().map(row).partition(|(shard, _)| shards.contains(shard));
     // The sweep takes what is a second overdue.
     let unexcused =
