@@ -227,7 +227,8 @@ async fn connection<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
     let seat = Arc::new(seat);
     let of_calls = Arc::clone(&seat);
     let piece = if is_http2 { PIECE } else { usize::MAX };
-    let stalls = Stalls::default();
+    // Over HTTP/1.1 the connection itself fails ([`with_write_timeout`]).
+    let stalls = is_http2.then(Stalls::default);
     let of_answers = stalls.clone();
     let router = TowerToHyperService::new(router);
     let service = service_fn(move |request: hyper::Request<Incoming>| {
@@ -246,8 +247,8 @@ async fn connection<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
         let (answering, stalls) = (router.call(request), of_answers.clone());
         async move {
             let response: Response = answering.await?;
-            let answer =
-                |body| Answer { body, rest: Bytes::new(), piece, stall: stalls.begin(), _busy: busy };
+            let stall = stalls.map(|stalls| stalls.begin());
+            let answer = |body| Answer { body, rest: Bytes::new(), piece, stall, _busy: busy };
             Ok::<_, std::convert::Infallible>(response.map(answer))
         }
     });
@@ -259,13 +260,12 @@ async fn connection<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(
             () = idle(&seat, HEADER_WAIT), if is_http2 => {}
         }
     };
-    if is_http2 {
-        tokio::select! {
+    match stalls {
+        Some(stalls) => tokio::select! {
             () = served(http.two.serve_connection(stream, service), ending, Some(LAST_PIECES), &seat) => {}
             () = stalls.found(WRITE_WAIT) => {}
-        }
-    } else {
-        served(http.one.serve_connection(stream, service), ending, None, &seat).await;
+        },
+        None => served(http.one.serve_connection(stream, service), ending, None, &seat).await,
     }
 }
 
@@ -347,7 +347,7 @@ struct Answer {
     rest: Bytes,
     /// The most bytes that are handed out at once.
     piece: usize,
-    stall: Arc<Stall>,
+    stall: Option<Arc<Stall>>,
     _busy: Busy,
 }
 
@@ -378,9 +378,11 @@ impl HttpBody for Answer {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let polled = self.poll_piece(cx);
-        // What comes later is not waited for by the client's fault.
-        let since = matches!(polled, Poll::Ready(Some(Ok(_)))).then(Monotonic::now);
-        *self.stall.lock().unwrap_or_else(PoisonError::into_inner) = since;
+        if let Some(stall) = &self.stall {
+            // What comes later is not waited for by the client's fault.
+            let since = matches!(polled, Poll::Ready(Some(Ok(_)))).then(Monotonic::now);
+            *stall.lock().unwrap_or_else(PoisonError::into_inner) = since;
+        }
         polled
     }
 
@@ -435,7 +437,7 @@ mod tests {
         let seat = Arc::new(connections.sit([127, 0, 0, 1].into()).expect("a seat"));
         let body = Body::from_stream(frames.chain(futures::stream::pending()));
         let mut answer =
-            Answer { body, rest: Bytes::new(), piece: 1, stall: stalls.begin(), _busy: seat.call() };
+            Answer { body, rest: Bytes::new(), piece: 1, stall: Some(stalls.begin()), _busy: seat.call() };
         let within = async || tokio::time::timeout(wait * 4, stalls.found(wait)).await.is_ok();
         assert!(!within().await, "nothing waits for the client yet");
         for expected in ["a", "b", "c"] {

@@ -83,9 +83,14 @@ impl Namespaces {
         Arc::clone(&self.known.read().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// What is asked of the namespace of this number, if it is known.
+    fn of<T>(&self, number: Namespace, ask: impl FnOnce(&Arc<NamespaceRow>) -> T) -> Option<T> {
+        self.known.read().unwrap_or_else(PoisonError::into_inner).by_number.get(&number).map(ask)
+    }
+
     /// The namespace of this number, if it is known.
     pub fn get(&self, number: Namespace) -> Option<Arc<NamespaceRow>> {
-        self.known().by_number.get(&number).cloned()
+        self.of(number, Arc::clone)
     }
 
     /// The names of all that are known, in order.
@@ -95,18 +100,21 @@ impl Namespaces {
 
     /// The quotas of a namespace.
     pub fn quotas(&self, number: Namespace) -> Quotas {
-        self.get(number).map(|row| row.terms.quotas.clone()).unwrap_or_default()
+        self.of(number, |row| row.terms.quotas.clone()).unwrap_or_default()
     }
 
     /// Where a namespace may send to, if not wherever the settings allow.
     pub fn networks(&self, number: Namespace) -> Option<Arc<Networks>> {
-        let networks = &self.get(number)?.terms.networks;
-        (!networks.is_none()).then(|| Arc::new(networks.clone()))
+        let own = |row: &Arc<NamespaceRow>| {
+            let networks = &row.terms.networks;
+            (!networks.is_none()).then(|| Arc::new(networks.clone()))
+        };
+        self.of(number, own)?
     }
 
     /// Takes so many calls from a namespace's quota of calls a second.
     pub async fn charge(&self, number: Namespace, calls: usize) -> Result<(), Refusal> {
-        let Some(per_second) = self.get(number).and_then(|row| row.terms.quotas.requests_per_second) else {
+        let Some(per_second) = self.of(number, |row| row.terms.quotas.requests_per_second).flatten() else {
             return Ok(());
         };
         // In a box, as all that asks the store: every call would carry the room for it.
@@ -139,7 +147,7 @@ impl Namespaces {
     pub async fn charge_patiently(&self, number: Namespace, calls: usize) {
         let mut left = calls;
         while left > 0 {
-            let most = self.get(number).and_then(|row| row.terms.quotas.requests_per_second);
+            let most = self.of(number, |row| row.terms.quotas.requests_per_second).flatten();
             let Some(most) = most else { return };
             // Half of what is reserved at once: calls of its namespace that come one by one pass beside it.
             let some = left.min(usize::try_from(most / 40).unwrap_or(left).max(1));

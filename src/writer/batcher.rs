@@ -70,10 +70,12 @@ where
     R: Future<Output = Vec<A>>,
 {
     loop {
-        let mut batch = Vec::new();
-        if waiting.lock().await.recv_many(&mut batch, most).await == 0 {
+        let mut queue = waiting.lock().await;
+        let mut batch = Vec::with_capacity(queue.len().clamp(1, most));
+        if queue.recv_many(&mut batch, most).await == 0 {
             return;
         }
+        drop(queue);
         let (requests, callers): (Vec<_>, Vec<_>) = batch.into_iter().unzip();
         for (caller, answer) in callers.into_iter().zip(run(requests).await) {
             // Fails only when the caller has hung up.
