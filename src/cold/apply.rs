@@ -425,8 +425,7 @@ impl ColdStore {
             });
         }
         let told = std::mem::take(&mut writes.told);
-        let mut counts = self.write(tx, writes).await?;
-        counts.extend(also);
+        let counts = self.write(tx, writes, also).await?;
         // In boxes: a transaction with all of these in line outgrows the stack of a thread in builds that are not optimised.
         let set = Box::pin(self.listeners(tx)).await?;
         let late = Box::pin(self.tell(
@@ -543,8 +542,8 @@ impl ColdStore {
         tx.execute(s).await.map(drop)
     }
 
-    /// Writes all but the counts, which it returns.
-    async fn write(&self, tx: &mut Tx, writes: Writes) -> Result<Counts, Error> {
+    /// Writes, and counts the ends and `also`. What it has not counted it returns.
+    async fn write(&self, tx: &mut Tx, writes: Writes, also: Counts) -> Result<Counts, Error> {
         let Writes {
             moved,
             edited,
@@ -560,7 +559,7 @@ impl ColdStore {
             late,
             told: _,
         } = writes;
-        let mut counts = Counts::default();
+        let mut counts = also;
         for end in &ends {
             counts.add(end.namespace, end.state.word(), 1);
         }
@@ -592,7 +591,12 @@ impl ColdStore {
         }
         if !ends.is_empty() {
             let expected = ends.len();
-            let ended = self.end(tx, ends, Rows::Locked { with_places }, TimerColumn::Uid.name()).await?;
+            let (rows, returned) = (Rows::Locked { with_places }, TimerColumn::Uid.name());
+            // Nobody waits for what is counted early, where nothing is told afterwards.
+            let nobody = self.confirmed_set().filter(|set| set.all.is_empty());
+            let mut not_yet = Counts::default();
+            let early = if nobody.is_some() { &mut counts } else { &mut not_yet };
+            let ended = self.end(tx, ends, rows, returned, early).await?;
             if ended.len() != expected {
                 return Err(Error::Corrupt("a locked row did not end".into()));
             }

@@ -11,7 +11,8 @@ pub enum Error {
     /// It cannot be reached, or the connection broke. A later call may succeed.
     #[error("the cold store cannot be reached: {0}")]
     Unavailable(Arc<sqlx::Error>),
-    /// The connection broke during a commit: the transaction may or may not be committed.
+    /// The connection broke during a commit, or during a statement that is a transaction of its own: it may or may not be
+    /// committed.
     #[error("the connection to the cold store broke during a commit: {0}")]
     Ambiguous(Arc<sqlx::Error>),
     /// It answered with an error.
@@ -147,6 +148,15 @@ impl Error {
         match self {
             Self::Unavailable(why) => Self::Ambiguous(why),
             other => other,
+        }
+    }
+
+    /// The same of a statement that is a transaction of its own. What the database has refused by itself, as for its timeout,
+    /// was not committed; not so when it ended the session (`08…`, `57P0…`).
+    pub(super) fn at_write(self) -> Self {
+        match self.code() {
+            Some(code) if !code.starts_with("08") && !code.starts_with("57P0") => self,
+            _ => self.at_commit(),
         }
     }
 

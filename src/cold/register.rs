@@ -10,7 +10,8 @@ use super::columns::{self, ALL, TimerColumn};
 use super::namespaces::{all_there, others};
 use super::outbox::Happened;
 use super::row::TimerRow;
-use super::sql::{Column, Dialect, Statement, Tx};
+use super::sql::{Column, Dialect, Row, Statement, Tx};
+use super::subscriptions::SubscriptionSet;
 use super::totals::Counts;
 use super::{ColdStore, Error};
 use crate::model::id::{Epoch, Generation, TimerId, Uid, shard_of};
@@ -156,9 +157,12 @@ impl ColdStore {
         order.dedup_by_key(|i| timers[*i].uid);
 
         let fresh = order.iter().map(|&i| self.fresh_row(&timers[i])).collect();
-        let (mut kept, unmade) = self.insert_new(timers, &order, fresh).await?;
+        let (kept, unmade) = self.insert_new(timers, &order, fresh).await?;
+        // In the order that was asked for.
+        let mut kept = kept.into_iter().peekable();
         for &i in &order {
-            answers[i] = kept.remove(&timers[i].uid).map(|row| Ok(Registered::New(Box::new(row))));
+            answers[i] =
+                kept.next_if(|row| row.uid == timers[i].uid).map(|row| Ok(Registered::New(Box::new(row))));
         }
         // Of equal ids one was tried. If it could not be made, the others stand for themselves.
         let was_tried = |i: usize| order.contains(&i);
@@ -182,6 +186,10 @@ impl ColdStore {
             for i in unanswered {
                 let same = |row: &&TimerRow| row.request_hash == timers[i].request_hash;
                 answers[i] = Some(match rows.get(&timers[i].uid) {
+                    // The first run may have been committed only now.
+                    Some(row) if same(&row) && rerun && row.created_at == timers[i].created_at => {
+                        Ok(Registered::New(Box::new(row.clone())))
+                    }
                     Some(row) if same(&row) => Ok(Registered::Same(Box::new(row.clone()))),
                     // Otherwise the id is taken; without a row its history is removed already: the retention was shortened.
                     _ => match unmade.get(&timers[i].uid) {
@@ -201,7 +209,10 @@ impl ColdStore {
         timers: &[NewTimer],
         order: &[usize],
         mut fresh: Vec<TimerRow>,
-    ) -> Result<(HashMap<Uid, TimerRow>, HashMap<Uid, Registered>), Error> {
+    ) -> Result<(Vec<TimerRow>, HashMap<Uid, Registered>), Error> {
+        if let Some(inserted) = self.insert_alone(&fresh).await? {
+            return Ok((those_inserted(fresh, &inserted), HashMap::new()));
+        }
         let mut tx = self.pool.begin().await?;
         // Before any other lock, as a removal does.
         let namespaces = fresh.iter().map(|row| row.namespace).collect();
@@ -236,62 +247,100 @@ impl ColdStore {
         fresh.retain(|row| !unmade.contains_key(&row.uid));
         let callers = order.iter().map(|&i| &timers[i]).filter(|timer| timer.caller_id);
         let callers = callers.map(|timer| (timer.uid, timer.again)).collect();
-        let kept = self.insert_free(&mut tx, &callers, fresh).await?;
+        // Nobody waits for what is counted early, where nothing is told afterwards.
+        let nobody = self.confirmed_set().filter(|set| set.all.is_empty());
+        let (kept, counts) = self.insert_free(&mut tx, &callers, fresh, nobody.is_some()).await?;
         // In boxes: a transaction with all of these in line outgrows the stack of a thread in builds that are not optimised.
         let set = Box::pin(self.listeners(&mut tx)).await?;
-        let late = Box::pin(self.tell(&mut tx, &set, Happened::registered(kept.values()))).await?;
-        let mut counts = Counts::default();
-        kept.values().for_each(|row| counts.add(row.namespace, "registered", 1));
+        let late = Box::pin(self.tell(&mut tx, &set, Happened::registered(kept.iter()))).await?;
         self.count(&mut tx, &counts).await?;
         tx.commit().await.map_err(Error::at_commit)?;
         Box::pin(self.tell_late(late)).await?;
         Ok((kept, unmade))
     }
 
+    /// Inserts timers with one statement, which is a transaction of its own: one call of the store instead of four. Returns what
+    /// [`ColdStore::insert_rows`] does; `None` where something has to be asked or written beside them: for ids that may have
+    /// ended, for destinations, queues and templates, for other namespaces than the store's own, for subscribers, and on
+    /// SQLite, which has no such statements.
+    async fn insert_alone(&self, fresh: &[TimerRow]) -> Result<Option<HashMap<Uid, UnixMs>>, Error> {
+        let is_alone = |row: &TimerRow| {
+            row.namespace == Namespace::OWN
+                && !row.caller_id
+                && row.template.is_none()
+                && matches!(row.target, Target::Webhook(_))
+        };
+        let set = self.confirmed_set().filter(|set| set.all.is_empty());
+        let (Dialect::Postgres, Some(set), true) = (self.dialect(), set, fresh.iter().all(is_alone)) else {
+            return Ok(None);
+        };
+        let statement = self.insert_statement(fresh, &BTreeSet::new(), Some(&set));
+        let inserted = inserted(&self.pool.write_once(statement).await?)?;
+        // None if somebody has subscribed meanwhile.
+        Ok(Some(inserted).filter(|inserted| !inserted.is_empty()))
+    }
+
     /// Inserts, within a transaction which the caller goes on with and in which he keeps their namespaces
     /// ([`ColdStore::keep_namespaces`]), the rows whose ids are not taken, and returns them.
     /// `callers`: the timers whose uids stay taken after their end, and whether one that has ended is registered again.
+    /// `counts`: they are counted, where that saves a call of the store; what is to be counted yet is returned.
     pub(super) async fn insert_free(
         &self,
         tx: &mut Tx,
         callers: &HashMap<Uid, bool>,
         fresh: Vec<TimerRow>,
-    ) -> Result<HashMap<Uid, TimerRow>, Error> {
+        counts: bool,
+    ) -> Result<(Vec<TimerRow>, Counts), Error> {
         self.keep_queues(tx, fresh.iter().map(|row| (row.namespace, &row.target))).await?;
-        let mut inserted = self.insert_rows(tx, &fresh).await?;
-        let mut kept = HashMap::with_capacity(inserted.len());
-        for mut row in fresh {
-            if let Some(wake_at) = inserted.remove(&row.uid) {
-                row.life.wake_at = wake_at;
-                kept.insert(row.uid, row);
+        let inserted = self.insert_rows(tx, &fresh).await?;
+        let mut kept = those_inserted(fresh, &inserted);
+        let counted = Counts::of(&kept, "registered");
+        if !kept.iter().any(|row| callers.contains_key(&row.uid)) {
+            return Ok((kept, counted));
+        }
+        let counts = counts && self.dialect() == Dialect::Postgres;
+        let mut ended = HashMap::new();
+        for row in tx.fetch(self.ended_ids_statement(&kept, counts.then_some(&counted))).await? {
+            ended.insert(Uid(row.get(0)?), row.get::<i32>(1)?);
+        }
+        if ended.is_empty() {
+            return Ok((kept, if counts { Counts::default() } else { counted }));
+        }
+        let is_again = |uid: &Uid| callers.get(uid).copied().unwrap_or(false);
+        let (revived, refused): (Vec<_>, Vec<_>) = ended.into_iter().partition(|(uid, _)| is_again(uid));
+        let refused: Vec<Uid> = refused.into_iter().map(|(uid, _)| uid).collect();
+        self.take_back(tx, &refused).await?;
+        kept.retain(|row| !refused.contains(&row.uid));
+        self.revive(tx, &revived).await?;
+        let revived: HashMap<Uid, i32> = revived.into_iter().collect();
+        for row in &mut kept {
+            if let Some(generation) = revived.get(&row.uid) {
+                row.life.generation = Generation(generation + 1);
             }
         }
-        let uids: Vec<_> = callers.keys().filter(|uid| kept.contains_key(uid)).map(|uid| uid.0).collect();
-        if !uids.is_empty() {
-            let mut ended_ids = Statement::new(self.dialect(), "register_ended_ids");
-            let batch = ended_ids.batch("b", vec![("b_uid", Column::Uuid(uids))]);
-            let now = ended_ids.now(self.bound_now());
-            ended_ids.push(&format!(
-                "WITH {batch} SELECT uid, generation FROM ended_ids JOIN b ON {} WHERE COALESCE(until > {now}, false)",
-                self.dialect().keyed("uid", "b_uid")
-            ));
-            let mut ended = HashMap::new();
-            for row in tx.fetch(ended_ids).await? {
-                ended.insert(Uid(row.get(0)?), row.get::<i32>(1)?);
+        let counted = Counts::of(&kept, "registered");
+        Ok((kept, counted))
+    }
+
+    /// The statement that returns those of rows just inserted whose ids have ended, with their generation. Where none has, it
+    /// counts them.
+    fn ended_ids_statement(&self, inserted: &[TimerRow], counts: Option<&Counts>) -> Statement {
+        let mut s = Statement::new(self.dialect(), "register_ended_ids");
+        let uids = inserted.iter().map(|row| row.uid.0).collect();
+        let (batch, now) = (s.batch("b", vec![("b_uid", Column::Uuid(uids))]), s.now(self.bound_now()));
+        let is_ended = self.dialect().keyed("uid", "b_uid");
+        let ended = format!(
+            "SELECT uid, generation FROM ended_ids JOIN b ON {is_ended} WHERE COALESCE(until > {now}, false)"
+        );
+        let text = match counts {
+            Some(counts) => {
+                let counted = self.counted(&mut s, counts, "NOT EXISTS (SELECT FROM ended)");
+                format!("WITH {batch}, ended AS ({ended}), {counted} SELECT uid, generation FROM ended")
             }
-            let is_again = |uid: &Uid| callers.get(uid).copied().unwrap_or(false);
-            let (revived, refused): (Vec<_>, Vec<_>) = ended.into_iter().partition(|(uid, _)| is_again(uid));
-            let refused: Vec<Uid> = refused.into_iter().map(|(uid, _)| uid).collect();
-            self.take_back(tx, &refused).await?;
-            kept.retain(|uid, _| !refused.contains(uid));
-            self.revive(tx, &revived).await?;
-            for (uid, generation) in revived {
-                if let Some(row) = kept.get_mut(&uid) {
-                    row.life.generation = Generation(generation + 1);
-                }
-            }
-        }
-        Ok(kept)
+            None => format!("WITH {batch} {ended}"),
+        };
+        s.push(&text);
+        s
     }
 
     /// Removes timers that this transaction has inserted.
@@ -344,15 +393,22 @@ impl ColdStore {
         if self.dialect() == Dialect::Sqlite {
             self.check_namespaces(tx, &namespaces).await?;
         }
-        let inserted = tx.fetch(self.insert_statement(rows, &namespaces)).await?;
-        if inserted.is_empty() && self.dialect() == Dialect::Postgres {
+        let found = tx.fetch(self.insert_statement(rows, &namespaces, None)).await?;
+        if found.is_empty() && self.dialect() == Dialect::Postgres {
             // All are live, or the statement has found that one is not there.
             self.check_namespaces(tx, &namespaces).await?;
         }
-        inserted.iter().map(|row| Ok((Uid(row.get(0)?), UnixMs::new(row.get(1)?)))).collect()
+        inserted(&found)
     }
 
-    fn insert_statement(&self, rows: &[TimerRow], namespaces: &BTreeSet<Namespace>) -> Statement {
+    /// The statement that inserts them. `alone`: it is the whole transaction, on PostgreSQL; so it counts them, and inserts
+    /// nothing if these are not the subscribers any more.
+    fn insert_statement(
+        &self,
+        rows: &[TimerRow],
+        namespaces: &BTreeSet<Namespace>,
+        alone: Option<&SubscriptionSet>,
+    ) -> Statement {
         let mut s = Statement::new(self.dialect(), "register_insert");
         let rows: Vec<&TimerRow> = rows.iter().collect();
         // What nobody in the batch asks for costs nobody anything.
@@ -399,10 +455,23 @@ impl ColdStore {
             other => initial(*other).map_or_else(|| other.batched(self.dialect()), str::to_owned),
         };
         let values = TimerColumn::EACH.iter().map(value).collect::<Vec<_>>().join(", ");
-        s.push(&format!(
-            "WITH {batch} INSERT INTO timers ({ALL}) SELECT {values} FROM b WHERE {are_there} \
+        let (is_still, counted) = match alone {
+            Some(set) => {
+                (Self::is_still(&mut s, set), Some(self.counted_rows(&mut s, "registered", "made", false)))
+            }
+            None => ("true".to_owned(), None),
+        };
+        let insert = format!(
+            "INSERT INTO timers ({ALL}) SELECT {values} FROM b WHERE {are_there} AND {is_still} \
              ON CONFLICT (uid) DO NOTHING RETURNING uid, wake_at"
-        ));
+        );
+        let text = match counted {
+            Some(counted) => {
+                format!("WITH {batch}, made AS ({insert}), {counted} SELECT uid, wake_at FROM made")
+            }
+            None => format!("WITH {batch} {insert}"),
+        };
+        s.push(&text);
         s
     }
 
@@ -453,6 +522,23 @@ impl ColdStore {
             last: None,
         }
     }
+}
+
+/// The uid and `wake_at` of each row that was inserted.
+fn inserted(rows: &[Row]) -> Result<HashMap<Uid, UnixMs>, Error> {
+    rows.iter().map(|row| Ok((Uid(row.get(0)?), UnixMs::new(row.get(1)?)))).collect()
+}
+
+/// Those that were inserted, in the same order, with the `wake_at` that the store gave them.
+fn those_inserted(mut fresh: Vec<TimerRow>, inserted: &HashMap<Uid, UnixMs>) -> Vec<TimerRow> {
+    fresh.retain_mut(|row| match inserted.get(&row.uid) {
+        Some(wake_at) => {
+            row.life.wake_at = *wake_at;
+            true
+        }
+        None => false,
+    });
+    fresh
 }
 
 /// The constant that every new row has in this column, written into the statement instead of being bound for

@@ -605,6 +605,19 @@ impl Pool {
         };
         self.hook.run(Call::Write, name, write).await
     }
+
+    /// The same, for what must not be written twice: where PostgreSQL's connection breaks after the statement was sent, the
+    /// error is [`Error::Ambiguous`].
+    pub async fn write_once(&self, statement: Statement) -> Result<Vec<Row>, Error> {
+        let Database::Postgres(pool) = &self.database else { return self.write(statement).await };
+        let (name, unbounded) = (statement.name, statement.unbounded);
+        let write = async {
+            let mut connection = bounded(false, pool.acquire()).await?;
+            let written = bounded(unbounded, postgres(statement).fetch_all(&mut *connection)).await;
+            Ok(written.map_err(Error::at_write)?.into_iter().map(Row::Postgres).collect())
+        };
+        self.hook.run(Call::Write, name, write).await
+    }
 }
 
 impl Database {

@@ -201,6 +201,19 @@ impl ColdStore {
         Ok(Arc::new(set_of(version, &all)?))
     }
 
+    /// The set, if it is known without a look. It must be kept until the transaction that uses it has ended. A node that stands
+    /// still before it sends a statement, for longer than others wait for it, cannot be helped by that: the statement asks whether
+    /// the set is [`still`](Self::is_still) the same.
+    pub(super) fn confirmed_set(&self) -> Option<Arc<SubscriptionSet>> {
+        let (set, is_confirmed) = self.known_set.get();
+        is_confirmed.then_some(set)
+    }
+
+    /// The condition that the set is of this version when the statement begins.
+    pub(super) fn is_still(s: &mut Statement, set: &SubscriptionSet) -> String {
+        format!("(SELECT version FROM subscription_set) = {}", s.int(set.version))
+    }
+
     /// The subscriptions as this node writes events for them.
     pub fn subscription_set(&self) -> Arc<SubscriptionSet> {
         self.known_set.get().0

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 
 use serde::Serialize;
 
+use super::row::TimerRow;
 use super::sql::{Column, Dialect, Row, Statement, Tx};
 use super::{ColdStore, Error, TOTALS_SLOTS};
 use crate::model::namespace::Namespace;
@@ -26,11 +27,16 @@ impl Counts {
         }
     }
 
-    /// What another one adds, too.
-    pub fn extend(&mut self, other: Self) {
-        for ((namespace, name), count) in other.0 {
-            *self.0.entry((namespace, name)).or_default() += count;
-        }
+    /// These rows, each under this name.
+    pub fn of<'a>(rows: impl IntoIterator<Item = &'a TimerRow>, name: &str) -> Self {
+        let mut counts = Self::default();
+        rows.into_iter().for_each(|row| counts.add(row.namespace, name, 1));
+        counts
+    }
+
+    /// Whether nothing is added.
+    pub fn is_empty(&self) -> bool {
+        self.0.values().all(|count| *count == 0)
     }
 
     /// The totals to add to, each with how much.
@@ -50,6 +56,9 @@ impl Counts {
 fn of(namespace: Namespace, name: &str) -> String {
     format!("{name}@{}", namespace.0)
 }
+
+/// How a total is added to.
+const ADDED: &str = "ON CONFLICT (name, slot) DO UPDATE SET value = totals.value + excluded.value";
 
 /// Whose timers are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -159,19 +168,52 @@ impl ColdStore {
     /// Adds to the ledger's totals, in the transaction that does what is counted. It is the last statement
     /// before the commit, because other transactions of the same slot wait for its row.
     pub(super) async fn count(&self, tx: &mut Tx, counts: &Counts) -> Result<(), Error> {
-        let totals = counts.totals();
-        if totals.is_empty() {
+        if counts.is_empty() {
             return Ok(());
         }
         let mut s = Statement::new(self.dialect(), "count");
-        let (names, values) = totals.into_iter().unzip();
-        let batch = s.batch("b", vec![("b_name", Column::Text(names)), ("b_value", Column::Int(values))]);
-        let slot = s.int(self.slot + self.turn.fetch_add(1, Ordering::Relaxed).rem_euclid(TOTALS_SLOTS));
+        let (batch, slot) = self.counts(&mut s, counts);
         s.push(&format!(
-            "WITH {batch} INSERT INTO totals (name, slot, value) SELECT b_name, {slot}, b_value FROM b WHERE true \
-             ON CONFLICT (name, slot) DO UPDATE SET value = totals.value + excluded.value"
+            "WITH {batch} INSERT INTO totals (name, slot, value) SELECT c_name, {slot}, c_value FROM c WHERE true {ADDED}"
         ));
         tx.execute(s).await.map(drop)
+    }
+
+    /// The same as parts of another statement of PostgreSQL, which saves a call of the store. They are run once its rows are
+    /// returned, and only if the condition holds. What follows in the transaction keeps others of the same slot waiting.
+    pub(super) fn counted(&self, s: &mut Statement, counts: &Counts, condition: &str) -> String {
+        let (batch, slot) = self.counts(s, counts);
+        format!(
+            "{batch}, counted AS (INSERT INTO totals (name, slot, value) SELECT c_name, {slot}, c_value FROM c \
+             WHERE {condition} {ADDED})"
+        )
+    }
+
+    /// The same for what is known only to the statement: how many rows its part `of` has, and with `others` how many of each
+    /// namespace but the store's own.
+    pub(super) fn counted_rows(&self, s: &mut Statement, name: &str, of: &str, others: bool) -> String {
+        let slot = s.int(self.next_slot());
+        let all =
+            format!("SELECT '{name}' AS name, {slot} AS slot, count(*) AS n FROM {of} HAVING count(*) > 0");
+        let counts = match others {
+            // In the order of all that is counted ([`Counts::totals`]), so that two transactions do not deadlock.
+            true => format!(
+                "SELECT * FROM ({all} UNION ALL SELECT '{name}@' || namespace, {slot}, count(*) FROM {of} \
+                 WHERE namespace IS NOT NULL GROUP BY namespace) each_one ORDER BY name COLLATE \"C\""
+            ),
+            false => all,
+        };
+        format!("counted AS (INSERT INTO totals (name, slot, value) {counts} {ADDED})")
+    }
+
+    fn counts(&self, s: &mut Statement, counts: &Counts) -> (String, String) {
+        let (names, values) = counts.totals().into_iter().unzip();
+        let columns = vec![("c_name", Column::Text(names)), ("c_value", Column::Int(values))];
+        (s.batch("c", columns), s.int(self.next_slot()))
+    }
+
+    fn next_slot(&self) -> i64 {
+        self.slot + self.turn.fetch_add(1, Ordering::Relaxed).rem_euclid(TOTALS_SLOTS)
     }
 
     /// The ledger, from the totals: its cost does not depend on the number of timers. What is pending is what was
@@ -276,10 +318,8 @@ mod tests {
         counts.add(Namespace::OWN, "registered", 3);
         counts.add(Namespace(7), "registered", 2);
         counts.add(Namespace(7), "dead", 0);
-        let mut more = Counts::default();
-        more.add(Namespace(7), "registered", 1);
-        more.add(Namespace(70), "registered", 10);
-        counts.extend(more);
+        counts.add(Namespace(7), "registered", 1);
+        counts.add(Namespace(70), "registered", 10);
         let totals = Totals(counts.totals());
         assert_eq!(totals.0.len(), 3, "nothing is written of what did not happen: {:?}", totals.0);
         assert_eq!(totals.of(Whose::All, "registered"), 16);

@@ -157,8 +157,7 @@ impl ColdStore {
         if let Some((_, name)) = self.missing_destinations(tx, targets).await?.first() {
             return Err(Error::Corrupt(format!("a schedule for destination `{name}`, which there is not")));
         }
-        let kept = Box::pin(self.insert_free(tx, &callers, fresh)).await?;
-        Ok(kept.into_values().collect())
+        Ok(Box::pin(self.insert_free(tx, &callers, fresh, false)).await?.0)
     }
 
     /// Of these timers, those that ended because a rule was changed.

@@ -57,6 +57,12 @@ impl Fixture {
         Self::at(&fresh_database().await, tempfile::tempdir().expect("a directory")).await
     }
 
+    /// From here on the store writes as that of a node that is alive: it need not ask who subscribes.
+    pub async fn alive(&self) {
+        self.store.take_subscriptions(&self.me).await.expect("takes");
+        self.store.heartbeat(&self.me, 60_000).await.expect("beats");
+    }
+
     pub fn now(&self) -> UnixMs {
         self.clock.now()
     }

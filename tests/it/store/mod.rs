@@ -2,6 +2,7 @@
 //! SQL must win. The clock is turned by hand.
 
 mod audit;
+mod calls;
 mod claim;
 pub mod fixture;
 mod keys;

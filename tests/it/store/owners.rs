@@ -42,6 +42,7 @@ async fn what_a_dead_owner_had_claimed_is_due_again_at_once(f: Fixture) {
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_that_a_stranger_has_locked_are_passed_by() {
     let f = Fixture::postgres().await;
+    f.alive().await;
     let lock = async |uid: Uid| {
         let mut stranger = held_open(&f.config.cold.url).await;
         let sql = query("SELECT 1 FROM timers WHERE uid = $1 FOR UPDATE").bind(uid.0);

@@ -130,6 +130,7 @@ async fn open_anew(f: &mut Fixture) {
     are_gone(&url, "true").await;
     f.store = ColdStore::open(&f.config, f.clock.clone(), true, true).expect("opens");
     f.store.prepare().await.expect("prepares");
+    f.alive().await;
 }
 
 /// Rows of `timers` and `places` and entries of their indexes that were read so far, and pages of the two indexes of `timers`

@@ -13,6 +13,7 @@ use crate::support::psql;
 
 async fn an_ended_id_stays_taken_and_again_starts_the_next_generation(f: Fixture) {
     let owned = f.own_all().await;
+    f.alive().await;
     let uid = f.put("t", 0).await;
     let first = f.claim_due(&owned).await.remove(0);
     f.store.finish_delivered(&[(uid, record(&first, AttemptResult::Ok))]).await.expect("ends");

@@ -430,6 +430,7 @@ async fn one_moved_by_hand_is_judged_by_its_new_time(f: Fixture) {
 
 async fn under(f: &Fixture, overlap: Overlap, text: &str) -> Owned {
     let owned = f.own_all().await;
+    f.alive().await;
     let one = edit(f, every(text));
     put(f, &with(f, ScheduleEdit { plan: Plan { overlap, ..one.plan.clone() }, ..one })).await;
     owned
