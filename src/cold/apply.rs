@@ -593,7 +593,7 @@ impl ColdStore {
             let expected = ends.len();
             let (rows, returned) = (Rows::Locked { with_places }, TimerColumn::Uid.name());
             // Nobody waits for what is counted early, where nothing is told afterwards.
-            let nobody = self.confirmed_set().filter(|set| set.all.is_empty());
+            let nobody = self.nobody_subscribes();
             let mut not_yet = Counts::default();
             let early = if nobody.is_some() { &mut counts } else { &mut not_yet };
             let ended = self.end(tx, ends, rows, returned, early).await?;

@@ -157,7 +157,10 @@ impl ColdStore {
         order.dedup_by_key(|i| timers[*i].uid);
 
         let fresh = order.iter().map(|&i| self.fresh_row(&timers[i])).collect();
-        let (kept, unmade) = self.insert_new(timers, &order, fresh).await?;
+        let (kept, unmade) = match order.is_empty() {
+            true => Default::default(),
+            false => self.insert_new(timers, &order, fresh).await?,
+        };
         // In the order that was asked for.
         let mut kept = kept.into_iter().peekable();
         for &i in &order {
@@ -248,7 +251,7 @@ impl ColdStore {
         let callers = order.iter().map(|&i| &timers[i]).filter(|timer| timer.caller_id);
         let callers = callers.map(|timer| (timer.uid, timer.again)).collect();
         // Nobody waits for what is counted early, where nothing is told afterwards.
-        let nobody = self.confirmed_set().filter(|set| set.all.is_empty());
+        let nobody = self.nobody_subscribes();
         let (kept, counts) = self.insert_free(&mut tx, &callers, fresh, nobody.is_some()).await?;
         // In boxes: a transaction with all of these in line outgrows the stack of a thread in builds that are not optimised.
         let set = Box::pin(self.listeners(&mut tx)).await?;
@@ -270,7 +273,7 @@ impl ColdStore {
                 && row.template.is_none()
                 && matches!(row.target, Target::Webhook(_))
         };
-        let set = self.confirmed_set().filter(|set| set.all.is_empty());
+        let set = self.nobody_subscribes();
         let (Dialect::Postgres, Some(set), true) = (self.dialect(), set, fresh.iter().all(is_alone)) else {
             return Ok(None);
         };

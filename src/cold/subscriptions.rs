@@ -209,6 +209,11 @@ impl ColdStore {
         is_confirmed.then_some(set)
     }
 
+    /// The set, if it is known without a look that nobody subscribes to anything ([`ColdStore::confirmed_set`]).
+    pub(super) fn nobody_subscribes(&self) -> Option<Arc<SubscriptionSet>> {
+        self.confirmed_set().filter(|set| set.all.is_empty())
+    }
+
     /// The condition that the set is of this version when the statement begins.
     pub(super) fn is_still(s: &mut Statement, set: &SubscriptionSet) -> String {
         format!("(SELECT version FROM subscription_set) = {}", s.int(set.version))
