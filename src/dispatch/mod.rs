@@ -407,10 +407,11 @@ impl Dispatcher {
             self.with(|lanes| lanes.join(firing.members(), slot_us));
         }
         let this = Arc::clone(self);
-        self.attempts.spawn(async move {
+        // In a box: it is large, and would be copied on its way into the task.
+        self.attempts.spawn(Box::pin(async move {
             let slot_us = this.runs(&pointer, answered.elapsed());
             this.attempt(firing, pointer, epoch, slot_us).await;
-        });
+        }));
     }
 
     /// Gives back timers that merge and may be claimed. As after any claim whose answer was lost they are in hand until

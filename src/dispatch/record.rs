@@ -27,6 +27,13 @@ const STOP_PATIENCE: u32 = 10;
 /// The pause before results of locked timers are tried again.
 const LOCKED_PAUSE: Duration = Duration::from_millis(250);
 
+/// How long results are gathered before they are written, if there are fewer than [`MANY`]: a statement costs as much as twenty
+/// of its rows.
+const GATHER: Duration = Duration::from_millis(5);
+
+/// So many results are written at once.
+const MANY: usize = MAX_APPLY_BATCH / 2;
+
 /// The outcome of a claim.
 #[derive(Debug)]
 pub(super) enum Report {
@@ -106,6 +113,9 @@ impl Recorder {
                 },
                 () = self.all_reported.cancelled() => break,
             }
+            if !reports.is_empty() && reports.len() < MANY && !self.is_full() {
+                self.gather(&mut reports).await;
+            }
             if !locked.is_empty() && again_at <= Monotonic::now() {
                 locked = self.record_all(locked, &mut streak).await;
                 again_at = Monotonic::now().plus(LOCKED_PAUSE);
@@ -124,6 +134,24 @@ impl Recorder {
                 results,
                 "stopping without recording results of locked rows; their claims expire"
             );
+        }
+    }
+
+    /// Whether no attempt can begin before results are written.
+    fn is_full(&self) -> bool {
+        self.lanes.lock().unwrap_or_else(PoisonError::into_inner).is_full()
+    }
+
+    /// Waits a moment for more results, and takes those that have come.
+    async fn gather(&mut self, reports: &mut Vec<Report>) {
+        tokio::select! {
+            () = self.clock.sleep(GATHER) => {}
+            () = self.all_reported.cancelled() => {}
+        }
+        while reports.len() < MAX_APPLY_BATCH
+            && let Ok(report) = self.inbox.try_recv()
+        {
+            reports.push(report);
         }
     }
 

@@ -154,6 +154,7 @@ impl Brokers {
             Err(_) => return no_connection_within(wait).outcome(),
         };
         let attributes = event::attributes(delivery, self.clock.now());
+        let attributes = attributes.into_iter().map(|one| (one.name, one.value.into_owned())).collect();
         let message = Message { attributes, body: delivery.data.clone(), until: began.plus(limit) };
         let rest = limit.saturating_sub(began.elapsed());
         if self.planted.is(Defect::ConfirmNotAwaited) {

@@ -4,63 +4,112 @@
 use std::borrow::Cow;
 
 use base64::Engine;
+use bytes::BytesMut;
 use hmac::{Hmac, Mac};
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
+use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use sha2::Sha256;
 
 use super::{Delivery, Event};
-use crate::model::target::secret_keys;
+use crate::model::target::{Webhook, secret_keys};
 use crate::model::time::UnixMs;
 
-/// The `ce-source` of every event of the namespace of this name.
-fn source(namespace: &str) -> String {
-    format!("/mainspring/{namespace}")
+/// An attribute of CloudEvents.
+pub struct Attribute<'a> {
+    /// Its bare name.
+    pub name: &'static str,
+    /// Its value.
+    pub value: Cow<'a, str>,
+    /// Its name over HTTP.
+    header: HeaderName,
 }
 
-/// The CloudEvents attributes of one attempt by their bare names. `at` is the time of the attempt.
-pub fn attributes(delivery: &Delivery, at: UnixMs) -> Vec<(&'static str, String)> {
+macro_rules! attribute {
+    ($name:literal, $value:expr) => {
+        Attribute {
+            name: $name,
+            value: $value.into(),
+            header: const { HeaderName::from_static(concat!("ce-", $name)) },
+        }
+    };
+}
+
+/// The attributes of one attempt. `at` is the time of the attempt.
+pub fn attributes(delivery: &Delivery, at: UnixMs) -> Vec<Attribute<'_>> {
     // When it happened: the same at each try.
     let at = if matches!(delivery.event, Event::Told(_)) { delivery.due_at } else { at };
-    let always = [
-        ("specversion", "1.0".into()),
-        ("type", delivery.event.kind().into()),
-        ("source", source(&delivery.sender.name)),
-        ("id", delivery.id.clone()),
-        ("subject", delivery.subject.clone()),
-        ("time", at.rfc3339()),
-    ];
-    let of_attempt = matches!(delivery.event, Event::Fired | Event::Merged)
-        .then(|| [("dueat", delivery.due_at.rfc3339()), ("attempt", delivery.attempt.to_string())]);
+    let mut all = Vec::with_capacity(12);
+    all.extend([
+        attribute!("specversion", "1.0"),
+        attribute!("type", delivery.event.kind()),
+        attribute!("source", format!("/mainspring/{}", delivery.sender.name)),
+        attribute!("id", &delivery.id),
+        attribute!("subject", &delivery.subject),
+        attribute!("time", at.rfc3339()),
+    ]);
+    if matches!(delivery.event, Event::Fired | Event::Merged) {
+        all.push(attribute!("dueat", delivery.due_at.rfc3339()));
+        all.push(attribute!("attempt", delivery.attempt.to_string()));
+    }
     // Each member of a merged set has its own, in the body.
-    let generation =
-        (delivery.event == Event::Fired).then(|| ("generation", delivery.generation.0.to_string()));
-    let of_timer = of_attempt.into_iter().flatten().chain(generation);
-    let schedule = delivery.schedule.as_ref().map(|id| ("schedule", id.clone()));
-    let nominal = delivery.nominal.map(|at| ("nominal", at.rfc3339()));
-    let of_timer = of_timer.chain(schedule).chain(nominal);
-    let trace = delivery.trace.map(|trace| ("traceparent", trace.to_string()));
-    always.into_iter().chain(of_timer).chain(trace).collect()
+    if delivery.event == Event::Fired {
+        all.push(attribute!("generation", delivery.generation.0.to_string()));
+    }
+    all.extend(delivery.schedule.as_ref().map(|id| attribute!("schedule", id)));
+    all.extend(delivery.nominal.map(|at| attribute!("nominal", at.rfc3339())));
+    all.extend(delivery.trace.map(|trace| attribute!("traceparent", trace.to_string())));
+    all
 }
 
 /// What CloudEvents' binding for HTTP has percent-encoded in the values of headers; besides, everything that is not ASCII.
 const ENCODED: &AsciiSet = &CONTROLS.add(b' ').add(b'"').add(b'%');
 
-/// The HTTP headers of one attempt, without the static headers of the target. Values of attributes are percent-encoded.
-pub fn headers(delivery: &Delivery, at: UnixMs) -> Vec<(String, String)> {
-    let attributes = attributes(delivery, at).into_iter();
-    let others = [
-        ("content-type", "application/json".into()),
-        ("webhook-id", delivery.id.clone()),
-        ("webhook-timestamp", at.get().div_euclid(1000).to_string()),
-    ];
-    let onward = delivery.onward.traceparent().map(|trace| ("traceparent", trace.to_string()));
-    let others = others.into_iter().chain(onward).map(|(name, value)| (name.to_owned(), value));
-    // Nearly all need nothing.
-    let encoded = |value: String| match Cow::from(utf8_percent_encode(&value, ENCODED)) {
-        Cow::Borrowed(_) => value,
-        Cow::Owned(encoded) => encoded,
-    };
-    attributes.map(|(name, value)| (format!("ce-{name}"), encoded(value))).chain(others).collect()
+/// The headers of one attempt: the static ones of the target, and over them those of the event, whose attributes are
+/// percent-encoded.
+pub fn headers(hook: &Webhook, delivery: &Delivery, at: UnixMs) -> HeaderMap {
+    let mut headers = Headers { map: HeaderMap::with_capacity(24), values: BytesMut::with_capacity(1024) };
+    for (name, value) in &hook.headers {
+        // It was checked when the timer was registered.
+        if let Ok(name) = HeaderName::try_from(name) {
+            headers.set(name, value);
+        }
+    }
+    for Attribute { value, header, .. } in attributes(delivery, at) {
+        headers.set_parts(header, utf8_percent_encode(&value, ENCODED));
+    }
+    headers.set(CONTENT_TYPE, JSON);
+    headers.set(const { HeaderName::from_static("webhook-id") }, &delivery.id);
+    let timestamp = at.get().div_euclid(1000).to_string();
+    headers.set(const { HeaderName::from_static("webhook-timestamp") }, &timestamp);
+    if let Some(trace) = delivery.onward.traceparent() {
+        headers.set(const { HeaderName::from_static("traceparent") }, &trace.to_string());
+    }
+    let sign = |secret| signature(secret, &delivery.id, at, &delivery.data);
+    if let Some(signature) = hook.secret.as_deref().and_then(sign) {
+        headers.set(const { HeaderName::from_static("webhook-signature") }, &signature);
+    }
+    headers.map
+}
+
+/// Headers whose values stand in one buffer: neither they nor the copies that the client makes of them are allocated one by
+/// one.
+struct Headers {
+    map: HeaderMap,
+    values: BytesMut,
+}
+
+impl Headers {
+    fn set(&mut self, name: HeaderName, value: &str) {
+        self.set_parts(name, [value]);
+    }
+
+    fn set_parts<'a>(&mut self, name: HeaderName, value: impl IntoIterator<Item = &'a str>) {
+        value.into_iter().for_each(|part| self.values.extend_from_slice(part.as_bytes()));
+        // Those of callers were checked when the timer was registered.
+        if let Ok(value) = HeaderValue::from_maybe_shared(self.values.split().freeze()) {
+            self.map.insert(name, value);
+        }
+    }
 }
 
 /// The media type of [`structured`].
@@ -69,8 +118,8 @@ pub const STRUCTURED: &str = "application/cloudevents+json";
 /// One CloudEvent as JSON, for brokers whose messages have no place for attributes. `body` is JSON.
 pub fn structured(attributes: &[(&'static str, String)], body: &[u8]) -> Vec<u8> {
     let mut event = vec![b'{'];
-    for (name, value) in attributes.iter().map(|(name, value)| (*name, value.as_str())).chain([CONTENT_TYPE])
-    {
+    let attributes = attributes.iter().map(|(name, value)| (*name, value.as_str()));
+    for (name, value) in attributes.chain([("datacontenttype", JSON)]) {
         event.extend_from_slice(format!("\"{name}\":{},", serde_json::Value::from(value)).as_bytes());
     }
     event.extend_from_slice(b"\"data\":");
@@ -80,7 +129,7 @@ pub fn structured(attributes: &[(&'static str, String)], body: &[u8]) -> Vec<u8>
 }
 
 /// What the payload is.
-const CONTENT_TYPE: (&str, &str) = ("datacontenttype", "application/json");
+const JSON: &str = "application/json";
 
 /// The `webhook-signature` header: HMAC-SHA256 over `id.timestamp.body`, base64, version 1; with two secrets one for each, a
 /// space between them.

@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use lru::LruCache;
-use reqwest::header::{HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
+use reqwest::header::RETRY_AFTER;
 use reqwest::redirect::Policy;
-use reqwest::{Client, Proxy, Response};
+use reqwest::{Client, Method, Proxy, Request, Response};
 
 use tower::util::MapResponseLayer;
 
@@ -113,31 +113,15 @@ impl Webhooks {
             return Ok(refused);
         }
         let at = self.clock.now();
-        let mut headers = HeaderMap::new();
-        let mut set = |name: &str, value: &str| {
-            // Both were checked when the timer was registered.
-            if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::try_from(value)) {
-                headers.insert(name, value);
-            }
-        };
-        hook.headers.iter().for_each(|(name, value)| set(name, value));
-        event::headers(delivery, at).iter().for_each(|(name, value)| set(name, value));
-        if let Some(signature) = hook
-            .secret
-            .as_deref()
-            .and_then(|secret| event::signature(secret, &delivery.id, at, &delivery.data))
-        {
-            set("webhook-signature", &signature);
-        }
         let client = match self.client(&delivery.sender) {
             Ok(client) => client,
             Err(why) => return Ok(failed(AttemptResult::Refused, format!("no client can be made: {why}"))),
         };
-        let mut request = client.post(hook.url.clone()).headers(headers);
-        if let Some(timeout) = delivery.timeout {
-            request = request.timeout(timeout);
-        }
-        match request.body(delivery.data.clone()).send().await {
+        let mut request = Request::new(Method::POST, hook.url.clone());
+        *request.headers_mut() = event::headers(hook, delivery, at);
+        *request.timeout_mut() = delivery.timeout;
+        *request.body_mut() = Some(delivery.data.clone().into());
+        match client.execute(request).await {
             Ok(response) => Ok(self.outcome_of(response).await),
             Err(why) => self.outcome_of_error(&why, delivery.timeout.unwrap_or(self.timeout)),
         }
@@ -297,6 +281,9 @@ fn client(
     builder
         .user_agent(concat!("mainspring/", env!("CARGO_PKG_VERSION")))
         .redirect(Policy::none())
+        // Over HTTP/1.1 there is nothing that it would try again, and it would copy each request for that. What was not written
+        // because its connection had been closed is sent again by what is below it.
+        .retry(reqwest::retry::never().max_retries_per_request(0))
         .tls_backend_preconfigured(tls)
         .connector_layer(MapResponseLayer::new(move |connection| {
             connections.made.fetch_add(1, Ordering::Relaxed);

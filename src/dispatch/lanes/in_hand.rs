@@ -152,7 +152,7 @@ impl Lanes {
     }
 
     /// Whether the node can take nothing more: what it has taken and not recorded fills its places.
-    pub(super) fn is_full(&self) -> bool {
+    pub fn is_full(&self) -> bool {
         self.in_hand.free_places(self.total) == 0
     }
 }
