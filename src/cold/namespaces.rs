@@ -126,13 +126,17 @@ impl ColdStore {
 
     async fn read_namespaces(&self, which: &str) -> Result<Vec<NamespaceRow>, Error> {
         let mut s = Statement::new(self.dialect(), "namespaces");
-        s.push(&format!("SELECT {COLUMNS} FROM namespaces {which} ORDER BY name, number"));
+        let own = s.text(self.own_name());
+        // The store's own has no row while nothing was said of it.
+        s.push(&format!(
+            "SELECT {COLUMNS} FROM namespaces {which} UNION ALL \
+             SELECT CAST({own_number} AS SMALLINT), {own}, '{{}}', 0, COALESCE((SELECT created_at FROM store), 0) \
+             WHERE NOT EXISTS (SELECT 1 FROM namespaces WHERE number = {own_number})",
+            own_number = Namespace::OWN.0
+        ));
         let mut rows: Vec<NamespaceRow> =
             self.urgent.read(s).await?.iter().map(NamespaceRow::read).collect::<Result<_, Error>>()?;
-        if !rows.iter().any(|row| row.number == Namespace::OWN) {
-            rows.push(self.own_namespace().await?);
-            rows.sort_by(|a, b| a.name.cmp(&b.name));
-        }
+        rows.sort_by(|a, b| (&a.name, a.number).cmp(&(&b.name, b.number)));
         self.keep_senders(&rows);
         Ok(rows)
     }
@@ -155,21 +159,6 @@ impl ColdStore {
                 senders.insert(row.number, Arc::new(now));
             }
         }
-    }
-
-    /// The store's own namespace while nothing was said of it.
-    async fn own_namespace(&self) -> Result<NamespaceRow, Error> {
-        let mut s = Statement::new(self.dialect(), "own_namespace");
-        s.push("SELECT created_at FROM store");
-        let created_at = self.urgent.read(s).await?.first().map_or(Ok(0), |row| row.get(0))?;
-        let (number, name) = (Namespace::OWN, self.own_name().to_owned());
-        Ok(NamespaceRow {
-            number,
-            name,
-            terms: Terms::default(),
-            version: 0,
-            created_at: UnixMs::new(created_at),
-        })
     }
 
     /// Writes a namespace, new or in place of the one of this name. Other nodes are notified.

@@ -111,6 +111,9 @@ impl ColdStore {
         if owned.is_empty() {
             return Ok(Made::default());
         }
+        if !self.has_schedules().await? {
+            return Ok(Made::default());
+        }
         let found = self.schedules_to_look_at(owned).await?;
         let is_cut = found.values().map(BTreeMap::len).sum::<usize>() as i64 >= MOST_SCHEDULES;
         let mut made = Made { is_cut, ..Made::default() };
@@ -176,6 +179,16 @@ impl ColdStore {
             "UPDATE schedules SET make_at = {now} + {FAILED_MS} WHERE namespace = {here} AND id {ids}"
         ));
         tx.execute(s).await.map(drop)
+    }
+
+    /// Whether there is any schedule that makes occurrences, or any occurrence. A store without any is asked nothing more.
+    async fn has_schedules(&self) -> Result<bool, Error> {
+        let mut s = Statement::new(self.dialect(), "schedule_any");
+        s.push(
+            "SELECT CASE WHEN EXISTS (SELECT 1 FROM schedules WHERE make_at IS NOT NULL) \
+             OR EXISTS (SELECT 1 FROM timers WHERE schedule IS NOT NULL) THEN true ELSE false END",
+        );
+        self.pool.read(s).await?.first().map_or(Ok(false), |row| row.get(0))
     }
 
     /// Schedules to look at, each with the shard and the epoch under which it was found.
