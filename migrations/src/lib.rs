@@ -28,6 +28,7 @@ mod m20261127_000022_audit;
 mod m20261127_000023_namespaces;
 mod m20261128_000024_own_lists;
 mod m20261128_000025_wake_index;
+mod m20261129_000026_keep_namespaces;
 mod online;
 
 /// The release of the schema that these steps make. It rises when a release of Mainspring adds steps.
@@ -83,6 +84,7 @@ impl MigratorTrait for Migrator {
             Box::new(m20261127_000023_namespaces::Migration),
             Box::new(m20261128_000024_own_lists::Migration),
             Box::new(m20261128_000025_wake_index::Migration),
+            Box::new(m20261129_000026_keep_namespaces::Migration),
         ]
     }
 }

@@ -77,7 +77,8 @@ pub enum NamespaceRemoved {
 }
 
 /// One lock for all: who registers for some namespace shares it, and a removal, which is rare, has it alone. It stands in the
-/// memory of the database; a lock of each one's row would be written. The number is `mainsnam`.
+/// memory of the database; a lock of each one's row would be written. The number is `mainsnam`; the function `keep_namespaces` of
+/// PostgreSQL's schema has it, too.
 const SHARE_REMOVALS: &str = "SELECT pg_advisory_xact_lock_shared(7881696745979011437)";
 const LOCK_REMOVALS: &str = "SELECT pg_advisory_xact_lock(7881696745979011437)";
 
@@ -89,11 +90,11 @@ pub(super) fn others(which: &BTreeSet<Namespace>) -> Vec<i64> {
 /// How many of these numbers, `b_number`, are namespaces. Each is looked up for itself, as a join might read them all.
 const THOSE_THERE: &str = "count((SELECT 1 FROM namespaces WHERE number = b_number AND removed_at IS NULL))";
 
-/// Binds numbers; returns the condition that all of them are namespaces, as PostgreSQL has it.
-pub(super) fn all_there(s: &mut Statement, numbers: Vec<i64>) -> String {
-    let count = numbers.len() as i64;
-    let (batch, count) = (s.batch("n", vec![("b_number", Column::Int(numbers))]), s.int(count));
-    format!("(WITH {batch} SELECT {THOSE_THERE} FROM n) = {count}")
+/// Binds numbers; returns the condition of PostgreSQL that all of them are namespaces, which keeps them from being removed until
+/// the end of the transaction, like [`SHARE_REMOVALS`]. It sees a removal that it has waited for.
+pub(super) fn all_kept(s: &mut Statement, numbers: Vec<i64>) -> String {
+    let batch = s.batch("n", vec![("b_number", Column::Int(numbers))]);
+    format!("(WITH {batch} SELECT keep_namespaces(array_agg(b_number)) FROM n)")
 }
 
 impl ColdStore {

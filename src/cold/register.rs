@@ -7,7 +7,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use super::columns::{self, ALL, TimerColumn};
-use super::namespaces::{all_there, others};
+use super::namespaces::{all_kept, others};
 use super::outbox::Happened;
 use super::row::TimerRow;
 use super::sql::{Column, Dialect, Row, Statement, Tx};
@@ -217,9 +217,11 @@ impl ColdStore {
             return Ok((those_inserted(fresh, &inserted), HashMap::new()));
         }
         let mut tx = self.pool.begin().await?;
-        // Before any other lock, as a removal does.
-        let namespaces = fresh.iter().map(|row| row.namespace).collect();
-        self.keep_namespaces(&mut tx, &namespaces).await?;
+        let namespaces = namespaces_of(&fresh);
+        if !fresh.iter().all(asks_for_nothing) {
+            // Before any other lock, as a removal does. Where there is none, the rows' own statement keeps them.
+            self.keep_namespaces(&mut tx, &namespaces).await?;
+        }
         let missing =
             self.missing_destinations(&mut tx, fresh.iter().map(|row| (row.namespace, &row.target))).await?;
         let templates = self
@@ -264,22 +266,17 @@ impl ColdStore {
 
     /// Inserts timers with one statement, which is a transaction of its own: one call of the store instead of four. Returns what
     /// [`ColdStore::insert_rows`] does; `None` where something has to be asked or written beside them: for ids that may have
-    /// ended, for destinations, queues and templates, for other namespaces than the store's own, for subscribers, and on
-    /// SQLite, which has no such statements.
+    /// ended, for destinations, queues and templates, for subscribers, for a namespace that is not there, and on SQLite, which
+    /// has no such statements.
     async fn insert_alone(&self, fresh: &[TimerRow]) -> Result<Option<HashMap<Uid, UnixMs>>, Error> {
-        let is_alone = |row: &TimerRow| {
-            row.namespace == Namespace::OWN
-                && !row.caller_id
-                && row.template.is_none()
-                && matches!(row.target, Target::Webhook(_))
-        };
+        let is_alone = |row: &TimerRow| !row.caller_id && asks_for_nothing(row);
         let set = self.nobody_subscribes();
         let (Dialect::Postgres, Some(set), true) = (self.dialect(), set, fresh.iter().all(is_alone)) else {
             return Ok(None);
         };
-        let statement = self.insert_statement(fresh, &BTreeSet::new(), Some(&set));
+        let statement = self.insert_statement(fresh, &namespaces_of(fresh), Some(&set));
         let inserted = inserted(&self.pool.write_once(statement).await?)?;
-        // None if somebody has subscribed meanwhile.
+        // None if somebody has subscribed meanwhile, or a namespace was removed.
         Ok(Some(inserted).filter(|inserted| !inserted.is_empty()))
     }
 
@@ -385,14 +382,14 @@ impl ColdStore {
         tx.execute(free).await.map(drop)
     }
 
-    /// Inserts rows whose uids are not live; returns the uid and `wake_at` of each that it inserted. An error if one of their
-    /// namespaces, which the transaction keeps, was removed before.
+    /// Inserts rows whose uids are not live; returns the uid and `wake_at` of each that it inserted. Their namespaces are kept
+    /// until the end of the transaction; an error if one was removed before.
     pub(super) async fn insert_rows(
         &self,
         tx: &mut Tx,
         rows: &[TimerRow],
     ) -> Result<HashMap<Uid, UnixMs>, Error> {
-        let namespaces: BTreeSet<Namespace> = rows.iter().map(|row| row.namespace).collect();
+        let namespaces = namespaces_of(rows);
         if self.dialect() == Dialect::Sqlite {
             self.check_namespaces(tx, &namespaces).await?;
         }
@@ -448,7 +445,7 @@ impl ColdStore {
         let now = s.now(self.bound_now());
         // A statement less where the database is asked over a network.
         let are_there = match self.dialect() {
-            Dialect::Postgres if !others.is_empty() => all_there(&mut s, others.clone()),
+            Dialect::Postgres if !others.is_empty() => all_kept(&mut s, others.clone()),
             _ => "true".to_owned(),
         };
         let value = |column: &TimerColumn| match column {
@@ -460,13 +457,14 @@ impl ColdStore {
         let values = TimerColumn::EACH.iter().map(value).collect::<Vec<_>>().join(", ");
         let (is_still, counted) = match alone {
             Some(set) => {
-                (Self::is_still(&mut s, set), Some(self.counted_rows(&mut s, "registered", "made", false)))
+                let counted = self.counted_rows(&mut s, "registered", "made", !others.is_empty());
+                (Self::is_still(&mut s, set), Some(counted))
             }
             None => ("true".to_owned(), None),
         };
         let insert = format!(
             "INSERT INTO timers ({ALL}) SELECT {values} FROM b WHERE {are_there} AND {is_still} \
-             ON CONFLICT (uid) DO NOTHING RETURNING uid, wake_at"
+             ON CONFLICT (uid) DO NOTHING RETURNING uid, wake_at, namespace"
         );
         let text = match counted {
             Some(counted) => {
@@ -525,6 +523,16 @@ impl ColdStore {
             last: None,
         }
     }
+}
+
+/// Their namespaces.
+fn namespaces_of(rows: &[TimerRow]) -> BTreeSet<Namespace> {
+    rows.iter().map(|row| row.namespace).collect()
+}
+
+/// Whether it is registered without a look at anything but its namespace.
+const fn asks_for_nothing(row: &TimerRow) -> bool {
+    row.template.is_none() && matches!(row.target, Target::Webhook(_))
 }
 
 /// The uid and `wake_at` of each row that was inserted.

@@ -104,39 +104,27 @@ impl ColdStore {
     pub async fn heartbeat(&self, me: &Identity, within_ms: i64) -> Result<Heartbeat, Error> {
         let within = Duration::from_millis(u64::try_from(within_ms).unwrap_or(0));
         let alive_until = Monotonic::now().plus(within);
-        let mut tx = self.urgent.begin().await?;
-        let mut s = Statement::new(self.dialect(), "heartbeat");
-        let now = s.now(self.bound_now());
-        let (name, incarnation) = (s.text(&me.name), s.text(&me.incarnation));
-        s.push(&format!(
-            "UPDATE nodes SET beat_at = {now} WHERE name = {name} AND incarnation = {incarnation} RETURNING name"
-        ));
-        let mine = tx.fetch(s).await?;
         // Nobody waits for a process without a row.
-        let alive_until = (!mine.is_empty()).then_some(alive_until);
-        let mut s = Statement::new(self.dialect(), "heartbeat_alive");
-        let now = s.now(self.bound_now());
-        let within = s.int(within_ms);
-        s.push(&format!(
-            "SELECT name, incarnation, beat_at + {within} - {now}, \
-             (SELECT COALESCE(max(lease_until), 0) FROM shards) - {now} - {within} \
-             FROM nodes WHERE beat_at > {now} - {within}"
-        ));
-        let rows = tx.fetch(s).await?;
-        let went_back = match self.dialect() {
-            // One flush for both.
+        let known_until = |mine: &[Row]| (!mine.is_empty()).then_some(alive_until);
+        let (mine, rows, went_back);
+        match self.dialect() {
+            // One flush for all.
             Dialect::Sqlite => {
+                let mut tx = self.urgent.begin().await?;
+                mine = tx.fetch(self.own_beat(me)).await?;
+                rows = tx.fetch(self.alive(within_ms)).await?;
                 let raised = tx.fetch(self.beat()).await?;
                 tx.commit().await?;
-                self.note_beat(&raised, alive_until)?
+                went_back = self.note_beat(&raised, known_until(&mine))?;
             }
-            // All nodes write this row: alone, so that a node that is paused in its transaction does not keep it locked.
+            // Each by itself: all nodes write the store's row, and a node that is paused in a transaction would keep it locked.
             Dialect::Postgres => {
-                tx.commit().await?;
+                mine = self.urgent.write(self.own_beat(me)).await?;
+                rows = self.urgent.read(self.alive(within_ms)).await?;
                 self.observe_clock(&self.urgent).await?;
-                self.note_beat(&self.urgent.write(self.beat()).await?, alive_until)?
+                went_back = self.note_beat(&self.urgent.write(self.beat()).await?, known_until(&mine))?;
             }
-        };
+        }
         let mut alive = BTreeMap::from([(me.name.clone(), me.incarnation.clone())]);
         let (mut next_dead_ms, mut lease_excess_ms) = (None, i64::MIN);
         for row in &rows {
@@ -148,6 +136,30 @@ impl ColdStore {
             alive.insert(name, row.get(1)?);
         }
         Ok(Heartbeat { superseded: mine.is_empty(), alive, next_dead_ms, lease_excess_ms, went_back })
+    }
+
+    /// The statement that renews this node's own row. Without a result the process is superseded.
+    fn own_beat(&self, me: &Identity) -> Statement {
+        let mut s = Statement::new(self.dialect(), "heartbeat");
+        let now = s.now(self.bound_now());
+        let (name, incarnation) = (s.text(&me.name), s.text(&me.incarnation));
+        s.push(&format!(
+            "UPDATE nodes SET beat_at = {now} WHERE name = {name} AND incarnation = {incarnation} RETURNING name"
+        ));
+        s
+    }
+
+    /// The statement that looks for the nodes that are alive.
+    fn alive(&self, within_ms: i64) -> Statement {
+        let mut s = Statement::new(self.dialect(), "heartbeat_alive");
+        let now = s.now(self.bound_now());
+        let within = s.int(within_ms);
+        s.push(&format!(
+            "SELECT name, incarnation, beat_at + {within} - {now}, \
+             (SELECT COALESCE(max(lease_until), 0) FROM shards) - {now} - {within} \
+             FROM nodes WHERE beat_at > {now} - {within}"
+        ));
+        s
     }
 
     /// Replaces the beats and leases of all nodes that lie further ahead than they can, because the store's clock was

@@ -5,13 +5,15 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use mainspring::cold::{
-    Call, Change, ChangeEvent, ColdStore, DestinationEdit, Error, FailPoint, NewTimer, Registered, Whose,
+    Call, Change, ChangeEvent, ColdStore, DestinationEdit, Error, FailPoint, NamespaceRemoved, NewTimer,
+    Registered, Whose,
 };
 use mainspring::model::id::{TimerId, Uid};
 use mainspring::model::namespace::Namespace;
 use mainspring::model::timer::{AttemptResult, State};
 
 use super::fixture::{Fixture, held_open, on_both_stores, record, somebody_waits};
+use super::namespaces::made;
 use crate::support::psql;
 
 /// Notes the calls, and breaks the connection once, after a call of this kind and name was made.
@@ -56,9 +58,13 @@ fn is_postgres(f: &Fixture) -> bool {
 
 /// A timer whose id the service makes.
 fn of_server(f: &Fixture, due_in_ms: i64) -> NewTimer {
+    of_server_in(f, Namespace::OWN, due_in_ms)
+}
+
+fn of_server_in(f: &Fixture, namespace: Namespace, due_in_ms: i64) -> NewTimer {
     let uid = Uid(uuid::Uuid::now_v7());
-    let id = TimerId::of_server(uid, Namespace::OWN);
-    NewTimer { uid, id, caller_id: false, ..f.timer("x", due_in_ms) }
+    let id = TimerId::of_server(uid, namespace);
+    NewTimer { uid, namespace, id, caller_id: false, ..f.timer("x", due_in_ms) }
 }
 
 async fn all_new(store: &ColdStore, timers: &[NewTimer]) {
@@ -87,6 +93,37 @@ async fn most_timers_take_one_call_to_register_and_one_to_end(f: Fixture) {
     assert_eq!(store.finish_delivered(&done[..1]).await.expect("looks"), []);
     let ledger = f.store.ledger(Whose::All).await.expect("reads");
     assert_eq!((ledger.registered, ledger.delivered, ledger.pending), (3, 3, 0));
+    f.balanced().await;
+}
+
+async fn timers_of_several_namespaces_take_one_call_and_are_counted_for_each(f: Fixture) {
+    let (a, b) = (made(&f, "a").await, made(&f, "b").await);
+    // As a node does that has read them.
+    f.store.set_has_others(true);
+    let owned = f.own_all().await;
+    f.alive().await;
+    let (store, calls) = Calls::of(&f);
+    let timers = [Namespace::OWN, a, b, a].map(|namespace| of_server_in(&f, namespace, 0));
+    all_new(&store, &timers).await;
+    let registering = calls.made();
+    let caller = f.timer("callers", 60_000);
+    let caller = NewTimer { uid: caller.id.uid(f.store.within(b).salt()), namespace: b, ..caller };
+    all_new(&store, &[caller]).await;
+    let by_caller = calls.made();
+    let claimed = f.claim_due(&owned).await;
+    let done: Vec<_> = claimed.iter().map(|row| (row.uid, record(row, AttemptResult::Ok))).collect();
+    calls.made();
+    assert_eq!(store.finish_delivered(&done).await.expect("ends").len(), 4);
+    if is_postgres(&f) {
+        assert_eq!((registering, calls.made()), (vec!["register_insert"], vec!["end"]));
+        assert_eq!(by_caller, ["begin", "register_insert", "register_ended_ids", "commit"]);
+    }
+    for (whose, registered, delivered) in
+        [(Whose::All, 5, 4), (Whose::One(Namespace::OWN), 1, 1), (Whose::One(a), 2, 2), (Whose::One(b), 2, 1)]
+    {
+        let ledger = f.store.ledger(whose).await.expect("reads");
+        assert_eq!((ledger.registered, ledger.delivered), (registered, delivered), "{whose:?}");
+    }
     f.balanced().await;
 }
 
@@ -147,6 +184,7 @@ async fn a_write_whose_answer_is_lost_is_recognised_and_counted_once(f: Fixture)
 
 on_both_stores!(
     most_timers_take_one_call_to_register_and_one_to_end,
+    timers_of_several_namespaces_take_one_call_and_are_counted_for_each,
     ids_of_callers_are_counted_once_whatever_became_of_them,
     a_write_whose_answer_is_lost_is_recognised_and_counted_once,
 );
@@ -199,4 +237,52 @@ async fn a_call_by_a_former_set_of_subscribers_writes_nothing_and_a_transaction_
     assert_eq!(store.finish_delivered(&done).await.expect("ends"), [row.uid]);
     assert_eq!(calls.made(), ["end", "begin", "end", "count", "commit"]);
     f.balanced().await;
+}
+
+/// A removal and a call that registers wait for each other, and the call sees the removal that it has waited for.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_namespace_is_kept_by_the_call_that_registers_or_is_seen_to_have_gone() {
+    let f = Fixture::postgres().await;
+    f.alive().await;
+    let url = f.config.cold.url.clone();
+    let a = made(&f, "a").await;
+    let register = |timer: &NewTimer| {
+        let (store, timer) = (f.store.clone(), timer.clone());
+        tokio::spawn(async move { store.register(&[timer]).await.remove(0) })
+    };
+    // The row is there until the other transaction has ended: so long the call waits.
+    let timer = of_server_in(&f, a, 60_000);
+    all_new(&f.store, std::slice::from_ref(&timer)).await;
+    let mut held = held_open(&url).await;
+    sea_orm::sqlx::query("DELETE FROM timers WHERE uid = $1")
+        .bind(timer.uid.0)
+        .execute(&mut *held)
+        .await
+        .expect("deletes");
+    let registering = register(&timer);
+    somebody_waits(&url).await;
+    let store = f.store.clone();
+    let mut removing = tokio::spawn(async move { store.remove_namespace("a").await });
+    let early = tokio::time::timeout(Duration::from_millis(300), &mut removing).await;
+    assert!(early.is_err(), "the call keeps it: {early:?}");
+    held.commit().await.expect("deletes");
+    assert!(matches!(registering.await.expect("no panic"), Ok(Registered::New(_))));
+    let removed = removing.await.expect("no panic").expect("answers");
+    assert_eq!(removed, NamespaceRemoved::InUse("1 live timers".into()));
+    // Now the removal is first.
+    let mut held = held_open(&url).await;
+    for step in [
+        "SELECT pg_advisory_xact_lock(7881696745979011437)",
+        "UPDATE namespaces SET removed_at = 1 WHERE name = 'a'",
+    ] {
+        sea_orm::sqlx::query(step).execute(&mut *held).await.expect("removes");
+    }
+    let others = [false, true].map(|caller_id| NewTimer { caller_id, ..of_server_in(&f, a, 60_000) });
+    let registering = others.each_ref().map(register);
+    somebody_waits(&url).await;
+    held.commit().await.expect("removes");
+    for one in registering {
+        let answer = one.await.expect("no panic");
+        assert!(matches!(answer, Err(Error::NoNamespace)), "{answer:?}");
+    }
 }

@@ -18,7 +18,7 @@ use super::fixture::{Fixture, behind_its_back, on_both_stores, record};
 use super::queues::{asking, for_queue};
 
 /// A namespace of this name; its number.
-async fn made(f: &Fixture, name: &str) -> Namespace {
+pub async fn made(f: &Fixture, name: &str) -> Namespace {
     match f.store.put_namespace(name, &Terms::default()).await.expect("writes") {
         NamespaceWritten::Done(row, true) => row.number,
         other => panic!("{other:?}"),
