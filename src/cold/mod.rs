@@ -185,16 +185,11 @@ pub struct ColdStore {
 impl ColdStore {
     /// Checks that the database answers, and observes its clock.
     pub async fn ping(&self) -> Result<(), Error> {
-        self.observe_clock(&self.pool).await
-    }
-
-    /// Asks for nothing but the database's clock: no other answer comes as soon after the time that it tells.
-    async fn observe_clock(&self, pool: &Pool) -> Result<(), Error> {
         let mut s = Statement::new(self.dialect(), "clock");
         let now = s.now_us(self.bound_now());
         s.push(&format!("SELECT {now}"));
         let sent = Monotonic::now();
-        if let Some(row) = pool.read(s).await?.first() {
+        if let Some(row) = self.pool.read(s).await?.first() {
             self.clock.observe_us(sent, row.get(0)?);
         }
         Ok(())

@@ -218,7 +218,8 @@ impl ColdStore {
         }
         let mut tx = self.pool.begin().await?;
         let namespaces = namespaces_of(&fresh);
-        if !fresh.iter().all(asks_for_nothing) {
+        let has_template = |timer: &NewTimer| timer.template.is_some();
+        if timers.iter().any(has_template) || !fresh.iter().all(asks_for_nothing) {
             // Before any other lock, as a removal does. Where there is none, the rows' own statement keeps them.
             self.keep_namespaces(&mut tx, &namespaces).await?;
         }
@@ -280,8 +281,8 @@ impl ColdStore {
         Ok(Some(inserted).filter(|inserted| !inserted.is_empty()))
     }
 
-    /// Inserts, within a transaction which the caller goes on with and in which he keeps their namespaces
-    /// ([`ColdStore::keep_namespaces`]), the rows whose ids are not taken, and returns them.
+    /// Inserts, within a transaction which the caller goes on with, the rows whose ids are not taken, and returns them. If he has
+    /// locked anything, he keeps their namespaces before ([`ColdStore::keep_namespaces`]).
     /// `callers`: the timers whose uids stay taken after their end, and whether one that has ended is registered again.
     /// `counts`: they are counted, where that saves a call of the store; what is to be counted yet is returned.
     pub(super) async fn insert_free(

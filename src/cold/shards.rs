@@ -117,11 +117,16 @@ impl ColdStore {
                 tx.commit().await?;
                 went_back = self.note_beat(&raised, known_until(&mine))?;
             }
-            // Each by itself: all nodes write the store's row, and a node that is paused in a transaction would keep it locked.
+            // Nothing needs them in one transaction, and one costs two calls more. All nodes write the store's row: a node that
+            // is paused in a transaction would keep it locked.
             Dialect::Postgres => {
                 mine = self.urgent.write(self.own_beat(me)).await?;
+                let asked = Monotonic::now();
                 rows = self.urgent.read(self.alive(within_ms)).await?;
-                self.observe_clock(&self.urgent).await?;
+                // The time of the last row: no other answer comes as soon after the time that it tells.
+                if let Some(row) = rows.last() {
+                    self.clock.observe_us(asked, row.get(4)?);
+                }
                 went_back = self.note_beat(&self.urgent.write(self.beat()).await?, known_until(&mine))?;
             }
         }
@@ -153,10 +158,11 @@ impl ColdStore {
     fn alive(&self, within_ms: i64) -> Statement {
         let mut s = Statement::new(self.dialect(), "heartbeat_alive");
         let now = s.now(self.bound_now());
+        let now_us = s.now_us(self.bound_now());
         let within = s.int(within_ms);
         s.push(&format!(
             "SELECT name, incarnation, beat_at + {within} - {now}, \
-             (SELECT COALESCE(max(lease_until), 0) FROM shards) - {now} - {within} \
+             (SELECT COALESCE(max(lease_until), 0) FROM shards) - {now} - {within}, {now_us} \
              FROM nodes WHERE beat_at > {now} - {within}"
         ));
         s

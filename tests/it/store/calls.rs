@@ -12,7 +12,7 @@ use mainspring::model::id::{TimerId, Uid};
 use mainspring::model::namespace::Namespace;
 use mainspring::model::timer::{AttemptResult, State};
 
-use super::fixture::{Fixture, held_open, on_both_stores, record, somebody_waits};
+use super::fixture::{Fixture, held_open, on_both_stores, record, so_many_wait, somebody_waits};
 use super::namespaces::made;
 use crate::support::psql;
 
@@ -279,7 +279,7 @@ async fn a_namespace_is_kept_by_the_call_that_registers_or_is_seen_to_have_gone(
     }
     let others = [false, true].map(|caller_id| NewTimer { caller_id, ..of_server_in(&f, a, 60_000) });
     let registering = others.each_ref().map(register);
-    somebody_waits(&url).await;
+    so_many_wait(&url, 2).await;
     held.commit().await.expect("removes");
     for one in registering {
         let answer = one.await.expect("no panic");

@@ -180,17 +180,22 @@ pub async fn held_open(url: &str) -> sea_orm::sqlx::Transaction<'static, sea_orm
 
 /// Waits until some session of this database waits for a lock.
 pub async fn somebody_waits(url: &str) {
+    so_many_wait(url, 1).await;
+}
+
+/// Waits until so many do.
+pub async fn so_many_wait(url: &str, count: usize) {
     let database = url.rsplit('/').next().expect("a name");
     let sql = format!(
         "SELECT count(*) FROM pg_stat_activity WHERE datname = '{database}' AND wait_event_type = 'Lock'"
     );
     for _ in 0..200 {
-        if psql(url, &sql).await.trim() != "0" {
+        if psql(url, &sql).await.trim().parse::<usize>().expect("a count") >= count {
             return;
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    panic!("nobody waits for a lock");
+    panic!("not {count} wait for a lock");
 }
 
 /// Runs each rule on both databases.
