@@ -123,8 +123,8 @@ impl ColdStore {
                 mine = self.urgent.write(self.own_beat(me)).await?;
                 let asked = Monotonic::now();
                 rows = self.urgent.read(self.alive(within_ms)).await?;
-                // The time of the last row: no other answer comes as soon after the time that it tells.
-                if let Some(row) = rows.last() {
+                // Nothing is flushed before it: no other answer comes as soon after the time that it tells.
+                if let Some(row) = rows.first() {
                     self.clock.observe_us(asked, row.get(4)?);
                 }
                 went_back = self.note_beat(&self.urgent.write(self.beat()).await?, known_until(&mine))?;
