@@ -325,6 +325,8 @@ async fn start(
     // Before anything is offered.
     dispatcher.take_terms();
     let stop = &phases.loops.stop;
+    let watched = store.clone();
+    phases.loops.spawn("marks", until(stop, async move { watched.watch_marks().await }));
     phases.loops.spawn("keys", until(stop, Arc::clone(&node.keys).run()));
     phases.loops.spawn("namespaces", until(stop, Arc::clone(&node.namespaces).run()));
     phases.loops.spawn("destinations", until(stop, Arc::clone(&destinations).run()));

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::audit::Deed;
 use super::columns::WEBHOOK;
-use super::notify::Copied;
+use super::copies::Copied;
 use super::sql::{Column, Dialect, Row, Statement, Tx};
 use super::{ColdStore, Error};
 use crate::model::destination::{Limits, lane};

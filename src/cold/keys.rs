@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 use super::audit::Deed;
-use super::notify::Copied;
+use super::copies::Copied;
 use super::sql::{Column, Row, Statement};
 use super::{ColdStore, Error};
 use crate::model::key::{KeyHash, KeyId, Scope};

@@ -12,6 +12,7 @@ mod audit;
 mod backlog;
 mod claim;
 mod columns;
+mod copies;
 mod decide;
 mod destinations;
 mod end;
@@ -61,6 +62,7 @@ pub use apply::{Applied, Change, ChangeEvent, Edit, MAX_BATCH as MAX_APPLY_BATCH
 pub use audit::{Actor, AuditFilter, AuditRow, Deed, MAX_AUDIT_PAGE, acting, carried};
 pub use backlog::{Backlog, LeftOut, MAX_EVENTS as MAX_EVENT_BATCH, MOST_EXCESS};
 pub use claim::{Backlogged, Claimed, DueRow, DueRows, Early, MAX_BATCH as MAX_CLAIM_BATCH, Probe};
+pub use copies::Copied;
 pub use destinations::{
     DestinationEdit, DestinationRow, MAX_DESTINATIONS, MOST_COUNTED, Named, Removed, Reserved, Uses, Written,
 };
@@ -75,7 +77,6 @@ pub use lease::{Asker, Asking, LeaseAnswer, Leased, MAX_ASKING, Turn};
 pub use list::{Filter, ListCursor, Page};
 pub use merge::{ClaimedSet, Doubtful};
 pub use namespaces::{MAX_NAMESPACES, NamespaceRemoved, NamespaceRow, NamespaceWritten};
-pub use notify::Copied;
 pub use operations::{
     MAX_RUNNING, MAX_STEP, NewOperation, Operated, OperationRow, SETTLED, Selection, Stepped, Worker,
 };
@@ -160,16 +161,12 @@ pub struct ColdStore {
     seen: Arc<AtomicI64>,
     /// What is held since the store was restored.
     held: Arc<Mutex<Option<Held>>>,
-    /// Another node has changed destinations.
-    destinations_changed: Arc<tokio::sync::Notify>,
     /// The namespaces as senders, as they were last read.
     senders: Arc<RwLock<HashMap<Namespace, Arc<Sender>>>>,
     /// There are namespaces beside its own, as far as this node knows.
     has_others: Arc<AtomicBool>,
-    /// Another node has changed keys.
-    keys_changed: Arc<tokio::sync::Notify>,
-    /// Another node has changed namespaces.
-    namespaces_changed: Arc<tokio::sync::Notify>,
+    /// What is known of what every node knows a copy of.
+    copies: Arc<copies::Copies>,
     /// Which queues have something ready.
     ready: Arc<ready::ReadyLanes>,
     /// What is known of the ranges that timers are spread over.

@@ -7,7 +7,7 @@ use std::sync::{Arc, PoisonError};
 use serde_json::{Value, json};
 
 use super::audit::Deed;
-use super::notify::Copied;
+use super::copies::Copied;
 use super::sql::{Column, Dialect, Row, Statement, Tx};
 use super::{ColdStore, Error};
 use crate::model::namespace::{Namespace, Sender, Terms};

@@ -12,8 +12,8 @@ use sea_orm::sqlx::postgres::PgListener;
 use sea_orm::sqlx::{self, PgPool};
 use tokio::sync::Notify;
 
-use super::sql::{Dialect, Statement, Tx};
-use super::{ColdStore, Error, Identity};
+use super::copies::Copied;
+use super::{ColdStore, Identity};
 use crate::clock::Monotonic;
 use crate::telemetry::Streak;
 
@@ -38,42 +38,6 @@ pub(super) fn notification(sender: &str) -> String {
     format!("pg_notify('{CHANNEL}', {sender})")
 }
 
-/// What every node knows a copy of.
-#[derive(Debug, Clone, Copy)]
-pub enum Copied {
-    /// The destinations.
-    Destinations,
-    /// The subscriptions.
-    Subscriptions,
-    /// The keys.
-    Keys,
-    /// The namespaces.
-    Namespaces,
-}
-
-impl Copied {
-    const ALL: [Self; 4] = [Self::Destinations, Self::Subscriptions, Self::Keys, Self::Namespaces];
-
-    /// Its word in log lines.
-    const fn word(self) -> &'static str {
-        match self {
-            Self::Destinations => "destinations",
-            Self::Subscriptions => "subscriptions",
-            Self::Keys => "keys",
-            Self::Namespaces => "namespaces",
-        }
-    }
-
-    const fn channel(self) -> &'static str {
-        match self {
-            Self::Destinations => "mainspring_destinations",
-            Self::Subscriptions => "mainspring_subscriptions",
-            Self::Keys => "mainspring_keys",
-            Self::Namespaces => "mainspring_namespaces",
-        }
-    }
-}
-
 /// The SQL expression that tells all listeners which queues have something ready; `text` is an expression for who says so
 /// and their lanes.
 pub(super) fn queues_ready(text: &str) -> String {
@@ -81,48 +45,6 @@ pub(super) fn queues_ready(text: &str) -> String {
 }
 
 impl ColdStore {
-    /// Wakes who reads these when another node has changed them, or may have.
-    fn changed(&self, what: Copied) -> &Notify {
-        match what {
-            Copied::Destinations => &self.destinations_changed,
-            Copied::Subscriptions => &self.known_set.changed,
-            Copied::Keys => &self.keys_changed,
-            Copied::Namespaces => &self.namespaces_changed,
-        }
-    }
-
-    /// Reads what this node knows a copy of when another node has changed it, or may have, and at least every so often. Runs
-    /// until dropped.
-    pub async fn keep_current<F>(&self, what: Copied, every: Duration, read: impl Fn() -> F)
-    where
-        F: Future<Output = Result<(), Error>>,
-    {
-        let mut streak = Streak::default();
-        loop {
-            tokio::select! {
-                () = self.changed(what).notified() => {}
-                () = self.clock.sleep(every) => {}
-            }
-            match read().await {
-                Ok(()) => drop(streak.succeeded()),
-                Err(why) if streak.failed(self.is_away()) => {
-                    tracing::warn!(%why, "{} cannot be read; those that are known stay in force", what.word());
-                }
-                Err(_) => {}
-            }
-        }
-    }
-
-    /// Tells all nodes, at the commit of this transaction, that what they know a copy of has changed.
-    pub(super) async fn tell_changed(&self, tx: &mut Tx, what: Copied) -> Result<(), Error> {
-        if self.dialect() == Dialect::Postgres {
-            let mut s = Statement::new(self.dialect(), "tell_changed");
-            s.push(&format!("SELECT pg_notify('{}', '')", what.channel()));
-            tx.fetch(s).await?;
-        }
-        Ok(())
-    }
-
     /// Wakes `notified` whenever another node starts or gives shards up, and who reads destinations when these
     /// change, and likewise for subscriptions, keys and namespaces; all after every new connection, because a
     /// notification may have been lost without one. Runs until the store is closed; on SQLite it never wakes.

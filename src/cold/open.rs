@@ -92,14 +92,12 @@ impl ColdStore {
             skip_locked: Arc::default(),
             seen: Arc::new(lock.as_deref().map_or(0, restore::witnessed_by).into()),
             held: Arc::default(),
-            destinations_changed: Arc::default(),
             // What its own may reach is read at a node's start, before anything is sent.
             senders: Arc::new(RwLock::new(
                 [(Namespace::OWN, Arc::new(Sender::new(&config.namespace, &Networks::default())))].into(),
             )),
             has_others: Arc::default(),
-            keys_changed: Arc::default(),
-            namespaces_changed: Arc::default(),
+            copies: Arc::default(),
             ready: Arc::default(),
             spreads: super::spread::Spreads::default(),
             known_set: Arc::default(),

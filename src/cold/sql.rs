@@ -91,6 +91,10 @@ impl Dialect {
     }
 }
 
+/// PostgreSQL's clock in microseconds. Through a float, which holds them exactly until 2041 and to one microsecond afterwards:
+/// a statement asks many times for each row, and `extract` makes a numeric of it, three times as slow.
+const NOW_US: &str = "(date_part('epoch', statement_timestamp()) * 1000000)::bigint";
+
 /// One column of a batch; all columns of a batch have the same length.
 pub(super) enum Column {
     Uuid(Vec<Uuid>),
@@ -283,9 +287,7 @@ impl Statement {
         match self.dialect {
             Dialect::Postgres => {
                 let mark = self.add(bound);
-                format!(
-                    "COALESCE({mark}::bigint, floor(extract(epoch FROM statement_timestamp()) * 1000)::bigint)"
-                )
+                format!("COALESCE({mark}::bigint, {NOW_US} / 1000)")
             }
             Dialect::Sqlite => self.int(bound.unwrap_or_default()),
         }
@@ -296,9 +298,7 @@ impl Statement {
         match self.dialect {
             Dialect::Postgres => {
                 let mark = self.add(bound);
-                format!(
-                    "COALESCE({mark}::bigint * 1000, floor(extract(epoch FROM statement_timestamp()) * 1000000)::bigint)"
-                )
+                format!("COALESCE({mark}::bigint * 1000, {NOW_US})")
             }
             Dialect::Sqlite => self.int(bound.unwrap_or_default() * 1000),
         }

@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 use tokio::sync::Notify;
 
 use super::audit::Deed;
-use super::notify::Copied;
+use super::copies::Copied;
 use super::sql::{Row, Statement, Tx};
 use super::{ColdStore, Error, Identity};
 use crate::clock::Monotonic;

@@ -23,9 +23,6 @@ use crate::model::place::Place;
 use crate::model::time::{Span, UnixMs};
 use vault::{Locked, Vault};
 
-/// How often the destinations are read, without a notification.
-const EVERY: Duration = Duration::from_secs(2);
-
 /// All destinations, by their qualified names ([`Namespace::qualified`]).
 pub type Known = HashMap<String, Arc<Destination>>;
 
@@ -140,7 +137,9 @@ impl Destinations {
 
     /// Keeps them current. Runs until dropped.
     pub async fn run(self: Arc<Self>) {
-        self.store.keep_current(Copied::Destinations, EVERY, || self.read()).await;
+        let this = &self;
+        let read = |is_old| async move { if is_old { this.read().await } else { Ok(()) } };
+        self.store.keep_current(Copied::Destinations, read).await;
     }
 
     /// Reads what has changed.

@@ -2,7 +2,7 @@
 //! keys. Both doors ask here.
 //!
 //! A node knows all keys of its store. It reads them at its start, when another node tells of a change (`NOTIFY`), and
-//! every few seconds, so a key that was revoked elsewhere is refused within [`EVERY`]. A key that is not known yet is
+//! every few seconds, so a key that was revoked elsewhere is refused within two seconds ([`ColdStore::watch_marks`]). A key that is not known yet is
 //! looked for in the store, within limits. While the store is away, the keys that are known stay in force.
 //!
 //! Whether a server is open is known once the store was read: before that it answers nobody. A server that has seen a
@@ -30,9 +30,6 @@ use crate::config::Server;
 use crate::model::key::{KeyHash, KeyId, SECRET_LEN, Scope, hash_of, id_in, key_text};
 use crate::model::namespace::Namespace;
 use crate::model::time::UnixMs;
-
-/// How often the keys are read, without a notification.
-pub const EVERY: Duration = Duration::from_secs(2);
 
 /// How far the store may be behind in when a key was last used, in milliseconds. Its first use is told at once.
 const NOTED_EVERY_MS: i64 = 30_000;
@@ -264,11 +261,14 @@ impl Keys {
     /// Keeps them current. Runs until dropped.
     pub async fn run(self: Arc<Self>) {
         let Some(store) = self.store.get() else { return };
-        let read = || async {
-            self.read().await?;
-            self.note_used(store).await
+        let this = &self;
+        let read = |is_old| async move {
+            if is_old {
+                this.read().await?;
+            }
+            this.note_used(store).await
         };
-        store.keep_current(Copied::Keys, EVERY, read).await;
+        store.keep_current(Copied::Keys, read).await;
     }
 
     /// Reads what has changed.

@@ -15,9 +15,6 @@ use crate::model::namespace::{Namespace, Quotas};
 use crate::model::networks::Networks;
 use crate::model::time::UnixMs;
 
-/// How often they are read, without a notification.
-const EVERY: Duration = Duration::from_secs(2);
-
 /// The pause before calls that can wait are tried again.
 const AGAIN: Duration = Duration::from_millis(25);
 
@@ -54,13 +51,16 @@ impl Namespaces {
     /// Keeps them current. Runs until dropped.
     pub async fn run(self: Arc<Self>) {
         let Some(store) = self.store.get() else { return };
-        let read = || async {
-            self.read().await?;
-            let known = self.known();
+        let this = &self;
+        let read = |is_old| async move {
+            if is_old {
+                this.read().await?;
+            }
+            let known = this.known();
             let with_quota = known.by_number.values().filter(|row| row.terms.quotas.live_timers.is_some());
-            self.left.count(store, &with_quota.map(|row| row.number).collect::<Vec<_>>()).await
+            this.left.count(store, &with_quota.map(|row| row.number).collect::<Vec<_>>()).await
         };
-        store.keep_current(Copied::Namespaces, EVERY, read).await;
+        store.keep_current(Copied::Namespaces, read).await;
     }
 
     /// Reads them.

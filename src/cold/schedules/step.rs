@@ -111,7 +111,7 @@ impl ColdStore {
         if owned.is_empty() {
             return Ok(Made::default());
         }
-        if !self.has_schedules().await? {
+        if !self.has_schedules() {
             return Ok(Made::default());
         }
         let found = self.schedules_to_look_at(owned).await?;
@@ -179,16 +179,6 @@ impl ColdStore {
             "UPDATE schedules SET make_at = {now} + {FAILED_MS} WHERE namespace = {here} AND id {ids}"
         ));
         tx.execute(s).await.map(drop)
-    }
-
-    /// Whether there is any schedule that makes occurrences, or any occurrence. A store without any is asked nothing more.
-    async fn has_schedules(&self) -> Result<bool, Error> {
-        let mut s = Statement::new(self.dialect(), "schedule_any");
-        s.push(
-            "SELECT CASE WHEN EXISTS (SELECT 1 FROM schedules WHERE make_at IS NOT NULL) \
-             OR EXISTS (SELECT 1 FROM timers WHERE schedule IS NOT NULL) THEN true ELSE false END",
-        );
-        self.pool.read(s).await?.first().map_or(Ok(false), |row| row.get(0))
     }
 
     /// Schedules to look at, each with the shard and the epoch under which it was found.

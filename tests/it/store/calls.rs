@@ -18,7 +18,7 @@ use crate::support::psql;
 
 /// Notes the calls, and breaks the connection once, after a call of this kind and name was made.
 #[derive(Default)]
-struct Calls {
+pub struct Calls {
     made: Mutex<Vec<&'static str>>,
     breaks_after: Mutex<Option<(Call, &'static str)>>,
 }
@@ -42,12 +42,12 @@ impl FailPoint for Calls {
 }
 
 impl Calls {
-    fn of(f: &Fixture) -> (ColdStore, Arc<Self>) {
+    pub fn of(f: &Fixture) -> (ColdStore, Arc<Self>) {
         let calls = Arc::new(Self::default());
         (f.store.with_fail_point(calls.clone(), f.clock.clone()), calls)
     }
 
-    fn made(&self) -> Vec<&'static str> {
+    pub fn made(&self) -> Vec<&'static str> {
         std::mem::take(&mut self.made.lock().expect("no panic"))
     }
 }

@@ -7,7 +7,7 @@ use mainspring::model::time::UnixMs;
 
 use super::fixture::{Fixture, on_both_stores};
 
-fn key(number: u64, scope: Scope) -> NewKey {
+pub fn key(number: u64, scope: Scope) -> NewKey {
     let hash = [u8::try_from(number).expect("small"); 32];
     NewKey {
         id: KeyId::new(number),
@@ -20,7 +20,7 @@ fn key(number: u64, scope: Scope) -> NewKey {
     }
 }
 
-async fn made(f: &Fixture, new: NewKey) -> KeyRow {
+pub async fn made(f: &Fixture, new: NewKey) -> KeyRow {
     match f.store.make_key(&new).await.expect("writes") {
         KeyMade::Done(row) => row,
         other => panic!("{other:?}"),

@@ -4,6 +4,7 @@
 mod audit;
 mod calls;
 mod claim;
+mod copies;
 pub mod fixture;
 mod keys;
 mod list;

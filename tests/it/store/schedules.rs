@@ -29,12 +29,12 @@ type Owned = Vec<(i32, Epoch)>;
 
 const MINUTE: i64 = 60_000;
 
-fn every(text: &str) -> When {
+pub fn every(text: &str) -> When {
     When::Every(Span::parse(text).expect("a span"))
 }
 
 /// A schedule of this rule, whose occurrences are for a webhook that nobody serves.
-fn edit(f: &Fixture, when: When) -> ScheduleEdit {
+pub fn edit(f: &Fixture, when: When) -> ScheduleEdit {
     let timing = Timing { when, zone: "UTC".into(), start_at: START };
     let (missed, overlap) = (Missed::default(), Overlap::Allow);
     let plan = Plan { timing, end_at: None, max_occurrences: None, missed, overlap };
@@ -59,7 +59,7 @@ fn with(_: &Fixture, edit: ScheduleEdit) -> ScheduleEdit {
     ScheduleEdit { request_hash: digest16(&[of.as_bytes()]), ..edit }
 }
 
-async fn put(f: &Fixture, edit: &ScheduleEdit) -> ScheduleRow {
+pub async fn put(f: &Fixture, edit: &ScheduleEdit) -> ScheduleRow {
     match f.store.put_schedule(edit, AHEAD).await.expect("writes").0 {
         SchedulePut::Done(row, _) => *row,
         other => panic!("{other:?}"),

@@ -1,0 +1,126 @@
+//! What is asked while nothing happens, and that it tells of every change that another node makes.
+
+use std::time::Duration;
+
+use mainspring::cold::{ColdStore, Copied, DestinationEdit, KeyRevoked, NamespaceRemoved, Removed, Written};
+use mainspring::model::key::{KeyId, Scope};
+use mainspring::model::namespace::Terms;
+use mainspring::model::schedule::AHEAD;
+
+use super::calls::Calls;
+use super::fixture::{Fixture, on_both_stores};
+use super::{keys, namespaces, schedules};
+
+/// The same store as another process has it.
+fn other_process(f: &Fixture) -> ColdStore {
+    ColdStore::open(&f.config, f.clock.clone(), true, true).expect("opens")
+}
+
+async fn put_destination(f: &Fixture, settings: &str) {
+    let edit = DestinationEdit {
+        name: "log".into(),
+        kind: "webhook".into(),
+        settings: settings.into(),
+        secrets: None,
+        if_version: None,
+    };
+    assert!(matches!(f.store.put_destination(&edit).await, Ok(Written::Done { .. })));
+}
+
+async fn every_change_has_another_mark(f: Fixture) {
+    let looked = || async { f.store.look_at_marks().await.expect("reads") };
+    assert_eq!(looked().await, [Copied::Keys, Copied::Namespaces, Copied::Destinations], "the first look");
+    assert_eq!(looked().await, []);
+    // Time passes, as it does between two changes of one thing.
+    let later = || f.clock.advance(Duration::from_millis(1));
+
+    keys::made(&f, keys::key(1, Scope::Admin)).await;
+    assert_eq!(looked().await, [Copied::Keys]);
+    later();
+    keys::made(&f, keys::key(2, Scope::View)).await;
+    assert_eq!(f.store.revoke_key(KeyId::new(1), true).await.expect("writes"), KeyRevoked::Done);
+    assert_eq!(looked().await, [Copied::Keys], "one came and one went");
+    f.store.note_keys_used(&[(KeyId::new(2), f.now())]).await.expect("writes");
+    assert_eq!(looked().await, [], "when a key was used is no change of it");
+
+    namespaces::made(&f, "a").await;
+    assert_eq!(looked().await, [Copied::Namespaces]);
+    let mut terms = Terms::default();
+    terms.quotas.live_timers = Some(5);
+    f.store.put_namespace("a", &terms).await.expect("writes");
+    assert_eq!(looked().await, [Copied::Namespaces]);
+    terms.quotas.live_timers = Some(6);
+    f.store.put_namespace("default", &terms).await.expect("writes");
+    assert_eq!(looked().await, [Copied::Namespaces], "the store's own");
+    assert!(matches!(f.store.remove_namespace("a").await, Ok(NamespaceRemoved::Done)));
+    assert_eq!(looked().await, [Copied::Namespaces]);
+
+    put_destination(&f, r#"{"webhook":{"url":"http://127.0.0.1:9/"}}"#).await;
+    assert_eq!(looked().await, [Copied::Destinations]);
+    put_destination(&f, r#"{"webhook":{"url":"http://127.0.0.1:8/"}}"#).await;
+    assert_eq!(looked().await, [Copied::Destinations]);
+    for paused in [true, false] {
+        f.store.pause_destination("log", paused).await.expect("writes");
+        assert_eq!(looked().await, [Copied::Destinations], "paused: {paused}");
+    }
+    later();
+    assert!(matches!(f.store.remove_destination("log").await, Ok(Removed::Done)));
+    put_destination(&f, r#"{"webhook":{"url":"http://127.0.0.1:7/"}}"#).await;
+    for paused in [true, false, true] {
+        f.store.pause_destination("log", paused).await.expect("writes");
+    }
+    assert_eq!(looked().await, [Copied::Destinations], "another, as often changed");
+    assert_eq!(looked().await, []);
+}
+
+async fn a_store_without_schedules_is_asked_nothing_of_them(f: Fixture) {
+    let owned = f.own_all().await;
+    let (store, calls) = Calls::of(&f);
+    let asked = || async {
+        store.make_occurrences(&owned, AHEAD).await.expect("looks");
+        calls.made()
+    };
+    assert!(asked().await.contains(&"schedule_look"), "it is not known yet that there are none");
+    store.look_at_marks().await.expect("reads");
+    calls.made();
+    assert_eq!(asked().await, [] as [&str; 0]);
+
+    // This node makes one: that counts at once.
+    schedules::put(&f, &schedules::edit(&f, schedules::every("PT1H"))).await;
+    assert!(asked().await.contains(&"schedule_look"));
+    store.look_at_marks().await.expect("reads");
+    calls.made();
+    assert!(asked().await.contains(&"schedule_look"), "and stays");
+    store.remove_schedule("s").await.expect("writes").expect("is there");
+    store.look_at_marks().await.expect("reads");
+    calls.made();
+    assert_eq!(asked().await, [] as [&str; 0]);
+}
+
+on_both_stores!(every_change_has_another_mark, a_store_without_schedules_is_asked_nothing_of_them);
+
+/// SQLite has one process.
+#[tokio::test(flavor = "multi_thread")]
+async fn another_node_learns_of_the_first_schedule() {
+    let f = Fixture::postgres().await;
+    let owned = f.own_all().await;
+    let (store, calls) = Calls::of(&f);
+    store.look_at_marks().await.expect("reads");
+    let other = other_process(&f);
+    other.put_schedule(&schedules::edit(&f, schedules::every("PT1H")), AHEAD).await.expect("writes");
+    calls.made();
+    store.make_occurrences(&owned, AHEAD).await.expect("looks");
+    assert_eq!(calls.made(), [] as [&str; 0], "it cannot know");
+    store.look_at_marks().await.expect("reads");
+    store.make_occurrences(&owned, AHEAD).await.expect("looks");
+    assert!(calls.made().contains(&"schedule_look"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_heartbeat_is_three_calls_of_postgresql() {
+    let f = Fixture::postgres().await;
+    f.alive().await;
+    let (store, calls) = Calls::of(&f);
+    store.heartbeat(&f.me, 3000).await.expect("beats");
+    assert_eq!(calls.made(), ["heartbeat", "heartbeat_alive", "heartbeat_store"]);
+}
