@@ -34,7 +34,7 @@ async fn every_change_has_another_mark(f: Fixture) {
     // Time passes, as it does between two changes of one thing.
     let later = || f.clock.advance(Duration::from_millis(1));
 
-    keys::made(&f, keys::key(1, Scope::Admin)).await;
+    keys::made(&f, keys::key(1, Scope::View)).await;
     assert_eq!(looked().await, [Copied::Keys]);
     later();
     keys::made(&f, keys::key(2, Scope::View)).await;
