@@ -1,8 +1,11 @@
 //! What is asked while nothing happens, and that it tells of every change that another node makes.
 
+use std::sync::Mutex;
 use std::time::Duration;
 
-use mainspring::cold::{ColdStore, Copied, DestinationEdit, KeyRevoked, NamespaceRemoved, Removed, Written};
+use mainspring::cold::{
+    ColdStore, Copied, DestinationEdit, Error, KeyRevoked, NamespaceRemoved, Removed, Written,
+};
 use mainspring::model::key::{KeyId, Scope};
 use mainspring::model::namespace::Terms;
 use mainspring::model::schedule::AHEAD;
@@ -123,4 +126,21 @@ async fn a_heartbeat_is_three_calls_of_postgresql() {
     let (store, calls) = Calls::of(&f);
     store.heartbeat(&f.me, 3000).await.expect("beats");
     assert_eq!(calls.made(), ["heartbeat", "heartbeat_alive", "heartbeat_store"]);
+}
+
+#[tokio::test]
+async fn what_could_not_be_read_is_read_again() {
+    let f = Fixture::sqlite().await;
+    f.store.look_at_marks().await.expect("reads");
+    let asked = Mutex::new(Vec::new());
+    let read = |is_old| {
+        let is_first = asked.lock().expect("no panic").is_empty();
+        asked.lock().expect("no panic").push(is_old);
+        async move { if is_first { Err(Error::Busy) } else { Ok(()) } }
+    };
+    // Nothing is asked of the store from here on: seven seconds pass at once.
+    tokio::time::pause();
+    let copy = f.store.keep_current(Copied::Keys, read);
+    tokio::time::timeout(Duration::from_secs(7), copy).await.expect_err("it runs on");
+    assert_eq!(*asked.lock().expect("no panic"), [true, true, false, false]);
 }
