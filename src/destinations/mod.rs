@@ -1,7 +1,8 @@
 //! The destinations of the store as this node knows them.
 //!
-//! A node reads them at its start, when another node tells of a change (`NOTIFY`), and every few seconds. Whoever sends
-//! looks a destination up here, at the attempt. Nothing is asked of the store for it, but where the name is not known yet.
+//! A node reads them at its start, when another node tells of a change (`NOTIFY`), and when their mark has changed
+//! ([`ColdStore::watch_marks`]). Whoever sends looks a destination up here, at the attempt. Nothing is asked of the store
+//! for it, but where the name is not known yet.
 
 mod inline;
 pub mod vault;

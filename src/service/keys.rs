@@ -2,8 +2,9 @@
 //! keys. Both doors ask here.
 //!
 //! A node knows all keys of its store. It reads them at its start, when another node tells of a change (`NOTIFY`), and
-//! every few seconds, so a key that was revoked elsewhere is refused within two seconds ([`ColdStore::watch_marks`]). A key that is not known yet is
-//! looked for in the store, within limits. While the store is away, the keys that are known stay in force.
+//! when their mark has changed ([`ColdStore::watch_marks`]), so a key that was revoked elsewhere is refused within two
+//! seconds and the time of a read. A key that is not known yet is looked for in the store, within limits. While the store
+//! is away, the keys that are known stay in force.
 //!
 //! Whether a server is open is known once the store was read: before that it answers nobody. A server that has seen a
 //! key does not become open again until it is started anew.

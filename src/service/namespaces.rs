@@ -1,7 +1,7 @@
 //! The namespaces, as this node knows them: by name for calls, with what each may use.
 //!
-//! A node reads them at its start, when another node tells of a change (`NOTIFY`), and every few seconds. One that is not
-//! known yet is looked for in the store.
+//! A node reads them at its start, when another node tells of a change (`NOTIFY`), and when their mark has changed
+//! ([`ColdStore::watch_marks`]). One that is not known yet is looked for in the store.
 
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
