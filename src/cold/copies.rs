@@ -1,11 +1,14 @@
-//! What every node knows a copy of: destinations, subscriptions, keys, namespaces, and whether there are schedules.
+//! What every node knows a copy of: destinations, subscriptions, keys and namespaces.
 //!
 //! A node that changes one of them notifies the others at its commit ([`super::notify`]). Notifications can be lost; so every
 //! two seconds one statement asks for a mark of each ([`ColdStore::watch_marks`]), and what has another mark than before is
-//! read. (Subscriptions have a version that writes are fenced by, and are asked for by their own loop.)
+//! read. While that statement fails, each is read by itself. (Subscriptions have a version that writes are fenced by, and are
+//! asked for by their own loop.)
+//!
+//! The same statement tells whether there are schedules. Nobody is notified of those: other nodes know of a store's first one
+//! after their next look.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -14,7 +17,8 @@ use super::sql::{Dialect, Statement, Tx};
 use super::{ColdStore, Error};
 use crate::telemetry::Streak;
 
-/// How often the marks are asked for. With the time of a read it is how long a change may count on one node only.
+/// How often the marks are asked for. With the time of that and of a read, it is how long a change may count on one node
+/// only.
 const EVERY: Duration = Duration::from_secs(2);
 
 /// What every node knows a copy of.
@@ -53,35 +57,47 @@ impl Copied {
     }
 }
 
-/// Queries for a mark of each, a text that differs when that has changed. Sums differ after every commit, in whatever order
-/// commits come; the highest time need not. Rows of namespaces are never deleted.
+/// Queries for a mark of each, a text that differs when that has changed. Of the versions and the times of changes the sums:
+/// the highest would miss a change that is committed after a later one. Rows of namespaces are never deleted.
 const MARKS: [(Copied, &str); 3] = [
     (Copied::Keys, "count(*) || ' ' || COALESCE(sum(created_at), 0) FROM api_keys"),
     (
         Copied::Namespaces,
-        "count(*) || ' ' || count(removed_at) || ' ' || COALESCE(sum(version), 0) FROM namespaces",
+        "count(*) || ' ' || count(removed_at) || ' ' || COALESCE(sum(version), 0) || ' ' || \
+         COALESCE(sum(changed_at), 0) FROM namespaces",
     ),
     (
         Copied::Destinations,
-        "count(*) || ' ' || COALESCE(sum(version), 0) || ' ' || COALESCE(sum(created_at), 0) FROM destinations",
+        "count(*) || ' ' || COALESCE(sum(version), 0) || ' ' || COALESCE(sum(created_at), 0) || ' ' || \
+         COALESCE(sum(changed_at), 0) FROM destinations",
     ),
 ];
 
 /// What this process knows of the copies.
+#[derive(Default)]
 pub(super) struct Copies {
     destinations: Notify,
     keys: Notify,
     namespaces: Notify,
-    /// Those of [`MARKS`], as they were last read.
-    marks: Mutex<[Option<String>; MARKS.len()]>,
-    has_schedules: AtomicBool,
+    found: Mutex<Found>,
 }
 
-impl Default for Copies {
-    fn default() -> Self {
-        let (destinations, keys, namespaces, marks) = Default::default();
-        // Until it is asked.
-        Self { destinations, keys, namespaces, marks, has_schedules: AtomicBool::new(true) }
+/// What the last look found.
+#[derive(Default)]
+struct Found {
+    /// Those of [`MARKS`].
+    marks: [Option<String>; MARKS.len()],
+    /// There are no schedules.
+    has_none: bool,
+    /// How often this process has written schedules.
+    written: u64,
+    /// The same when the look began.
+    written_before: u64,
+}
+
+impl Copies {
+    fn found(&self) -> MutexGuard<'_, Found> {
+        self.found.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -144,8 +160,9 @@ impl ColdStore {
                         "it cannot be asked what other nodes have changed; keys, namespaces and destinations that are \
                          known stay in force"
                     );
+                    self.doubt_all();
                 }
-                Err(_) => {}
+                Err(_) => self.doubt_all(),
             }
             self.clock.sleep(EVERY).await;
         }
@@ -159,13 +176,12 @@ impl ColdStore {
             "SELECT {marks} CASE WHEN EXISTS (SELECT 1 FROM schedules WHERE make_at IS NOT NULL) \
              OR EXISTS (SELECT 1 FROM timers WHERE schedule IS NOT NULL) THEN true ELSE false END"
         ));
+        let written = self.copies.found().written;
         let rows = self.urgent.read(s).await?;
-        let Some(row) = rows.first() else {
-            return Err(Error::Corrupt("nothing tells what has changed".into()));
-        };
-        let mut changed = Vec::new();
-        let mut marks = self.copies.marks.lock().unwrap_or_else(PoisonError::into_inner);
-        for (at, ((what, _), known)) in MARKS.iter().zip(marks.iter_mut()).enumerate() {
+        let row = rows.first().ok_or_else(|| Error::Corrupt("nothing tells what has changed".into()))?;
+        let has_schedules: bool = row.get(MARKS.len())?;
+        let (mut changed, mut found) = (Vec::new(), self.copies.found());
+        for (at, ((what, _), known)) in MARKS.iter().zip(&mut found.marks).enumerate() {
             let mark = Some(row.get(at)?);
             if *known != mark {
                 *known = mark;
@@ -173,18 +189,27 @@ impl ColdStore {
                 changed.push(*what);
             }
         }
-        self.copies.has_schedules.store(row.get(MARKS.len())?, Ordering::SeqCst);
+        // What is written since the look before may be committed after this one.
+        found.has_none = !has_schedules && found.written == found.written_before;
+        found.written_before = written;
         Ok(changed)
     }
 
-    /// Whether there is any schedule that makes occurrences, or any occurrence, as far as this node knows: of the first one,
-    /// which another node has made, it learns within two seconds.
-    pub(super) fn has_schedules(&self) -> bool {
-        self.copies.has_schedules.load(Ordering::SeqCst)
+    /// What the marks do not tell is read by who knows it, and the maker asks for schedules.
+    fn doubt_all(&self) {
+        MARKS.iter().for_each(|(what, _)| self.changed(*what).notify_one());
+        self.copies.found().has_none = false;
     }
 
-    /// This node makes one.
-    pub(super) fn set_has_schedules(&self) {
-        self.copies.has_schedules.store(true, Ordering::SeqCst);
+    /// Whether there may be a schedule that makes occurrences, or an occurrence.
+    pub(super) fn may_have_schedules(&self) -> bool {
+        !self.copies.found().has_none
+    }
+
+    /// This process writes a schedule, in a transaction that is open.
+    pub(super) fn note_schedule(&self) {
+        let mut found = self.copies.found();
+        found.written += 1;
+        found.has_none = false;
     }
 }

@@ -3,8 +3,8 @@
 //!
 //! A node notifies in the transaction that makes the change, and every node listens on a connection of its own.
 //! Nothing depends on it: a notification may be lost or come twice, and a database behind a proxy that cannot
-//! listen (pgbouncer in transaction mode) delivers none. A notified node runs its next round, or reads the destinations,
-//! at once; otherwise that comes at its usual time.
+//! listen (pgbouncer in transaction mode) delivers none. A notified node runs its next round, or reads what has changed, at
+//! once; otherwise it does so at its usual time, or when it sees another mark ([`super::copies`]).
 
 use std::time::Duration;
 

@@ -91,7 +91,7 @@ impl Dialect {
     }
 }
 
-/// PostgreSQL's clock in microseconds. Through a float, which holds them exactly until 2041 and to one microsecond afterwards:
+/// PostgreSQL's clock in microseconds. Through a float, which tells them exactly until 2106 and to one microsecond afterwards:
 /// a statement asks many times for each row, and `extract` makes a numeric of it, three times as slow.
 const NOW_US: &str = "(date_part('epoch', statement_timestamp()) * 1000000)::bigint";
 

@@ -1,6 +1,6 @@
 //! The maker: occurrences of schedules are made ahead of their times, and those that wait for a judgement are judged.
 //!
-//! Each second one look over the shards of this node. What it finds is decided in transactions that lock the schedules
+//! Each second one look over the shards of this node, if it knows of a schedule. What it finds is decided in transactions that lock the schedules
 //! (`src/cold/schedules`), so a second maker changes nothing, and one that is killed leaves nothing half done. Nominal times
 //! come from [`crate::model::rule`]; what becomes of one that was missed is [`crate::model::schedule::fires`].
 //!

@@ -182,7 +182,7 @@ impl ColdStore {
         if rows.is_empty() {
             return Ok(());
         }
-        self.set_has_schedules();
+        self.note_schedule();
         let int = |of: fn(&ScheduleRow) -> i64| Column::Int(rows.iter().map(|row| of(row)).collect());
         let maybe = |of: fn(&ScheduleRow) -> Option<UnixMs>| {
             Column::IntOrNull(rows.iter().map(|row| of(row).map(UnixMs::get)).collect())

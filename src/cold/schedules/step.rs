@@ -106,12 +106,13 @@ impl Present {
 impl ColdStore {
     /// One look at the schedules of these shards, each under the epoch beside it: occurrences are made ahead, as far as
     /// `reach`, and what waits for a judgement is judged. Which ones need a look is found first; another maker may have
-    /// looked at them since. One that is locked is left to the next look.
+    /// looked at them since. One that is locked is left to the next look. A store in which this node knows of no schedule
+    /// is asked nothing ([`ColdStore::watch_marks`]).
     pub async fn make_occurrences(&self, owned: &[(i32, Epoch)], reach: Duration) -> Result<Made, Error> {
         if owned.is_empty() {
             return Ok(Made::default());
         }
-        if !self.has_schedules() {
+        if !self.may_have_schedules() {
             return Ok(Made::default());
         }
         let found = self.schedules_to_look_at(owned).await?;

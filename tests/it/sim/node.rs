@@ -128,6 +128,8 @@ pub enum Duty {
     Sweep,
     /// Occurrences of schedules.
     Make,
+    /// Whether there are any.
+    Look,
 }
 
 pub struct Due {
@@ -272,7 +274,9 @@ impl Node {
             }));
         }
         let mut duties = vec![Duty::Own, Duty::Load, Duty::Tick, Duty::Sweep];
-        duties.extend(common.has_schedules.then_some(Duty::Make));
+        if common.has_schedules {
+            duties.extend([Duty::Make, Duty::Look]);
+        }
         let maker =
             Maker::new(writer.clone(), Arc::clone(&ownership), clock.clone(), config.wheel.window.get());
         let due = |duty| Due { duty, next_at: now, task: None };
@@ -321,6 +325,7 @@ impl Node {
             Duty::Tick => Task::new("tick", &self.world, self.tick()),
             Duty::Sweep => Task::new("sweep", &self.world, self.sweep()),
             Duty::Make => Task::new("make", &self.world, self.make()),
+            Duty::Look => Task::new("look", &self.world, self.look()),
         }
     }
 
@@ -412,6 +417,14 @@ impl Node {
             // One that fails is tried again, as by a node.
             let _ = maker.run_once().await;
             1000
+        }
+    }
+
+    fn look(&self) -> impl Future<Output = i64> + 'static {
+        let store = self.store.clone();
+        async move {
+            let _ = store.look_at_marks().await;
+            2000
         }
     }
 

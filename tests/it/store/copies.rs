@@ -1,10 +1,12 @@
 //! What is asked while nothing happens, and that it tells of every change that another node makes.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use mainspring::cold::{
-    ColdStore, Copied, DestinationEdit, Error, KeyRevoked, NamespaceRemoved, Removed, Written,
+    Call, ColdStore, Copied, DestinationEdit, Error, FailPoint, KeyRevoked, NamespaceRemoved, Removed,
+    Written,
 };
 use mainspring::model::key::{KeyId, Scope};
 use mainspring::model::namespace::Terms;
@@ -19,15 +21,18 @@ fn other_process(f: &Fixture) -> ColdStore {
     ColdStore::open(&f.config, f.clock.clone(), true, true).expect("opens")
 }
 
-async fn put_destination(f: &Fixture, settings: &str) {
-    let edit = DestinationEdit {
+fn destination(url: &str) -> DestinationEdit {
+    DestinationEdit {
         name: "log".into(),
         kind: "webhook".into(),
-        settings: settings.into(),
+        settings: format!(r#"{{"webhook":{{"url":"{url}"}}}}"#),
         secrets: None,
         if_version: None,
-    };
-    assert!(matches!(f.store.put_destination(&edit).await, Ok(Written::Done { .. })));
+    }
+}
+
+async fn put_destination(f: &Fixture, url: &str) {
+    assert!(matches!(f.store.put_destination(&destination(url)).await, Ok(Written::Done { .. })));
 }
 
 async fn every_change_has_another_mark(f: Fixture) {
@@ -46,7 +51,7 @@ async fn every_change_has_another_mark(f: Fixture) {
     f.store.note_keys_used(&[(KeyId::new(2), f.now())]).await.expect("writes");
     assert_eq!(looked().await, [], "when a key was used is no change of it");
 
-    namespaces::made(&f, "a").await;
+    let a = namespaces::made(&f, "a").await;
     assert_eq!(looked().await, [Copied::Namespaces]);
     let mut terms = Terms::default();
     terms.quotas.live_timers = Some(5);
@@ -55,12 +60,16 @@ async fn every_change_has_another_mark(f: Fixture) {
     terms.quotas.live_timers = Some(6);
     f.store.put_namespace("default", &terms).await.expect("writes");
     assert_eq!(looked().await, [Copied::Namespaces], "the store's own");
-    assert!(matches!(f.store.remove_namespace("a").await, Ok(NamespaceRemoved::Done)));
-    assert_eq!(looked().await, [Copied::Namespaces]);
-
-    put_destination(&f, r#"{"webhook":{"url":"http://127.0.0.1:9/"}}"#).await;
+    let edit = destination("http://127.0.0.1:6/");
+    let of_a = f.store.within(a);
+    assert!(matches!(of_a.put_destination(&edit).await, Ok(Written::Done { .. })));
     assert_eq!(looked().await, [Copied::Destinations]);
-    put_destination(&f, r#"{"webhook":{"url":"http://127.0.0.1:8/"}}"#).await;
+    assert!(matches!(f.store.remove_namespace("a").await, Ok(NamespaceRemoved::Done)));
+    assert_eq!(looked().await, [Copied::Namespaces, Copied::Destinations], "with all that it has");
+
+    put_destination(&f, "http://127.0.0.1:9/").await;
+    assert_eq!(looked().await, [Copied::Destinations]);
+    put_destination(&f, "http://127.0.0.1:8/").await;
     assert_eq!(looked().await, [Copied::Destinations]);
     for paused in [true, false] {
         f.store.pause_destination("log", paused).await.expect("writes");
@@ -68,7 +77,7 @@ async fn every_change_has_another_mark(f: Fixture) {
     }
     later();
     assert!(matches!(f.store.remove_destination("log").await, Ok(Removed::Done)));
-    put_destination(&f, r#"{"webhook":{"url":"http://127.0.0.1:7/"}}"#).await;
+    put_destination(&f, "http://127.0.0.1:7/").await;
     for paused in [true, false, true] {
         f.store.pause_destination("log", paused).await.expect("writes");
     }
@@ -83,26 +92,31 @@ async fn a_store_without_schedules_is_asked_nothing_of_them(f: Fixture) {
         store.make_occurrences(&owned, AHEAD).await.expect("looks");
         calls.made()
     };
+    let look = || async {
+        store.look_at_marks().await.expect("reads");
+        calls.made();
+    };
     assert!(asked().await.contains(&"schedule_look"), "it is not known yet that there are none");
-    store.look_at_marks().await.expect("reads");
-    calls.made();
+    look().await;
     assert_eq!(asked().await, [] as [&str; 0]);
 
     // This node makes one: that counts at once.
     schedules::put(&f, &schedules::edit(&f, schedules::every("PT1H"))).await;
     assert!(asked().await.contains(&"schedule_look"));
-    store.look_at_marks().await.expect("reads");
-    calls.made();
+    look().await;
+    look().await;
     assert!(asked().await.contains(&"schedule_look"), "and stays");
     store.remove_schedule("s").await.expect("writes").expect("is there");
-    store.look_at_marks().await.expect("reads");
-    calls.made();
+    // It has written of schedules, and a look may begin before that is committed: the first that finds none is not believed.
+    look().await;
+    assert!(asked().await.contains(&"schedule_look"));
+    look().await;
     assert_eq!(asked().await, [] as [&str; 0]);
 }
 
 on_both_stores!(every_change_has_another_mark, a_store_without_schedules_is_asked_nothing_of_them);
 
-/// SQLite has one process.
+/// SQLite has one node.
 #[tokio::test(flavor = "multi_thread")]
 async fn another_node_learns_of_the_first_schedule() {
     let f = Fixture::postgres().await;
@@ -143,4 +157,43 @@ async fn what_could_not_be_read_is_read_again() {
     let copy = f.store.keep_current(Copied::Keys, read);
     tokio::time::timeout(Duration::from_secs(7), copy).await.expect_err("it runs on");
     assert_eq!(*asked.lock().expect("no panic"), [true, true, false, false]);
+}
+
+/// No call of the store comes to anything.
+struct Away;
+
+impl FailPoint for Away {
+    fn before(&self, _: Call, _: &'static str) -> BoxFuture<'_, Result<(), Error>> {
+        Box::pin(async { Err(Error::Busy) })
+    }
+
+    fn after(&self, _: Call, _: &'static str) -> BoxFuture<'_, Result<(), Error>> {
+        Box::pin(async { Ok(()) })
+    }
+
+    fn begin(&self) -> Box<dyn std::any::Any + Send + Sync> {
+        Box::new(())
+    }
+}
+
+#[tokio::test]
+async fn while_the_marks_cannot_be_read_each_copy_is_read_by_itself() {
+    let f = Fixture::sqlite().await;
+    let owned = f.own_all().await;
+    f.store.look_at_marks().await.expect("reads");
+    let asked = Mutex::new(Vec::new());
+    let read = |is_old| {
+        asked.lock().expect("no panic").push(is_old);
+        async { Ok(()) }
+    };
+    let away = f.store.with_fail_point(Arc::new(Away), f.clock.clone());
+    tokio::time::pause();
+    let both = futures::future::join(f.store.keep_current(Copied::Namespaces, read), away.watch_marks());
+    tokio::time::timeout(Duration::from_secs(7), both).await.expect_err("they run on");
+    tokio::time::resume();
+    let read = asked.into_inner().expect("no panic").into_iter().filter(|is_old| *is_old).count();
+    assert!(read >= 4, "once each two seconds: {read}");
+    let (store, calls) = Calls::of(&f);
+    store.make_occurrences(&owned, AHEAD).await.expect("looks");
+    assert!(calls.made().contains(&"schedule_look"), "nothing is known of schedules");
 }
