@@ -1,8 +1,7 @@
 //! What every node knows a copy of: destinations, subscriptions, keys and namespaces.
 //!
 //! A node that changes one of them notifies the others at its commit ([`super::notify`]). Notifications can be lost; so every
-//! two seconds one statement asks for a mark of each ([`ColdStore::watch_marks`]), and what has another mark than before is
-//! read. While that statement fails, each is read by itself. (Subscriptions have a version that writes are fenced by, and are
+//! two seconds one statement asks for a mark of each ([`ColdStore::watch_marks`]), and a copy that has another one is read. While that statement fails, each is read by itself. (Subscriptions have a version that writes are fenced by, and are
 //! asked for by their own loop.)
 //!
 //! The same statement tells whether there are schedules. Nobody is notified of those: other nodes know of a store's first one
@@ -57,19 +56,40 @@ impl Copied {
     }
 }
 
-/// Queries for a mark of each, a text that differs when that has changed. Of the versions and the times of changes the sums:
-/// the highest would miss a change that is committed after a later one. Rows of namespaces are never deleted.
+/// Tells a copy from another: how many rows it has, and sums of what differs after a change. It is made of the rows, by the
+/// store and by who read them. So it is the same again when a change was taken back, and a copy is set against its own mark,
+/// never against the mark of the look before: in between it may have been read for another reason.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mark(String);
+
+impl Mark {
+    /// The mark of these rows.
+    pub(super) fn of<const N: usize>(rows: impl Iterator<Item = [i64; N]>) -> Self {
+        let (mut count, mut sums) = (0, [0; N]);
+        for row in rows {
+            count += 1;
+            sums.iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
+        }
+        Self::summed(count, sums)
+    }
+
+    /// The mark of so many rows.
+    pub(super) fn summed<const N: usize>(count: i64, sums: [i64; N]) -> Self {
+        Self(sums.iter().fold(count.to_string(), |mark, sum| format!("{mark} {sum}")))
+    }
+}
+
+/// Queries for the mark of each.
 const MARKS: [(Copied, &str); 3] = [
     (Copied::Keys, "count(*) || ' ' || COALESCE(sum(created_at), 0) FROM api_keys"),
     (
         Copied::Namespaces,
-        "count(*) || ' ' || count(removed_at) || ' ' || COALESCE(sum(version), 0) || ' ' || \
-         COALESCE(sum(changed_at), 0) FROM namespaces",
+        "count(*) || ' ' || COALESCE(sum(version), 0) || ' ' || COALESCE(sum(created_at), 0) \
+         FROM namespaces WHERE removed_at IS NULL",
     ),
     (
         Copied::Destinations,
-        "count(*) || ' ' || COALESCE(sum(version), 0) || ' ' || COALESCE(sum(created_at), 0) || ' ' || \
-         COALESCE(sum(changed_at), 0) FROM destinations",
+        "count(*) || ' ' || COALESCE(sum(version), 0) || ' ' || COALESCE(sum(created_at), 0) FROM destinations",
     ),
 ];
 
@@ -82,11 +102,11 @@ pub(super) struct Copies {
     found: Mutex<Found>,
 }
 
-/// What the last look found.
+/// What was found in the store.
 #[derive(Default)]
 struct Found {
-    /// Those of [`MARKS`].
-    marks: [Option<String>; MARKS.len()],
+    /// The marks of this process's copies, in the order of [`MARKS`].
+    marks: [Option<Mark>; MARKS.len()],
     /// There are no schedules.
     has_none: bool,
     /// How often this process has written schedules.
@@ -168,7 +188,18 @@ impl ColdStore {
         }
     }
 
-    /// One look, and what it found changed; that is everything when it is the first.
+    /// Tells the mark of a copy that was read.
+    pub fn note_copy(&self, what: Copied, mark: Mark) {
+        let mut found = self.copies.found();
+        for ((one, _), known) in MARKS.iter().zip(&mut found.marks) {
+            if *one == what {
+                *known = Some(mark);
+                return;
+            }
+        }
+    }
+
+    /// One look. Returns which copies have another mark than the store's rows, or none yet; they are read.
     pub async fn look_at_marks(&self) -> Result<Vec<Copied>, Error> {
         let mut s = Statement::new(self.dialect(), "marks");
         let marks = MARKS.map(|(_, mark)| format!("(SELECT {mark}), ")).concat();
@@ -181,10 +212,8 @@ impl ColdStore {
         let row = rows.first().ok_or_else(|| Error::Corrupt("nothing tells what has changed".into()))?;
         let has_schedules: bool = row.get(MARKS.len())?;
         let (mut changed, mut found) = (Vec::new(), self.copies.found());
-        for (at, ((what, _), known)) in MARKS.iter().zip(&mut found.marks).enumerate() {
-            let mark = Some(row.get(at)?);
-            if *known != mark {
-                *known = mark;
+        for (at, ((what, _), known)) in MARKS.iter().zip(&found.marks).enumerate() {
+            if *known != Some(Mark(row.get(at)?)) {
                 self.changed(*what).notify_one();
                 changed.push(*what);
             }

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::audit::Deed;
 use super::columns::WEBHOOK;
-use super::copies::Copied;
+use super::copies::{Copied, Mark};
 use super::sql::{Column, Dialect, Row, Statement, Tx};
 use super::{ColdStore, Error};
 use crate::model::destination::{Limits, lane};
@@ -208,6 +208,11 @@ impl ColdStore {
         let version =
             |row: &Row| Ok(((Namespace(row.get(0)?), row.get(1)?), (row.get(2)?, UnixMs::new(row.get(3)?))));
         self.urgent.read(s).await?.iter().map(version).collect()
+    }
+
+    /// The mark of destinations of these versions.
+    pub fn mark_of_destinations(versions: &BTreeMap<Named, (i32, UnixMs)>) -> Mark {
+        Mark::of(versions.values().map(|(version, created_at)| [(*version).into(), created_at.get()]))
     }
 
     /// Writes a destination, new or in place of the one of this name, which keeps whether it is paused. Other nodes are

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 use super::audit::Deed;
-use super::copies::Copied;
+use super::copies::{Copied, Mark};
 use super::sql::{Column, Row, Statement};
 use super::{ColdStore, Error};
 use crate::model::key::{KeyHash, KeyId, Scope};
@@ -41,6 +41,9 @@ pub struct KeyRow {
 /// The columns of [`KeyRow`], in order.
 const COLUMNS: &str = "id, name, namespace, scope, hash, created_at, expires_at, last_used_at, certificate";
 
+/// The place of `created_at` among the columns.
+const CREATED_AT: usize = 5;
+
 impl KeyRow {
     fn read(row: &Row) -> Result<Self, Error> {
         let corrupt = |what: &str| Error::Corrupt(format!("the {what} of a key cannot be read back"));
@@ -51,7 +54,7 @@ impl KeyRow {
             namespace: namespace.map(Namespace),
             scope: Scope::from_code(row.get(3)?).ok_or_else(|| corrupt("scope"))?,
             hash: row.get::<Vec<u8>>(4)?.try_into().map_err(|_| corrupt("hash"))?,
-            created_at: UnixMs::new(row.get(5)?),
+            created_at: UnixMs::new(row.get(CREATED_AT)?),
             expires_at: row.get::<Option<i64>>(6)?.map(UnixMs::new),
             last_used_at: row.get::<Option<i64>>(7)?.map(UnixMs::new),
             is_certificate: row.get(8)?,
@@ -93,6 +96,12 @@ pub struct KeysMark {
     sum: i64,
 }
 
+impl From<KeysMark> for Mark {
+    fn from(KeysMark { count, sum }: KeysMark) -> Self {
+        Self::summed(count, [sum])
+    }
+}
+
 /// The outcome of making a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KeyMade {
@@ -118,15 +127,26 @@ pub enum KeyRevoked {
 impl ColdStore {
     /// All keys, oldest first. One that this version cannot read is left out, and is in no answer: it opens nothing.
     pub async fn keys(&self) -> Result<Vec<KeyRow>, Error> {
+        Ok(self.copy_of_keys().await?.0)
+    }
+
+    /// The same, and the mark of all.
+    pub async fn copy_of_keys(&self) -> Result<(Vec<KeyRow>, KeysMark), Error> {
         let mut s = Statement::new(self.dialect(), "keys");
         s.push(&format!("SELECT {COLUMNS} FROM api_keys ORDER BY created_at, id"));
         let rows = self.pool.read(s).await?;
-        Ok(rows
+        let mut mark = KeysMark { count: 0, sum: 0 };
+        for row in &rows {
+            mark.count += 1;
+            mark.sum += row.get::<i64>(CREATED_AT)?;
+        }
+        let keys = rows
             .iter()
             .filter_map(|row| {
                 KeyRow::read(row).inspect_err(|why| tracing::warn!(%why, "a key is left out")).ok()
             })
-            .collect())
+            .collect();
+        Ok((keys, mark))
     }
 
     /// One key.

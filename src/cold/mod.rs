@@ -62,7 +62,7 @@ pub use apply::{Applied, Change, ChangeEvent, Edit, MAX_BATCH as MAX_APPLY_BATCH
 pub use audit::{Actor, AuditFilter, AuditRow, Deed, MAX_AUDIT_PAGE, acting, carried};
 pub use backlog::{Backlog, LeftOut, MAX_EVENTS as MAX_EVENT_BATCH, MOST_EXCESS};
 pub use claim::{Backlogged, Claimed, DueRow, DueRows, Early, MAX_BATCH as MAX_CLAIM_BATCH, Probe};
-pub use copies::Copied;
+pub use copies::{Copied, Mark};
 pub use destinations::{
     DestinationEdit, DestinationRow, MAX_DESTINATIONS, MOST_COUNTED, Named, Removed, Reserved, Uses, Written,
 };

@@ -7,7 +7,7 @@ use std::sync::{Arc, PoisonError};
 use serde_json::{Value, json};
 
 use super::audit::Deed;
-use super::copies::Copied;
+use super::copies::{Copied, Mark};
 use super::sql::{Column, Dialect, Row, Statement, Tx};
 use super::{ColdStore, Error};
 use crate::model::namespace::{Namespace, Sender, Terms};
@@ -118,6 +118,15 @@ impl ColdStore {
     /// The namespaces, by name.
     pub async fn namespaces(&self) -> Result<Vec<NamespaceRow>, Error> {
         self.read_namespaces("WHERE removed_at IS NULL").await
+    }
+
+    /// The same, and their mark.
+    pub async fn copy_of_namespaces(&self) -> Result<(Vec<NamespaceRow>, Mark), Error> {
+        let rows = self.namespaces().await?;
+        // The store's own has no row while nothing was said of it.
+        let stored = rows.iter().filter(|row| row.version > 0);
+        let mark = Mark::of(stored.map(|row| [row.version.into(), row.created_at.get()]));
+        Ok((rows, mark))
     }
 
     /// Those, and those that were removed.

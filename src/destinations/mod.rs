@@ -158,7 +158,9 @@ impl Destinations {
             .collect();
         let is_there = |one: &Arc<Destination>| versions.contains_key(&(one.namespace, one.name.clone()));
         let is_gone = !known.values().all(is_there);
+        let mark = ColdStore::mark_of_destinations(&versions);
         if stale.is_empty() && !is_gone {
+            self.store.note_copy(Copied::Destinations, mark);
             return Ok(());
         }
         let rows = match stale.as_slice() {
@@ -178,6 +180,7 @@ impl Destinations {
             next.insert(sealed_as(&row).into_owned(), Arc::new(self.opened(&row)));
         }
         *self.known.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(next);
+        self.store.note_copy(Copied::Destinations, mark);
         self.store.set_longest_attempt(self.longest_attempt());
         self.changed.send_modify(|count| *count += 1);
         Ok(())

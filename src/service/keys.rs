@@ -276,13 +276,11 @@ impl Keys {
     pub async fn read(&self) -> Result<(), Error> {
         let Some(store) = self.store.get() else { return Ok(()) };
         let _reading = self.reading.lock().await;
-        // Before the keys: what changes after it is read again.
-        let mark = store.keys_mark().await?;
         let before = self.known();
-        if before.mark == Some(mark) {
+        if before.mark == Some(store.keys_mark().await?) {
             return Ok(());
         }
-        let rows = store.keys().await?;
+        let (rows, mark) = store.copy_of_keys().await?;
         let keys: HashMap<KeyId, Arc<Key>> = rows
             .iter()
             .map(|row| (row.id, Arc::new(Key::stored(row, before.keys.get(&row.id).map(AsRef::as_ref)))))
@@ -293,6 +291,7 @@ impl Keys {
         let digest = digest_of(hashes);
         *self.known.write().unwrap_or_else(PoisonError::into_inner) =
             Arc::new(Known { keys, certificates, mark: Some(mark), digest });
+        store.note_copy(Copied::Keys, mark.into());
         let access = match (self.access(), mark.count) {
             (Access::Unknown | Access::Open, 0) if self.is_local => Access::Open,
             _ => Access::Keyed,

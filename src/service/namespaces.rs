@@ -67,7 +67,8 @@ impl Namespaces {
     pub async fn read(&self) -> Result<(), Error> {
         let Some(store) = self.store.get() else { return Ok(()) };
         let _reading = self.reading.lock().await;
-        let rows: Vec<Arc<NamespaceRow>> = store.namespaces().await?.into_iter().map(Arc::new).collect();
+        let (rows, mark) = store.copy_of_namespaces().await?;
+        let rows: Vec<Arc<NamespaceRow>> = rows.into_iter().map(Arc::new).collect();
         store.set_has_others(rows.len() > 1);
         let mut names: Vec<String> = rows.iter().map(|row| row.name.clone()).collect();
         names.sort_unstable();
@@ -76,6 +77,7 @@ impl Namespaces {
         let by_number = rows.into_iter().map(|row| (row.number, row)).collect();
         *self.known.write().unwrap_or_else(PoisonError::into_inner) =
             Arc::new(Known { by_name, by_number, names });
+        store.note_copy(Copied::Namespaces, mark);
         Ok(())
     }
 

@@ -35,9 +35,28 @@ async fn put_destination(f: &Fixture, url: &str) {
     assert!(matches!(f.store.put_destination(&destination(url)).await, Ok(Written::Done { .. })));
 }
 
+/// Reads all copies, as a node does.
+async fn read_all(f: &Fixture) {
+    let (_, keys) = f.store.copy_of_keys().await.expect("reads");
+    f.store.note_copy(Copied::Keys, keys.into());
+    let (_, namespaces) = f.store.copy_of_namespaces().await.expect("reads");
+    f.store.note_copy(Copied::Namespaces, namespaces);
+    let versions = f.store.destination_versions().await.expect("reads");
+    f.store.note_copy(Copied::Destinations, ColdStore::mark_of_destinations(&versions));
+}
+
 async fn every_change_has_another_mark(f: Fixture) {
-    let looked = || async { f.store.look_at_marks().await.expect("reads") };
-    assert_eq!(looked().await, [Copied::Keys, Copied::Namespaces, Copied::Destinations], "the first look");
+    let looked = || async {
+        let old = f.store.look_at_marks().await.expect("reads");
+        assert_eq!(f.store.look_at_marks().await.expect("reads"), old, "until it is read");
+        read_all(&f).await;
+        old
+    };
+    assert_eq!(
+        looked().await,
+        [Copied::Keys, Copied::Namespaces, Copied::Destinations],
+        "nothing is read yet"
+    );
     assert_eq!(looked().await, []);
     // Time passes, as it does between two changes of one thing.
     let later = || f.clock.advance(Duration::from_millis(1));
@@ -85,6 +104,21 @@ async fn every_change_has_another_mark(f: Fixture) {
     assert_eq!(looked().await, []);
 }
 
+/// A node reads a copy for other reasons, too: it was asked by a key that it did not know.
+async fn what_was_read_between_two_looks_and_taken_back_is_found(f: Fixture) {
+    read_all(&f).await;
+    assert_eq!(f.store.look_at_marks().await.expect("reads"), []);
+    keys::made(&f, keys::key(1, Scope::View)).await;
+    namespaces::made(&f, "a").await;
+    put_destination(&f, "http://127.0.0.1:9/").await;
+    read_all(&f).await;
+    assert_eq!(f.store.revoke_key(KeyId::new(1), true).await.expect("writes"), KeyRevoked::Done);
+    assert!(matches!(f.store.remove_namespace("a").await, Ok(NamespaceRemoved::Done)));
+    assert!(matches!(f.store.remove_destination("log").await, Ok(Removed::Done)));
+    let old = f.store.look_at_marks().await.expect("reads");
+    assert_eq!(old, [Copied::Keys, Copied::Namespaces, Copied::Destinations]);
+}
+
 async fn a_store_without_schedules_is_asked_nothing_of_them(f: Fixture) {
     let owned = f.own_all().await;
     let (store, calls) = Calls::of(&f);
@@ -114,7 +148,11 @@ async fn a_store_without_schedules_is_asked_nothing_of_them(f: Fixture) {
     assert_eq!(asked().await, [] as [&str; 0]);
 }
 
-on_both_stores!(every_change_has_another_mark, a_store_without_schedules_is_asked_nothing_of_them);
+on_both_stores!(
+    every_change_has_another_mark,
+    what_was_read_between_two_looks_and_taken_back_is_found,
+    a_store_without_schedules_is_asked_nothing_of_them
+);
 
 /// SQLite has one node.
 #[tokio::test(flavor = "multi_thread")]
