@@ -245,9 +245,17 @@ impl Broker {
             }
             Server::Mosquitto(mosquitto) => {
                 let port = mosquitto.address().port().to_string();
-                let mut command = Command::new("mosquitto_sub");
-                command.args(["-V", "5", "-q", "1", "-h", "127.0.0.1", "-p", &port, "-t", NAME]);
-                command.args(["-u", Mosquitto::USER, "-P", Mosquitto::PASSWORD]);
+                let audience = |more: &[&str]| {
+                    let mut command = Command::new("mosquitto_sub");
+                    command.args(["-V", "5", "-q", "1", "-h", "127.0.0.1", "-p", &port, "-t", NAME]);
+                    command.args(["-u", Mosquitto::USER, "-P", Mosquitto::PASSWORD]);
+                    // A session that outlives its connection.
+                    command.args(["-i", "audience", "-c", "-x", "3600"]).args(more);
+                    command
+                };
+                // This one ends when its session has the subscription; so nothing is dropped before the other is there.
+                run(audience(&["-E"])).await?;
+                let mut command = audience(&[]);
                 command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
                 self.audience.push(Box::new(Process::spawn(&mut command)?));
             }

@@ -243,7 +243,7 @@ async fn what_a_node_holds_and_how_long_its_calls_take_is_shown() {
     let watch = Watch::start(std::slice::from_ref(&api));
     register(
         &api,
-        &[due("soon", "/ok", 1500), due("minute", "/ok", 20 * 60_000), due("fails", "/status/500", 0)],
+        &[due("soon", "/ok", 4000), due("minute", "/ok", 20 * 60_000), due("fails", "/status/500", 0)],
     )
     .await;
     in_state(&api, "soon", "delivered").await;
