@@ -669,6 +669,10 @@ pub fn shown_url(text: &str) -> String {
             url.query_pairs().into_owned().filter(|(name, _)| name != "password").collect();
         url.query_pairs_mut().clear().extend_pairs(kept).append_pair("password", "hidden");
     }
+    // The rest of a password with a `#` that is not encoded; a file's name may have one.
+    if url.scheme() != "sqlite" {
+        url.set_fragment(None);
+    }
     url.to_string()
 }
 
@@ -684,6 +688,7 @@ fn without_password(text: &str) -> String {
 }
 
 fn without_password_in_query(text: &str) -> String {
+    let text = text.split_once('#').map_or(text, |(text, _)| text);
     let Some((place, query)) = text.split_once('?') else { return text.to_owned() };
     let shown = |field| if str::starts_with(field, "password=") { "password=hidden" } else { field };
     format!("{place}?{}", query.split('&').map(shown).collect::<Vec<_>>().join("&"))

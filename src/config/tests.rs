@@ -86,6 +86,9 @@ fn a_password_is_never_shown() {
     assert!(!shown_url("postgres://localhost/x?user=me&password=s3cret").contains("s3cret"));
     assert_eq!(shown_url("sqlite://mainspring.db"), "sqlite://mainspring.db");
     for (url, shown) in [
+        ("postgres://a/x?password=s3#cret", "postgres://a/x?password=hidden"),
+        ("postgres://a:1,b:2/x?password=s3#cret&password=s3cret", "postgres://a:1,b:2/x?password=hidden"),
+        ("sqlite://a#1.db", "sqlite://a#1.db"),
         ("redis+cluster://me:s3cret@a:1,b:2", "redis+cluster://me:hidden@a:1,b:2"),
         ("redis+cluster://:s3:c@ret@a:1,b:2", "redis+cluster://:hidden@a:1,b:2"),
         ("redis+cluster://a:1,b:2", "redis+cluster://a:1,b:2"),
