@@ -1,8 +1,9 @@
 //! What every node knows a copy of: destinations, subscriptions, keys and namespaces.
 //!
 //! A node that changes one of them notifies the others at its commit ([`super::notify`]). Notifications can be lost; so every
-//! two seconds one statement asks for a mark of each ([`ColdStore::watch_marks`]), and a copy that has another one is read. While that statement fails, each is read by itself. (Subscriptions have a version that writes are fenced by, and are
-//! asked for by their own loop.)
+//! two seconds one statement asks for a mark of each ([`ColdStore::watch_marks`]), and a copy that has another one is read.
+//! While that statement fails, each is read by itself. (Subscriptions have a version that writes are fenced by, and are asked
+//! for by their own loop.)
 //!
 //! The same statement tells whether there are schedules. Nobody is notified of those: other nodes know of a store's first one
 //! after their next look.
