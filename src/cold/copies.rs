@@ -112,7 +112,7 @@ struct Found {
     has_none: bool,
     /// How often this process has written schedules.
     written: u64,
-    /// The same when the look began.
+    /// The same when the last look began.
     written_before: u64,
 }
 
@@ -175,15 +175,16 @@ impl ColdStore {
         loop {
             match self.look_at_marks().await {
                 Ok(_) => drop(streak.succeeded()),
-                Err(why) if streak.failed(self.is_away()) => {
-                    tracing::warn!(
-                        %why,
-                        "it cannot be asked what other nodes have changed; keys, namespaces and destinations that are \
-                         known stay in force"
-                    );
+                Err(why) => {
                     self.doubt_all();
+                    if streak.failed(self.is_away()) {
+                        tracing::warn!(
+                            %why,
+                            "what other nodes have changed cannot be asked in one; keys, namespaces and destinations are \
+                             read each by itself"
+                        );
+                    }
                 }
-                Err(_) => self.doubt_all(),
             }
             self.clock.sleep(EVERY).await;
         }
