@@ -16,11 +16,6 @@ use super::calls::Calls;
 use super::fixture::{Fixture, on_both_stores};
 use super::{keys, namespaces, schedules};
 
-/// The same store as another process has it.
-fn other_process(f: &Fixture) -> ColdStore {
-    ColdStore::open(&f.config, f.clock.clone(), true, true).expect("opens")
-}
-
 fn destination(url: &str) -> DestinationEdit {
     DestinationEdit {
         name: "log".into(),
@@ -161,7 +156,7 @@ async fn another_node_learns_of_the_first_schedule() {
     let owned = f.own_all().await;
     let (store, calls) = Calls::of(&f);
     store.look_at_marks().await.expect("reads");
-    let other = other_process(&f);
+    let other = f.other_process();
     other.put_schedule(&schedules::edit(&f, schedules::every("PT1H")), AHEAD).await.expect("writes");
     calls.made();
     store.make_occurrences(&owned, AHEAD).await.expect("looks");

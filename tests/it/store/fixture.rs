@@ -57,6 +57,11 @@ impl Fixture {
         Self::at(&fresh_database().await, tempfile::tempdir().expect("a directory")).await
     }
 
+    /// The same store as another process has it.
+    pub fn other_process(&self) -> ColdStore {
+        ColdStore::open(&self.config, self.clock.clone(), true, true).expect("opens")
+    }
+
     /// From here on the store writes as that of a node that is alive: it need not ask who subscribes.
     pub async fn alive(&self) {
         self.store.take_subscriptions(&self.me).await.expect("takes");

@@ -427,11 +427,6 @@ on_both_stores!(
     a_destination_that_fails_is_told,
 );
 
-/// Another process on the same store.
-async fn other_process(f: &Fixture) -> ColdStore {
-    ColdStore::open(&f.config, f.clock.clone(), true, true).expect("opens")
-}
-
 /// A transaction that was given the lower number commits last: a cursor would have passed it.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_commits_late_is_read_all_the_same() {
@@ -461,7 +456,7 @@ async fn what_commits_late_is_read_all_the_same() {
 #[tokio::test(flavor = "multi_thread")]
 async fn nodes_that_do_not_know_of_a_subscription_are_waited_for() {
     let f = Fixture::postgres().await;
-    let (other, b) = (other_process(&f).await, identity("b"));
+    let (other, b) = (f.other_process(), identity("b"));
     other.enter(&b).await.expect("enters");
     destination(&f, "log").await;
     let settings = serde_json::to_string(&asked(&["*"], Value::Null, false)).expect("JSON");
@@ -529,7 +524,7 @@ async fn a_node_that_does_not_know_all_that_is_asked_for_is_waited_for() {
 #[tokio::test(flavor = "multi_thread")]
 async fn without_a_heartbeat_each_transaction_looks_itself() {
     let f = Fixture::postgres().await;
-    let (other, b) = (other_process(&f).await, identity("b"));
+    let (other, b) = (f.other_process(), identity("b"));
     other.enter(&b).await.expect("enters");
     other.take_subscriptions(&b).await.expect("takes");
     // Alive: who subscribes waits for it, so it may go by what it knows.
@@ -544,7 +539,7 @@ async fn without_a_heartbeat_each_transaction_looks_itself() {
     other.take_subscriptions(&b).await.expect("takes");
     put(&other, "taken").await;
     let second = all(&f, "second").await;
-    let third = other_process(&f).await;
+    let third = f.other_process();
     // It has sent no heartbeat, or none for a lease.
     put(&third, "looked").await;
     assert_eq!(words(&waiting(&f, &subscription).await).keys().collect::<Vec<_>>(), [&"looked", &"taken"]);
@@ -555,7 +550,7 @@ async fn without_a_heartbeat_each_transaction_looks_itself() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_has_left_looks_before_it_writes() {
     let f = Fixture::postgres().await;
-    let (other, b) = (other_process(&f).await, identity("b"));
+    let (other, b) = (f.other_process(), identity("b"));
     other.enter(&b).await.expect("enters");
     other.take_subscriptions(&b).await.expect("takes");
     other.heartbeat(&b, 60_000).await.expect("beats");
