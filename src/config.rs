@@ -8,6 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use ::url::Url;
 use base64::Engine;
 use figment::Figment;
 use figment::providers::{Format, Serialized, Toml};
@@ -15,11 +16,12 @@ use figment::value::{Dict, Value};
 use ipnet::IpNet;
 use secrecy::{ExposeSecret, SecretString};
 use serde::{Deserialize, Deserializer, Serialize};
-use url::Url;
 
 mod hot;
+mod url;
 
 pub use hot::HotUrl;
+pub use url::shown_url;
 
 use crate::model::time::Span;
 use crate::planted::Planted;
@@ -527,13 +529,16 @@ impl Config {
 
     /// Which database `cold.url` names.
     pub fn cold_kind(&self) -> Result<ColdKind, Error> {
+        let wrong = |detail| Err(Error::Check { key: "cold.url", detail });
         match self.cold.url.split_once("://") {
             Some(("sqlite", path)) if !path.is_empty() => Ok(ColdKind::Sqlite),
-            Some(("postgres" | "postgresql", rest)) if !rest.is_empty() => Ok(ColdKind::Postgres),
-            _ => Err(Error::Check {
-                key: "cold.url",
-                detail: "give sqlite://FILE or postgres://USER:PASSWORD@HOST/DATABASE".into(),
-            }),
+            Some(("postgres" | "postgresql", rest)) if !rest.is_empty() => {
+                match url::store_url(&self.cold.url) {
+                    Ok(_) => Ok(ColdKind::Postgres),
+                    Err(why) => wrong(format!("{why}; give postgres://USER:PASSWORD@HOST/DATABASE")),
+                }
+            }
+            _ => wrong("give sqlite://FILE or postgres://USER:PASSWORD@HOST/DATABASE".into()),
         }
     }
 
@@ -650,48 +655,6 @@ where
 
 fn hidden<S: serde::Serializer>(keys: &[SecretString], serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_seq(keys.iter().map(|_| "(hidden)"))
-}
-
-/// A database URL with its password replaced by `hidden`, for logs and `config show`.
-pub fn shown_url(text: &str) -> String {
-    // A password that is not encoded ends a URL too early: what stands before the `@` is then no user.
-    let is_whole =
-        |url: &url::Url| !text.contains('@') || url.password().is_some() || !url.username().is_empty();
-    let whole = url::Url::parse(text).ok().filter(is_whole);
-    let hidden = || without_password(text);
-    let Some(mut url) = whole.or_else(|| url::Url::parse(&hidden()).ok()) else { return hidden() };
-    if url.password().is_some() {
-        // Fails only for URLs that cannot have a password, and this one has.
-        let _ = url.set_password(Some("hidden"));
-    }
-    if url.query_pairs().any(|(name, _)| name == "password") {
-        let kept: Vec<(String, String)> =
-            url.query_pairs().into_owned().filter(|(name, _)| name != "password").collect();
-        url.query_pairs_mut().clear().extend_pairs(kept).append_pair("password", "hidden");
-    }
-    // The rest of a password with a `#` that is not encoded; a file's name may have one.
-    if url.scheme() != "sqlite" {
-        url.set_fragment(None);
-    }
-    url.to_string()
-}
-
-/// The same for a text that is not a URL by the standard: several hosts with ports, or a mistake.
-fn without_password(text: &str) -> String {
-    let Some((before, hosts)) = text.rsplit_once('@') else { return without_password_in_query(text) };
-    let hosts = without_password_in_query(hosts);
-    let (scheme, user) = before.split_once("://").map_or(("", before), |(scheme, user)| (scheme, user));
-    match user.split_once(':') {
-        Some((name, _)) => format!("{scheme}://{name}:hidden@{hosts}"),
-        None => format!("{before}@{hosts}"),
-    }
-}
-
-fn without_password_in_query(text: &str) -> String {
-    let text = text.split_once('#').map_or(text, |(text, _)| text);
-    let Some((place, query)) = text.split_once('?') else { return text.to_owned() };
-    let shown = |field| if str::starts_with(field, "password=") { "password=hidden" } else { field };
-    format!("{place}?{}", query.split('&').map(shown).collect::<Vec<_>>().join("&"))
 }
 
 #[cfg(test)]

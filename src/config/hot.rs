@@ -2,6 +2,8 @@
 
 use deadpool_redis::redis::{ConnectionInfo, IntoConnectionInfo};
 
+use super::url::store_url;
+
 /// Where the wheels are.
 #[derive(Debug, Clone)]
 pub enum HotUrl {
@@ -38,11 +40,7 @@ impl HotUrl {
 }
 
 fn one(text: &str) -> Result<ConnectionInfo, String> {
-    let url = url::Url::parse(text).map_err(|why| why.to_string())?;
-    // The client would take `#insecure` for the wish to check no certificate.
-    if url.fragment().is_some() {
-        return Err("what stands behind `#` means nothing here".into());
-    }
+    store_url(text)?;
     text.into_connection_info().map_err(|why| why.to_string())
 }
 
@@ -55,6 +53,9 @@ fn cluster(scheme: &str, rest: &str) -> Result<Vec<ConnectionInfo>, String> {
         }
         None => (String::new(), rest),
     };
+    if user.contains(['/', '?', '#']) {
+        return Err("`/`, `?` and `#` in a password are %2F, %3F and %23".into());
+    }
     let hosts = hosts.strip_suffix('/').unwrap_or(hosts);
     if hosts.contains(['/', '?', '#']) {
         return Err("a Redis Cluster has no database numbers and takes no options".into());
@@ -121,6 +122,9 @@ mod tests {
             ("redis+cluster://a,me:open-sesame@b", "before the first host"),
             ("redis+cluster://a,b/3", "no database numbers"),
             ("redis+cluster://a?protocol=resp3", "no database numbers"),
+            ("redis+cluster://a?open-sesame@b,c", "%3F"),
+            ("redis://me:12/open-sesame@a", "%2F"),
+            ("redis://me:12?open-sesame@a", "%3F"),
             ("redis://:open-sesame@a:1,b:2", "redis+cluster://"),
             ("redis://:open-sesame@a:port", "redis://HOST:PORT"),
             ("rediss://:open-sesame@a#insecure", "behind `#`"),

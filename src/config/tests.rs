@@ -48,6 +48,10 @@ fn a_setting_that_is_not_valid_is_refused_by_name() {
         ("server.listen=nowhere", "server.listen"),
         ("server.api_keys=short", "server.api_keys"),
         ("cold.url=mysql://x", "cold.url"),
+        ("cold.url=postgres://a:1,b:2/x", "`cold.url`: invalid port number; give postgres://"),
+        ("cold.url=postgres://me:12/t0p@a/x", "%2F"),
+        ("cold.url=postgres://me:12?t0p@a/x", "%3F"),
+        ("cold.url=postgres://me:12#t0p@a/x", "%23"),
         ("hot.url=redis+cluster://", "hot.url"),
         ("hot.url=redis+cluster://a,b:port", "hot.url"),
         ("hot.url=redis://", "hot.url"),
@@ -68,6 +72,7 @@ fn a_setting_that_is_not_valid_is_refused_by_name() {
     ] {
         let message = load(&[set]).expect_err(set).to_string();
         assert!(message.contains(named), "{set}: {message}");
+        assert!(!message.contains("t0p"), "{set}: {message}");
     }
 }
 
@@ -89,6 +94,7 @@ fn a_password_is_never_shown() {
         ("postgres://a/x?password=s3#cret", "postgres://a/x?password=hidden"),
         ("postgres://a:1,b:2/x?password=s3#cret&password=s3cret", "postgres://a:1,b:2/x?password=hidden"),
         ("sqlite://a#1.db", "sqlite://a#1.db"),
+        ("sqlite://a:b@c d.db", "sqlite://a:b@c d.db"),
         ("redis+cluster://me:s3cret@a:1,b:2", "redis+cluster://me:hidden@a:1,b:2"),
         ("redis+cluster://:s3:c@ret@a:1,b:2", "redis+cluster://:hidden@a:1,b:2"),
         ("redis+cluster://a:1,b:2", "redis+cluster://a:1,b:2"),
@@ -100,6 +106,7 @@ fn a_password_is_never_shown() {
         ("postgres://me:12#s3@a/b", "postgres://me:hidden@a/b"),
     ] {
         assert_eq!(shown_url(url), shown);
+        assert_eq!(shown_url(shown), shown, "what is shown has nothing left to hide");
         assert!(
             !load(&[&format!("hot.url={url}")])
                 .map_or_else(|why| why.to_string(), |c| c.shown())
