@@ -27,7 +27,6 @@ use crate::model::time::{Span, UnixMs};
 use crate::model::timer::{Answer, Event, State as TimerState};
 use crate::service::Service;
 use crate::service::answer::conflict;
-use crate::service::density::Seconds;
 use crate::service::keys::Caller;
 use crate::writer::Changed;
 
@@ -279,10 +278,11 @@ pub async fn act(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Respon
     let charged = admin.node.namespaces.charge(caller.namespace, ids.len().saturating_sub(1)).await;
     charged.map_err(Trouble::quota)?;
     let asked = ids.len();
-    if let Some(due_at) = due_at.or((action == Action::Fire).then_some(now)) {
-        let seconds = vec![Seconds::of(due_at, None, now); asked];
-        let admitted = admin.node.namespaces.admit_all_due(&service.store, &seconds).await?;
-        admitted.map_err(Trouble::quota)?;
+    let mut admitted = vec![None; asked];
+    if matches!(action, Action::Move | Action::Fire) {
+        let uids: Vec<Uid> = ids.iter().map(|(_, uid)| *uid).collect();
+        let answer = admin.node.namespaces.admit_moves(&service.store, &uids, due_at).await?;
+        admitted = answer.map_err(Trouble::quota)?;
     }
     // Before anything is done: of what is not written down nothing is done.
     for some in ids.chunks(AUDITED_AT_ONCE) {
@@ -307,8 +307,11 @@ pub async fn act(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Respon
     });
     let mut answers = futures::stream::iter(changes).buffered(AT_ONCE);
     let mut classes: BTreeMap<(usize, &str), Told> = BTreeMap::new();
+    let mut admitted = admitted.into_iter();
     while let Some((answer, id)) = answers.next().await {
         let Answered { rank, code, meaning } = answer;
+        let seconds = admitted.next().flatten().filter(|_| rank != 0);
+        admin.node.namespaces.give_back_due(service.namespace(), seconds);
         let tone = if rank == 0 { "ontime" } else { "late" };
         let class = Told { code, tone, meaning, ids: Vec::new() };
         classes.entry((rank, code)).or_insert(class).ids.push(id);

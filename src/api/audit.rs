@@ -141,7 +141,7 @@ fn read(query: &str) -> Result<(AuditFilter, usize), Vec<FieldError>> {
             "actor" if value.is_empty() || value.len() > 128 => {
                 wrong("bad_actor", "the id or the name of a key".into());
             }
-            "actor" => filter.actor = Some(value.into_owned()),
+            "actor" => filter.actor = Some(value.replace('\0', "\u{fffd}")),
             "action" if !is_action(&value) => {
                 wrong("bad_action", "such as `destination.put`, or `destination` for all on them".into());
             }

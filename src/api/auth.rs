@@ -62,19 +62,23 @@ impl Auth {
             let detail = "this server wants `Authorization: Bearer <key>`";
             return Err(Problem::new(StatusCode::UNAUTHORIZED, "no_key", detail));
         };
-        self.0.find(presented).await.ok_or_else(|| {
-            Problem::new(
-                StatusCode::UNAUTHORIZED,
-                "unknown_key",
-                "this key is not known here, or has expired",
-            )
-        })
+        self.0.find(presented).await.ok_or_else(not_in_force)
+    }
+
+    /// Whether a call that this caller began some time ago may go on.
+    pub fn still(&self, caller: Caller) -> Result<(), Problem> {
+        if self.0.holds(caller) { Ok(()) } else { Err(not_in_force()) }
     }
 
     /// Charges `timers` calls to the caller's key; 429 when its quota of this second is spent.
     pub fn charge(&self, caller: &Caller, timers: usize) -> Result<(), Problem> {
         self.0.charge(*caller, timers).map_err(Problem::over)
     }
+}
+
+fn not_in_force() -> Problem {
+    let detail = "this key is not known here, or has expired";
+    Problem::new(StatusCode::UNAUTHORIZED, "unknown_key", detail)
 }
 
 #[cfg(test)]

@@ -184,7 +184,8 @@ pub async fn remove(
     match service.store.revoke_key(id, !state.node.keys.has_settings()).await? {
         KeyRevoked::Done => {
             tracing::info!(key = %id, by = %caller.id, "a key was revoked");
-            // If this fails, the next reading finds it gone.
+            state.node.keys.forget(id);
+            // What may have been read just before the revocation is read again. If this fails, the next reading does it.
             let _ = state.node.keys.read().await;
             Ok(removed())
         }

@@ -75,7 +75,7 @@ const SILENCE: Duration = Duration::from_secs(20);
 const HANDSHAKE_WAIT: Duration = Duration::from_secs(10);
 
 /// The most bytes of headers that one request may have.
-const MAX_HEADERS: usize = 32 * 1024;
+pub(super) const MAX_HEADERS: usize = 32 * 1024;
 
 /// Marks a call for which there is no seat: it is answered 503, unless it is for health or metrics.
 #[derive(Clone)]

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::etag::tagged;
+use super::listen::MAX_HEADERS;
 use super::named::{MAX_BODY, RemovedAnswer, checked_name, removed};
 use super::problem::{ApiResult, FieldError, Problem};
 use super::request::{self, LeaseIn, QueueIn, SettleIn};
@@ -138,7 +139,8 @@ pub async fn list(
         let detail = format!("from 1 to {MAX_LIST}");
         return Err(Problem::invalid(vec![FieldError::new("?limit", "range", detail)]));
     }
-    let mut rows = service.store.queues(after.as_deref().unwrap_or_default(), limit + 1).await?;
+    let after = after.unwrap_or_default().replace('\0', "\u{fffd}");
+    let mut rows = service.store.queues(&after, limit + 1).await?;
     let is_more = rows.len() > limit;
     rows.truncate(limit);
     let lanes: Vec<i64> = rows.iter().map(|row| lane(row.namespace, &row.name)).collect();
@@ -275,6 +277,7 @@ impl ItemView {
     request_body = LeaseIn, responses((status = 200, body = LeaseAnswer)))]
 pub async fn lease(Within(state): Within, Path(name): Path<String>, request: Request) -> ApiResult {
     let service = state.service()?;
+    let caller = caller(&request);
     checked_name(&name)?;
     let body = state.body(request, MAX_SETTLE).await?;
     let (asking, wait) = request::lease(&body.bytes, service.store.salt())?;
@@ -286,15 +289,22 @@ pub async fn lease(Within(state): Within, Path(name): Path<String>, request: Req
             }
             Refused::Cold(why) => why.into(),
         })?;
+    // A key that was revoked or has expired while the call waited gets nothing: what is dropped here is taken back.
+    state.auth.still(caller)?;
     let items = given.items.iter().map(ItemView::new).collect();
-    let bytes = serde_json::to_vec(&LeaseAnswer { items }).unwrap_or_default();
-    let body = Body::new(Kept { bytes: Some(bytes.into()), given: Some(given) }.boxed());
+    let bytes = Bytes::from(serde_json::to_vec(&LeaseAnswer { items }).unwrap_or_default());
+    let last = if bytes.len() > MAX_HEADERS { bytes.len() - 1 } else { 0 };
+    let body = Body::new(Kept { bytes, last, given: Some(given) }.boxed());
     Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response())
 }
 
 /// The body of an answer with leases. If the connection does not take it, the leases are taken back.
 struct Kept {
-    bytes: Option<Bytes>,
+    /// What is not given to the connection yet.
+    bytes: Bytes,
+    /// So much of it is given first, if it is more than the connection holds ([`MAX_HEADERS`]): the last byte is asked for when
+    /// the rest is written.
+    last: usize,
     given: Option<Given>,
 }
 
@@ -306,19 +316,24 @@ impl hyper::body::Body for Kept {
         mut self: Pin<&mut Self>,
         _: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        let first = std::mem::take(&mut self.last);
+        if first > 0 {
+            return Poll::Ready(Some(Ok(Frame::data(self.bytes.split_to(first)))));
+        }
         // It is asked for when the connection writes.
         if let Some(given) = self.given.take() {
             given.keep();
         }
-        Poll::Ready(self.bytes.take().map(|bytes| Ok(Frame::data(bytes))))
+        let rest = std::mem::take(&mut self.bytes);
+        Poll::Ready((!rest.is_empty()).then(|| Ok(Frame::data(rest))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.bytes.is_none()
+        self.bytes.is_empty()
     }
 
     fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(self.bytes.as_ref().map_or(0, |bytes| bytes.len() as u64))
+        SizeHint::with_exact(self.bytes.len() as u64)
     }
 }
 

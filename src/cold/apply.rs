@@ -80,7 +80,7 @@ pub enum ChangeEvent {
     /// A worker settles a place of it.
     Settle(Settlement),
     /// The answer that would have given a worker this place could not be written. If it had been given out before, it was so.
-    TakeBack(LeaseToken, Held),
+    TakeBack(LeaseToken, UnixMs, Held),
     /// Its queue is looked at: leases may have ended, places may be too late, and what is ready needs no look any more.
     Look,
 }

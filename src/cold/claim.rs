@@ -321,7 +321,7 @@ impl ColdStore {
         }
         let known = columns::is_sent_kind();
         let goes_alone = super::merge::goes_alone();
-        let may_go = super::schedules::may_go(&now, "timers");
+        let may_go = super::schedules::may_go(&now, "timers", self.held());
         let is_it = self.dialect().keyed("uid", "b_uid");
         let (free, those) = match (self.dialect(), skip_locked) {
             (Dialect::Postgres, true) => (

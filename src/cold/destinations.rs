@@ -197,7 +197,7 @@ impl ColdStore {
                 ))
             }
         };
-        self.pool.read(s).await?.iter().map(DestinationRow::read).collect()
+        self.urgent.read(s).await?.iter().map(DestinationRow::read).collect()
     }
 
     /// The versions of the destinations of all namespaces, each with when it was made: one that was removed and made again

@@ -19,8 +19,9 @@ use crate::model::time::{Span, UnixMs};
 use crate::model::timer::{Answer, AttemptResult, Life, Token};
 use crate::planted::{Defect, Planted};
 
-/// For how long a timer that would be too late is not looked at again while its queue is paused, in milliseconds.
-const PAUSED_LOOK_MS: i64 = 30_000;
+/// For how long a timer that would be too late is not looked at again while its queue is paused, in milliseconds: as long as it
+/// is overdue, within these.
+const PAUSED_LOOK_MS: (i64, i64) = (30_000, 300_000);
 
 /// For how long one is not looked at again that its schedule has to judge first, in milliseconds.
 const JUDGED_LOOK_MS: i64 = 1000;
@@ -128,8 +129,8 @@ pub(super) fn decide(
                 ));
             }
         }
-        ChangeEvent::TakeBack(token, held) => {
-            if token.created_at != row.created_at || !row.places()?.take_back(token, *held, now) {
+        ChangeEvent::TakeBack(token, until, held) => {
+            if token.created_at != row.created_at || !row.places()?.take_back(token, *until, *held, now) {
                 return stale(row);
             }
         }
@@ -155,7 +156,9 @@ pub(super) fn decide(
                 // That is judged at the resume.
                 true if is_paused => {
                     places.settle_state(now);
-                    places.life.wake_at = now.shifted(PAUSED_LOOK_MS);
+                    let (least, most) = PAUSED_LOOK_MS;
+                    let late_ms = now.get() - places.life.due_at.get();
+                    places.life.wake_at = now.shifted(late_ms.clamp(least, most));
                 }
                 true => places.give_up_fresh(now),
                 false => places.settle_state(now),

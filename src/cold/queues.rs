@@ -10,6 +10,8 @@ use serde_json::{Value, json};
 use super::audit::Deed;
 use super::destinations::{AMONG, CHANGING, MOST_COUNTED, Named, is_for, named};
 use super::places::QueueTerms;
+use super::restore::MAY_FIRE;
+use super::schedules::may_go;
 use super::sql::{Column, Row, Statement, Tx};
 use super::{ColdStore, Error};
 use crate::clock::Monotonic;
@@ -60,8 +62,14 @@ impl QueueRow {
 /// So many ready timers are looked at, the longest due first, for the one that has been ready longest.
 const LOOKED_AT: i64 = 1000;
 
-/// So many queues of a store may come into being because a worker asks for one. Timers and their owners make what they need.
+/// So many queues of a store may come into being because a worker asks for one.
 const MOST_ASKED_FOR: i64 = 10_000;
+
+/// So many may be there for a timer that names another one to make it. Beyond that it is in a queue that is not listed.
+const MOST_NAMED: i64 = 100_000;
+
+/// So many timers are counted in all when several queues are listed, and of each one at least [`LOOKED_AT`].
+const MOST_COUNTED_IN_ALL: i64 = 1_000_000;
 
 /// What waits in a queue, each counted up to [`MOST_COUNTED`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -267,10 +275,15 @@ impl ColdStore {
         // The index of a lane is in due order: what is scheduled for later is not read to find what is ready. What workers have
         // is a few among many that wait, and has an index of its own.
         let of_lane = format!("{is_for_queue} AND lane = b_lane");
-        let ready = format!("{of_lane} AND due_at <= {now} AND ready_at <= {now}");
+        // What workers may have, as a lease sees it.
+        let may_go = may_go(&now, "timers", self.held());
+        let ready =
+            format!("{of_lane} AND due_at <= {now} AND ready_at <= {now} AND {MAY_FIRE} AND {may_go}");
+        let share = (MOST_COUNTED_IN_ALL / lanes.len() as i64).clamp(LOOKED_AT, MOST_COUNTED);
+        let most = if with_scheduled { share } else { MOST_COUNTED };
         let count = |which: &str| {
             format!(
-                "(SELECT CAST(count(*) AS BIGINT) FROM (SELECT 1 FROM timers WHERE {which} LIMIT {MOST_COUNTED}) x)"
+                "(SELECT CAST(count(*) AS BIGINT) FROM (SELECT 1 FROM timers WHERE {which} LIMIT {most}) x)"
             )
         };
         s.push(&format!(
@@ -323,7 +336,7 @@ impl ColdStore {
         self.has_room_here(tx, "queues", MOST_ASKED_FOR).await
     }
 
-    /// Makes queues with the usual settings, where there are none.
+    /// Makes queues with the usual settings, where there are none, and as long as there is room.
     pub(super) async fn make_queues(&self, tx: &mut Tx, names: BTreeSet<Named>) -> Result<(), Error> {
         if names.is_empty() {
             return Ok(());
@@ -333,8 +346,11 @@ impl ColdStore {
         let now = s.now(self.bound_now());
         s.push(&format!(
             "WITH {batch} INSERT INTO queues (namespace, name, settings, paused, version, created_at, changed_at) \
-             SELECT b_namespace, b_name, '{{}}', false, 1, {now}, {now} FROM b WHERE true \
-             ON CONFLICT (namespace, name) DO NOTHING"
+             SELECT b_namespace, b_name, '{{}}', false, 1, {now}, {now} FROM b \
+             WHERE (SELECT count(*) FROM queues there WHERE there.namespace = b_namespace) \
+               < CASE WHEN b_namespace = {own} THEN {MOST_NAMED} ELSE {MOST_NAMED} / 10 END \
+             ON CONFLICT (namespace, name) DO NOTHING",
+            own = Namespace::OWN.0
         ));
         tx.execute(s).await.map(drop)
     }

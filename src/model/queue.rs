@@ -410,11 +410,25 @@ impl Places<'_> {
         lost
     }
 
-    /// Takes back a place whose lease nobody got: the answer could not be written. It does not count. One that had been given
-    /// out before is as it was then, `before`: lost by this very worker, or given back. Returns whether it was out.
-    pub fn take_back(&mut self, token: &LeaseToken, before: Held, now: UnixMs) -> bool {
+    /// Tells its worker of a place once more. Its lease ends a millisecond later: by that it is seen that he knows of it.
+    pub fn tell_again(&mut self, worker: &str, now: UnixMs) -> Option<Place> {
+        let is_his = |place: &&mut Place| place.worker == worker && place.held == Held::Out;
+        let place = self.places.iter_mut().find(is_his)?;
+        place.until = place.until.shifted(1);
+        let place = place.clone();
+        self.settle_state(now);
+        Some(place)
+    }
+
+    /// Takes back a place whose lease until then nobody got: the answer could not be written. It does not count. One that had been
+    /// given out before is as it was then, `before`: lost by this very worker, or given back. Returns whether it was out; if its
+    /// worker was told of it again, or has extended it, it stays.
+    pub fn take_back(&mut self, token: &LeaseToken, until: UnixMs, before: Held, now: UnixMs) -> bool {
         let Some(index) = self.current(token) else { return false };
         let place = &mut self.places[index];
+        if place.until != until {
+            return false;
+        }
         place.attempt -= 1;
         if place.attempt == 0 {
             self.places.remove(index);

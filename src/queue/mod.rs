@@ -105,7 +105,7 @@ pub fn taken_back(items: &[Leased]) -> Vec<Change> {
         Some(Change {
             uid: item.token.uid,
             caller: None,
-            event: ChangeEvent::TakeBack(item.token, item.before?),
+            event: ChangeEvent::TakeBack(item.token, item.lease_until, item.before?),
         })
     };
     items.iter().filter_map(change).collect()

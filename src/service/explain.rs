@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Service;
+use super::keys::Caller;
 use super::tier::{Tier, Tiers};
 use crate::cold::{AttemptRecord, Error, QueueRow, ReplayNote, TimerRow};
 use crate::config::Config;
@@ -52,8 +53,13 @@ impl LifeEvent {
     }
 }
 
-/// Explains a timer as of now.
-pub async fn explain(service: &Service, config: &Config, row: &TimerRow) -> Result<Explanation, Error> {
+/// Explains a timer as of now. Who has a key of one namespace is not told how many timers of all a replay has found.
+pub async fn explain(
+    service: &Service,
+    config: &Config,
+    row: &TimerRow,
+    caller: Caller,
+) -> Result<Explanation, Error> {
     let attempts = service.store.attempts(row).await?;
     let now = service.store.clock().now();
     let replays = service.store.replays(row.shard, row.created_at, row.ended_at.unwrap_or(now)).await?;
@@ -68,7 +74,8 @@ pub async fn explain(service: &Service, config: &Config, row: &TimerRow) -> Resu
         Some(name) => (service.store.queue(name).await?, service.store.places(row.uid).await?),
         None => (None, Vec::new()),
     };
-    let facts = Facts { row, config, tier, now, reach, is_held, destination, queue, places };
+    let counts = caller.is_of_all() || !service.store.has_others();
+    let facts = Facts { row, config, tier, now, reach, is_held, destination, queue, places, counts };
     let events = facts.events(&attempts, replays);
     let waiting_for =
         facts.waiting_for(!service.positions.unreachable().contains(&row.shard), attempts.last());
@@ -90,6 +97,8 @@ struct Facts<'a> {
     /// The queue that it is for, and its places that were given out.
     queue: Option<QueueRow>,
     places: Vec<Place>,
+    /// What is counted of all namespaces may be told.
+    counts: bool,
 }
 
 impl Facts<'_> {
@@ -101,7 +110,10 @@ impl Facts<'_> {
         let window = self.config.wheel.window.get();
         let concerned = |note: &ReplayNote| life.due_at < note.at.plus(window);
         events.extend(replays.into_iter().filter(concerned).map(|note| {
-            let detail = format!("shard {}: {}; {}", note.shard, note.cause, note.detail);
+            let mut detail = format!("shard {}: {}", note.shard, note.cause);
+            if self.counts {
+                detail = format!("{detail}; {}", note.detail);
+            }
             LifeEvent::new(note.at, "replayed", detail).by(&note.node)
         }));
         let over = row.ended_at.unwrap_or(self.now);

@@ -184,7 +184,7 @@ impl Key {
 }
 
 /// The keys that a node knows, and what they looked like when they were read.
-#[derive(Default)]
+#[derive(Default, Clone)]
 struct Known {
     keys: HashMap<KeyId, Arc<Key>>,
     /// The keys that are certificates, by the SHA-256 of these.
@@ -255,7 +255,8 @@ impl Keys {
 
     /// Reads the keys of the store at the start. From now on it is known whether this server is open.
     pub async fn open(&self, store: &ColdStore) -> Result<(), Error> {
-        let _ = self.store.set(store.clone());
+        // Callers who take all connections do not hold up a revocation.
+        let _ = self.store.set(store.urgently());
         self.read().await
     }
 
@@ -287,8 +288,7 @@ impl Keys {
             .collect();
         let certificates =
             rows.iter().filter(|row| row.is_certificate).map(|row| (row.hash, row.id)).collect();
-        let hashes = self.settings.iter().map(|(_, key)| key.hash).chain(keys.values().map(|key| key.hash));
-        let digest = digest_of(hashes);
+        let digest = self.digest_with(&keys);
         *self.known.write().unwrap_or_else(PoisonError::into_inner) =
             Arc::new(Known { keys, certificates, mark: Some(mark), digest });
         store.note_copy(Copied::Keys, mark.into());
@@ -298,6 +298,21 @@ impl Keys {
         };
         self.access.store(access as u8, Ordering::SeqCst);
         Ok(())
+    }
+
+    /// One was revoked by this node, which answers to it no more, whatever becomes of the next reading.
+    pub fn forget(&self, id: KeyId) {
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        let mut without = Known { mark: None, ..Known::clone(&known) };
+        without.keys.remove(&id);
+        without.certificates.retain(|_, of| *of != id);
+        without.digest = self.digest_with(&without.keys);
+        *known = Arc::new(without);
+    }
+
+    fn digest_with(&self, stored: &HashMap<KeyId, Arc<Key>>) -> KeyHash {
+        let of_settings = self.settings.iter().map(|(_, key)| key.hash);
+        digest_of(of_settings.chain(stored.values().map(|key| key.hash)))
     }
 
     async fn note_used(&self, store: &ColdStore) -> Result<(), Error> {
@@ -516,6 +531,35 @@ pub fn local_only(headers: &HeaderMap) -> Result<(), Refusal> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Config;
+
+    #[tokio::test]
+    async fn a_key_that_this_node_has_revoked_is_forgotten_before_anything_is_read() {
+        let config = Config::load(Some(std::path::Path::new("/dev/null")), [], &[]).unwrap();
+        let keys = Keys::new(&config.server);
+        let (new, text) = make("k".into(), None, Scope::View, None).unwrap();
+        let stored = Key {
+            name: new.name,
+            hash: new.hash,
+            is_certificate: true,
+            scope: new.scope,
+            key_of: None,
+            expires_at: None,
+            used_at: AtomicI64::new(0),
+            noted_at: AtomicI64::new(0),
+        };
+        let certificates = HashMap::from([(new.hash, new.id)]);
+        let known = Known {
+            keys: HashMap::from([(new.id, Arc::new(stored))]),
+            certificates,
+            mark: None,
+            digest: keys.digest(),
+        };
+        *keys.known.write().unwrap() = Arc::new(known);
+        assert!(keys.find(&text).await.is_some() && keys.find_certificate(&new.hash).await.is_some());
+        keys.forget(new.id);
+        assert!(keys.find(&text).await.is_none() && keys.find_certificate(&new.hash).await.is_none());
+    }
 
     #[test]
     fn an_open_server_answers_no_foreign_page() {

@@ -11,6 +11,7 @@ use super::density::{Density, Seconds};
 use super::keys::Refusal;
 use super::quotas::{Left, Over};
 use crate::cold::{ColdStore, Copied, Error, NamespaceRow};
+use crate::model::id::Uid;
 use crate::model::namespace::{Namespace, Quotas};
 use crate::model::networks::Networks;
 use crate::model::time::UnixMs;
@@ -50,8 +51,8 @@ impl Namespaces {
 
     /// Keeps them current. Runs until dropped.
     pub async fn run(self: Arc<Self>) {
-        let Some(store) = self.store.get() else { return };
-        let this = &self;
+        let Some(store) = self.store.get().map(ColdStore::urgently) else { return };
+        let (this, store) = (&self, &store);
         let read = |is_old| async move {
             if is_old {
                 this.read().await?;
@@ -204,23 +205,32 @@ impl Namespaces {
         Ok(timers.iter().zip(admitted).map(answer).collect())
     }
 
-    /// The same for timers that are moved together: all of them, or none.
-    pub async fn admit_all_due(
+    /// The same for timers that are there, and are moved to be due then, or now: all of them, or none. Returns what is to be given back
+    /// ([`Namespaces::give_back_due`]) if nothing comes of the move of each; one that is due in that second already may stay, and
+    /// what is not live is answered by the change.
+    pub async fn admit_moves(
         &self,
         store: &ColdStore,
-        timers: &[Option<Seconds>],
-    ) -> Result<Result<(), Refusal>, Error> {
-        let mut refused = None;
-        let mut admitted = Vec::new();
-        for (answer, seconds) in self.admit_due(store, timers).await?.into_iter().zip(timers) {
-            match answer {
-                Ok(()) => admitted.extend(*seconds),
-                Err(why) => refused = Some(why),
-            }
+        timers: &[Uid],
+        due_at: Option<UnixMs>,
+    ) -> Result<Result<Vec<Option<Seconds>>, Refusal>, Error> {
+        if self.quotas(store.namespace()).due_per_second.is_none() {
+            return Ok(Ok(vec![None; timers.len()]));
         }
-        let Some(why) = refused else { return Ok(Ok(())) };
-        for seconds in admitted {
-            self.density.give_back(store.namespace(), seconds);
+        let (rows, now) = (Box::pin(store.find_many(timers)).await?, store.clock().now());
+        let moved = |uid| {
+            let row = rows.get(uid).filter(|row| !row.life.state.is_end())?;
+            let rounded = |at: UnixMs| if row.minute { at.ceil_minute() } else { at };
+            let to = Seconds::of(due_at.map_or(now, rounded), None, now);
+            to.filter(|_| to != Seconds::of(row.life.due_at, None, now))
+        };
+        let seconds: Vec<Option<Seconds>> = timers.iter().map(moved).collect();
+        let answers = self.admit_due(store, &seconds).await?;
+        let Some(why) = answers.iter().find_map(|answer| answer.as_ref().err()).cloned() else {
+            return Ok(Ok(seconds));
+        };
+        for (_, seconds) in answers.iter().zip(seconds).filter(|(answer, _)| answer.is_ok()) {
+            self.give_back_due(store.namespace(), seconds);
         }
         Ok(Err(why))
     }
@@ -228,12 +238,14 @@ impl Namespaces {
     /// Timers that were admitted, each due in its seconds, did not become new ones.
     pub fn give_back(&self, number: Namespace, timers: &[Option<Seconds>]) {
         self.left.give_back(number, timers.len());
-        timers.iter().flatten().for_each(|seconds| self.give_back_due(number, *seconds));
+        timers.iter().for_each(|seconds| self.give_back_due(number, *seconds));
     }
 
     /// A timer that was admitted to these seconds is not due in them after all.
-    pub fn give_back_due(&self, number: Namespace, seconds: Seconds) {
-        self.density.give_back(number, seconds);
+    pub fn give_back_due(&self, number: Namespace, seconds: Option<Seconds>) {
+        if let Some(seconds) = seconds {
+            self.density.give_back(number, seconds);
+        }
     }
 
     /// The namespace of this name.

@@ -196,7 +196,7 @@ impl Brokers {
     fn room(&self) -> Result<(), NotConnected> {
         let mut lines = self.lines();
         // One that failed keeps its wait.
-        lines.retain(|_, line| Arc::strong_count(line) > 1 || !line.is_closed());
+        lines.retain(|_, line| Arc::strong_count(line) > 1 || !line.is_over());
         let up: Vec<&Arc<Line>> = lines.values().filter(|line| line.is_up()).collect();
         if up.len() < self.most.load(Ordering::Relaxed) {
             return Ok(());
@@ -320,8 +320,13 @@ impl Line {
         matches!(&*self.state(), State::Up(_) | State::Connecting(_))
     }
 
-    fn is_closed(&self) -> bool {
-        matches!(&*self.state(), State::Closed)
+    /// Whether there is nothing to remember: no connection, and no failure of which somebody might still hear.
+    fn is_over(&self) -> bool {
+        match &*self.state() {
+            State::Closed => true,
+            State::Down { until_ms, .. } => Monotonic::now().as_ms() - until_ms > in_ms(IDLE),
+            State::Connecting(_) | State::Up(_) => false,
+        }
     }
 
     fn hang_up(&self) {
@@ -560,6 +565,20 @@ mod tests {
         let names = super::super::names::Names::new(super::super::guard::Guard::new(Arc::clone(&config)));
         let dialer = Dialer::new(&config, names.expect("a resolver"), tls);
         Brokers::new(&config, StoreClock::local(Arc::new(crate::clock::SystemClock)), dialer, most)
+    }
+
+    #[tokio::test]
+    async fn a_line_that_failed_long_ago_is_forgotten() {
+        let brokers = brokers(2);
+        for (name, ago) in [("long ago", 2 * IDLE), ("just now", Duration::ZERO)] {
+            *brokers.line(name, version(1)).state() = State::Down {
+                until_ms: Monotonic::now().as_ms() - in_ms(ago),
+                wait: FIRST_WAIT,
+                why: NotConnected::NotReached("nobody there".into()),
+            };
+        }
+        assert_eq!(brokers.room(), Ok(()));
+        assert_eq!(brokers.lines().keys().collect::<Vec<_>>(), ["just now"]);
     }
 
     #[tokio::test]

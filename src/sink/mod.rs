@@ -213,7 +213,21 @@ impl Outcome {
     pub fn without_answer(result: AttemptResult, detail: Option<String>) -> Self {
         Self { result, status: None, reply: None, detail, retry_after: None, gone: false, not_reached: false }
     }
+
+    /// The same with no more of the receiver's words than are kept, as text that every database accepts.
+    fn cut(mut self) -> Self {
+        for text in [&mut self.reply, &mut self.detail].into_iter().flatten() {
+            text.truncate(text.floor_char_boundary(REPLY_KEPT));
+            if text.contains('\0') {
+                *text = text.replace('\0', "\u{fffd}");
+            }
+        }
+        self
+    }
 }
+
+/// Bytes that are kept of a receiver's words.
+const REPLY_KEPT: usize = 1024;
 
 /// Makes attempts: [`Sinks`], or the receivers in the simulation.
 pub trait Sink: Send + Sync {
@@ -278,7 +292,8 @@ impl Sink for Sinks {
                 Some(Destination { place: Ok(place), version, created_at, .. }) => {
                     let line = delivery.namespace.qualified(name).into_owned();
                     let send = async move {
-                        self.brokers.send(delivery, &line, (*version, *created_at), place).await
+                        let sent = self.brokers.send(delivery, &line, (*version, *created_at), place).await;
+                        sent.map(Outcome::cut)
                     };
                     send.boxed()
                 }
@@ -297,4 +312,20 @@ impl Sink for Sinks {
 /// Nothing was sent, for this reason.
 fn refused(detail: String) -> BoxFuture<'static, Result<Outcome, Lack>> {
     std::future::ready(Ok(Outcome::without_answer(AttemptResult::Refused, Some(detail)))).boxed()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_receivers_words_a_beginning_is_kept_that_every_database_takes() {
+        let long = format!("\0{}", "ä".repeat(REPLY_KEPT));
+        let sent = Outcome::without_answer(AttemptResult::Failed, Some(long.clone()));
+        let cut = Outcome { reply: Some(long), ..sent }.cut();
+        assert_eq!(cut.reply, cut.detail);
+        let kept = cut.reply.expect("it is kept");
+        assert!(kept.starts_with("\u{fffd}ä") && kept.ends_with('ä'), "{kept}");
+        assert_eq!(kept.chars().count(), 1 + (REPLY_KEPT - 1) / 2);
+    }
 }

@@ -2,12 +2,19 @@
 //!
 //! Source of the field names: CloudEvents has no binding for Redis; these are its attributes by their bare names.
 
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::task::{Context, Poll, ready};
+
 use deadpool_redis::redis::aio::MultiplexedConnection;
 use deadpool_redis::redis::{
     self, AsyncConnectionConfig, ErrorKind, RedisConnectionInfo, RedisError, ServerErrorKind,
 };
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_util::task::AbortOnDropHandle;
 
 use super::Outcome;
@@ -16,9 +23,18 @@ use super::dial::Dialer;
 use crate::model::place::RedisStream;
 use crate::model::timer::AttemptResult;
 
+/// Bytes that an answer to one command may have. The right ones have 30, errors seldom more than 200.
+const MOST_OF_ONE: i64 = 1024;
+
+/// Bytes that may come before the first command, and at most in one go: the client would take an answer of gigabytes into memory.
+const MOST_AT_FIRST: i64 = 64 * 1024;
+const MOST_AT_ONCE: i64 = 4 * 1024 * 1024;
+
 /// A connection to a Redis, for one stream.
 pub struct Connection {
     redis: MultiplexedConnection,
+    /// How many bytes may come yet.
+    room: Arc<AtomicI64>,
     /// Reads and writes it; ends with it.
     driver: AbortOnDropHandle<()>,
     place: RedisStream,
@@ -27,7 +43,8 @@ pub struct Connection {
 impl Connection {
     /// Connects and logs in.
     pub async fn open(place: &RedisStream, dialer: &Dialer) -> Result<Self, NotConnected> {
-        let io = dialer.open(&place.url).await?;
+        let room = Arc::new(AtomicI64::new(MOST_AT_FIRST));
+        let io = Bounded { io: dialer.open(&place.url).await?, room: Arc::clone(&room) };
         let mut info = RedisConnectionInfo::default().set_db(place.database()).set_skip_set_lib_name();
         if let Some(user) = place.url.user() {
             info = info.set_username(user);
@@ -39,8 +56,8 @@ impl Connection {
         let config = AsyncConnectionConfig::new().set_response_timeout(None);
         let opened = MultiplexedConnection::new_with_config(&info, io, config).await;
         let (redis, driver) = opened.map_err(|why| not_connected(&why))?;
-        let mut connection =
-            Self { redis, driver: AbortOnDropHandle::new(tokio::spawn(driver)), place: place.clone() };
+        let driver = AbortOnDropHandle::new(tokio::spawn(driver));
+        let mut connection = Self { redis, room, driver, place: place.clone() };
         connection.greet().await?;
         Ok(connection)
     }
@@ -94,6 +111,8 @@ impl Connection {
 impl Broker for Connection {
     fn publish<'a>(&'a self, message: &'a Message) -> BoxFuture<'a, Outcome> {
         let (mut redis, command) = (self.redis.clone(), self.command(message));
+        let one_more = |room: i64| Some((room + MOST_OF_ONE).min(MOST_AT_ONCE));
+        let _ = self.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more);
         async move {
             match command.query_async::<String>(&mut redis).await {
                 Ok(entry) => {
@@ -116,6 +135,58 @@ impl Broker for Connection {
     }
 }
 
+/// A connection on which only so many bytes may come. It breaks at more.
+struct Bounded<I> {
+    io: I,
+    room: Arc<AtomicI64>,
+}
+
+impl<I: AsyncRead + Unpin> AsyncRead for Bounded<I> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut self.io).poll_read(context, buffer))?;
+        let came = i64::try_from(buffer.filled().len() - before).unwrap_or(i64::MAX);
+        match self.room.fetch_sub(came, Ordering::Relaxed) < came {
+            true => Poll::Ready(Err(io::Error::other("it answers more than it was asked"))),
+            false => Poll::Ready(Ok(())),
+        }
+    }
+}
+
+impl<I: AsyncWrite + Unpin> AsyncWrite for Bounded<I> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write_vectored(context, bytes)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(context)
+    }
+}
+
 fn not_connected(why: &RedisError) -> NotConnected {
     match why.is_io_error() || why.is_connection_dropped() {
         true => NotConnected::NotReached(format!("no connection: {why}")),
@@ -129,5 +200,30 @@ fn told(why: &RedisError) -> String {
         (Some(code), Some(detail)) => format!("{code} {detail}"),
         _ => why.to_string(),
     };
-    text.replace('\0', "\u{fffd}").chars().take(200).collect()
+    text.chars().take(200).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_connection_breaks_at_more_bytes_than_there_may_be() {
+        let (ours, mut theirs) = tokio::io::duplex(4096);
+        let mut bounded = Bounded { io: ours, room: Arc::new(AtomicI64::new(10_000)) };
+        let sends = tokio::spawn(async move { while theirs.write_all(&[b'x'; 100]).await.is_ok() {} });
+        let (mut read, mut buffer) = (0, [0; 1000]);
+        let why = loop {
+            match bounded.read(&mut buffer).await {
+                Ok(bytes) => read += bytes,
+                Err(why) => break why,
+            }
+        };
+        assert!((9_000..=10_000).contains(&read), "{read}");
+        assert!(why.to_string().contains("more than it was asked"), "{why}");
+        drop(bounded);
+        sends.await.expect("ends");
+    }
 }

@@ -15,7 +15,7 @@ use tower::util::MapResponseLayer;
 
 use super::guard::{Guard, RefusedAddress};
 use super::names::Names;
-use super::{Delivery, Lack, Outcome, event};
+use super::{Delivery, Lack, Outcome, REPLY_KEPT, event};
 use crate::clock::StoreClock;
 use crate::config::Config;
 use crate::model::namespace::Sender;
@@ -23,9 +23,6 @@ use crate::model::networks::Networks;
 use crate::model::target::Webhook;
 use crate::model::time::UnixMs;
 use crate::model::timer::AttemptResult;
-
-/// Bytes of a reply that are kept.
-const REPLY_KEPT: usize = 1024;
 
 /// Bytes of a reply that are read, so that its connection can be used again.
 const REPLY_READ: usize = 64 * 1024;

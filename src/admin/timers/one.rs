@@ -22,6 +22,7 @@ use crate::model::time::UnixMs;
 use crate::model::timer::State as TimerState;
 use crate::service::Service;
 use crate::service::explain::explain;
+use crate::service::keys::Caller;
 use crate::service::tier::Tiers;
 
 #[derive(Template)]
@@ -70,7 +71,7 @@ pub async fn one(
     let service = admin.service(&visit)?;
     let config = &admin.node.config;
     let row = find(&service, &id).await?;
-    let explained = explain(&service, config, &row).await?;
+    let explained = explain(&service, config, &row, visit.caller.unwrap_or(Caller::ANYBODY)).await?;
     let now = service.store.clock().now();
     let tier = Tiers::now(&service, config.wheel.near.get()).of(&row).map(|tier| tier.word());
     let (life, events) = life::draw(&row, &explained, now, visit.zone);

@@ -15,7 +15,7 @@ use crate::api::request::{self, DispatchIn, Refused, TargetIn};
 use crate::api::schema;
 use crate::api::state::caller;
 use crate::api::view::TimerView;
-use crate::api::{ApiState, Within};
+use crate::api::{ApiState, Caller, Within};
 use crate::cold::{ChangeEvent, Edit, Error as ColdError, TimerRow, Unfit};
 use crate::model::id::{TimerId, Uid};
 use crate::model::priority::Priority;
@@ -133,12 +133,13 @@ pub async fn patch(Within(state): Within, Path(id): Path<String>, request: Reque
     if let Some(target) = &mut target {
         service.destinations.seal_target(service.namespace(), target).await?;
     }
-    if let Some(due_at) = due_at {
-        Box::pin(may_be_due(&state, service, timer_id.uid(service.store.salt()), due_at)).await?;
-    }
+    let admitted = match due_at {
+        Some(_) => Box::pin(may_be_due(&state, service, timer_id.uid(service.store.salt()), due_at)).await?,
+        None => None,
+    };
     let data = raw.data.map(|data| (data.get() != "null").then(|| data.get().as_bytes().to_vec()));
-    let mut new = NewData::new(data.clone().flatten());
-    let mut edit = Edit {
+    let new = NewData::new(data.clone().flatten());
+    let edit = Edit {
         due_at,
         data,
         labels,
@@ -148,40 +149,47 @@ pub async fn patch(Within(state): Within, Path(id): Path<String>, request: Reque
         if_version,
         ..Edit::default()
     };
+    let edited = edit_timer(&state, service, caller, &timer_id, edit, new).await;
+    if edited.is_err() {
+        state.node.namespaces.give_back_due(service.namespace(), admitted);
+    }
+    edited
+}
+
+/// Makes a caller's edit, with data that is fitted to the timer's template if it has one.
+async fn edit_timer(
+    state: &ApiState,
+    service: &Service,
+    caller: Caller,
+    timer_id: &TimerId,
+    mut edit: Edit,
+    mut new: NewData,
+) -> ApiResult {
     loop {
         let event = ChangeEvent::Edit(edit.clone());
-        match changed(service.intake.change(timer_id.uid(service.store.salt()), event).await?, &timer_id)? {
+        match changed(service.intake.change(timer_id.uid(service.store.salt()), event).await?, timer_id)? {
             Made::Answered(row, Answer::Done) => {
                 return Ok(timer_answer(StatusCode::OK, &row, state.tiers(service)));
             }
             Made::Answered(row, answer) => return Err(refused(&row, answer)),
             // Only now is it known that the timer has a template, or that this has changed.
             Made::Unfitted(template) => {
-                let (data, template) = new.fitted(&state, service, caller, template).await?;
+                let (data, template) = new.fitted(state, service, caller, template).await?;
                 (edit.data, edit.template) = (Some(data), template);
             }
         }
     }
 }
 
-/// Whether the namespace's quota lets a timer be due then; one that is due in that second already may stay, and what is not
-/// live is answered by the change. Returns what is to be given back if nothing comes of it.
+/// Whether the namespace's quota lets a timer be due then, or now. Returns what is to be given back if nothing comes of it.
 async fn may_be_due(
     state: &ApiState,
     service: &Service,
     uid: Uid,
-    due_at: UnixMs,
+    due_at: Option<UnixMs>,
 ) -> Result<Option<Seconds>, Problem> {
-    let now = service.store.clock().now();
-    let seconds = Seconds::of(due_at, None, now);
-    let admitted = state.node.namespaces.admit_due(&service.store, &[seconds]).await?;
-    let Some(Err(why)) = admitted.into_iter().next() else { return Ok(seconds) };
-    match service.store.find(uid).await? {
-        Some(row) if !row.life.state.is_end() && Seconds::of(row.life.due_at, None, now) != seconds => {
-            Err(Problem::over(why))
-        }
-        _ => Ok(None),
-    }
+    let admitted = state.node.namespaces.admit_moves(&service.store, &[uid], due_at).await?;
+    Ok(admitted.map_err(Problem::over)?.pop().flatten())
 }
 
 /// The answer to a cancel.
@@ -218,10 +226,10 @@ pub async fn cancel(Within(state): Within, Path(id): Path<String>) -> ApiResult 
 pub async fn fire(Within(state): Within, Path(id): Path<String>) -> ApiResult {
     let service = state.service()?;
     let uid = parse_id(&id)?.uid(service.store.salt());
-    let admitted = Box::pin(may_be_due(&state, service, uid, service.store.clock().now())).await?;
+    let admitted = Box::pin(may_be_due(&state, service, uid, None)).await?;
     let fired = act(&state, &id, ChangeEvent::Fire(None), StatusCode::ACCEPTED).await;
-    if let (Err(_), Some(seconds)) = (&fired, admitted) {
-        state.node.namespaces.give_back_due(service.namespace(), seconds);
+    if fired.is_err() {
+        state.node.namespaces.give_back_due(service.namespace(), admitted);
     }
     fired
 }

@@ -1,15 +1,15 @@
 //! `GET /v1/timers/{id}/explain`: a timer's life in order, and what it waits for, in words.
 
-use axum::Json;
 use axum::extract::Path;
 use axum::response::IntoResponse;
+use axum::{Extension, Json};
 use serde::Serialize;
 
 use super::{ApiResult, TimerPath, read};
-use crate::api::Within;
 use crate::api::problem::Problem;
 use crate::api::schema;
 use crate::api::view::TimerView;
+use crate::api::{Caller, Within};
 use crate::model::time::UnixMs;
 use crate::service::explain::{LifeEvent, explain as explained};
 
@@ -50,10 +50,14 @@ impl From<LifeEvent> for EventView {
 /// Its life in order, and what it waits for.
 #[utoipa::path(get, path = "/v1/timers/{id}/explain", tag = "timers", params(TimerPath),
     responses((status = 200, body = Explanation), (status = 404, body = Problem)))]
-pub async fn explain(Within(state): Within, Path(id): Path<String>) -> ApiResult {
+pub async fn explain(
+    Within(state): Within,
+    Extension(caller): Extension<Caller>,
+    Path(id): Path<String>,
+) -> ApiResult {
     let service = state.service()?;
     let row = read::find(service, &id).await?;
-    let explained = explained(service, &state.node.config, &row).await?;
+    let explained = explained(service, &state.node.config, &row, caller).await?;
     let explanation = Explanation {
         events: explained.events.into_iter().map(EventView::from).collect(),
         waiting_for: explained.waiting_for,

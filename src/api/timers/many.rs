@@ -270,6 +270,8 @@ pub async fn batch(
         if slice.is_empty() {
             return Ok(Json(BatchAnswer { results }).into_response());
         }
+        // A key that was revoked or has expired meanwhile registers nothing more.
+        state.auth.still(caller)?;
         let all = Arc::clone(&state);
         let check = move || {
             let service = all.service()?;

@@ -131,7 +131,14 @@ impl<'a> Desk<'a> {
 
     /// This transaction has given out enough.
     pub fn is_full(&self) -> bool {
-        self.told.len() >= MAX_GIVEN
+        self.given.iter().map(Vec::len).sum::<usize>() >= MAX_GIVEN
+    }
+
+    /// Whether this call wants what its worker has, and another call of that worker was given something just now: it is given
+    /// that again, by the next transaction.
+    pub fn has_served_another(&self, i: usize, asking: &[Asker]) -> bool {
+        let is_other = |j: &usize| *j != i && asking[*j].worker == asking[i].worker;
+        asking[i].redo && (0..asking.len()).filter(is_other).any(|j| !self.given[j].is_empty())
     }
 
     /// Gives a worker what is ready, in turn by priority, until it has what it asked for.
@@ -198,10 +205,15 @@ impl<'a> Desk<'a> {
 
     /// Gives a worker a place again that it has or had last.
     pub fn give_own(&mut self, i: usize, asking: &Asker, uid: Uid) {
-        let Some(row) = self.rows.get(&uid) else { return };
-        let own = row.places.iter().find(|place| place.worker == asking.worker && place.held == Held::Out);
+        let Some(row) = self.rows.get_mut(&uid) else { return };
+        // If the answer that gave it out was not written, it is not taken back from now on: this one may be.
+        let own = row.places().and_then(|mut places| places.tell_again(&asking.worker, self.now));
         match own {
-            Some(place) => self.given[i].push(leased(row, place, 0, None)),
+            Some(place) => {
+                self.given[i].push(leased(row, &place, 0, None));
+                self.changed.insert(uid);
+                self.places.put(uid, (self.namespace, self.queue), place);
+            }
             None if !self.terms.paused => self.give(i, asking, uid),
             None => {}
         }

@@ -108,7 +108,7 @@ impl ColdStore {
         let mut which = format!(
             "t.audience = b_audience AND COALESCE(t.priority, 0) = b_rank AND t.ready_at IS NOT NULL \
              AND t.ready_at <= {now} AND {MAY_FIRE} AND {}",
-            schedules::may_go(&now, "t")
+            schedules::may_go(&now, "t", self.held())
         );
         if let Some(asking) = of {
             let worker = s.text(&asking.worker);

@@ -287,7 +287,7 @@ impl ColdStore {
         let mut ready = Ready::of(desk, ready);
         desk.has_more = ready.was_cut();
         for &i in who {
-            if desk.is_full() {
+            if desk.is_full() || desk.has_served_another(i, asking) {
                 desk.again.insert(i);
             } else {
                 desk.give_ready(i, &asking[i], &mut ready, turn);
@@ -306,7 +306,7 @@ impl ColdStore {
         let later = hidden.split_off(hidden.len().min(MAX_SECOND_LOOKS));
         let rows = MAX_LOOKED_AT / hidden.len().max(1);
         for &i in &hidden {
-            if desk.is_full() {
+            if desk.is_full() || desk.has_served_another(i, asking) {
                 desk.again.insert(i);
                 continue;
             }

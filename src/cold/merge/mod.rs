@@ -194,7 +194,7 @@ impl ColdStore {
         let seen = s.int(self.seen());
         let lock = self.dialect().lock("FOR KEY SHARE");
         let (pointer, known) = (columns::list(POINTER), columns::is_sent_kind());
-        let may_go = may_go(&now, "timers");
+        let may_go = may_go(&now, "timers", self.held());
         s.push(&format!(
             "WITH {batch}, own AS (SELECT shard AS own_shard, epoch AS own_epoch FROM shards \
                WHERE shard IN (SELECT b_shard FROM b) ORDER BY shard {lock}) \
@@ -246,7 +246,7 @@ impl ColdStore {
             let batch = s.batch("b", vec![("b_key", Column::Bytes(keys)), ("b_until", Column::Int(until))]);
             let now = s.now(self.bound_now());
             let (most, known) = (s.int(MAX_MEMBERS as i64), columns::is_sent_kind());
-            let may_go = may_go(&now, "t");
+            let may_go = may_go(&now, "t", self.held());
             let fresh = format!(
                 "FROM timers t WHERE t.merge_key = b_key AND t.merge_key IS NOT NULL AND t.due_at <= b_until \
                  AND t.state = 0 AND t.attempt = 0 AND {known} AND {MAY_FIRE} AND {may_go} ORDER BY t.due_at, t.uid LIMIT {most}"
@@ -309,7 +309,7 @@ impl ColdStore {
         };
         let now = s.now(self.bound_now());
         let (lock, pointer) = (self.dialect().lock(lock), columns::list(POINTER));
-        let may_go = may_go(&now, "timers");
+        let may_go = may_go(&now, "timers", self.held());
         s.push(&format!(
             "WITH {batch} SELECT {pointer}, {MEMBER}, COALESCE({MAY_FIRE} AND {may_go}, false) FROM b CROSS JOIN timers WHERE {} \
              AND COALESCE(merge_key IS NOT NULL, false) ORDER BY b_uid {lock}",

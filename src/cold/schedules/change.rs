@@ -252,7 +252,7 @@ impl ColdStore {
         let action = if paused { "schedule.pause" } else { "schedule.resume" };
         let became = Some(row.audited());
         self.audit(&mut tx, Deed { action, object: id, was, became }).await?;
-        let live = self.live_occurrences(&mut tx, vec![row.id.clone()]).await?;
+        let (live, _) = self.live_occurrences(&mut tx, std::slice::from_ref(&row)).await?;
         let live = live.get(id).map(Vec::as_slice).unwrap_or_default();
         // One whose times cannot be told is paused all the same; its maker goes on trying.
         let decided = decide(&mut row, live, &[], present, reach);
@@ -299,7 +299,7 @@ impl ColdStore {
     ) -> Result<(Vec<Batch>, Decided), Error> {
         let mut late = Vec::new();
         for _ in 0..MOST_LOOKS {
-            let live = self.live_occurrences(tx, vec![row.id.clone()]).await?;
+            let (live, _) = self.live_occurrences(tx, std::slice::from_ref(row)).await?;
             let ended = self.ended_occurrences(tx, &live).await?;
             let live = live.get(&row.id).map(Vec::as_slice).unwrap_or_default();
             let ended = ended.get(&row.id).map(Vec::as_slice).unwrap_or_default();
@@ -335,6 +335,7 @@ impl ColdStore {
         late: &mut Vec<Batch>,
     ) -> Result<(), Error> {
         let ahead = self.occurrences_where(tx, &row.id, &format!("nominal > {}", now.get())).await?;
+        let moves_nothing = ahead.iter().all(|(_, nominal)| keep.contains(nominal));
         let of_rule = ahead.iter().filter(|(_, nominal)| !keep.contains(nominal)).map(|(uid, _)| *uid);
         let withdrawn = self.withdraw_all(tx, of_rule.collect(), made, late).await?;
         row.made -= withdrawn.len() as i64;
@@ -343,14 +344,17 @@ impl ColdStore {
         let cancelled: BTreeSet<UnixMs> = cancelled.into_iter().map(|(_, nominal)| nominal).collect();
         let live = live.into_iter().map(|(_, nominal)| nominal);
         // A rule that cannot be read any more has made nothing that could be made again. By other data than these were made by
-        // it names other times.
+        // it may name other times, but where all that are live are among those to keep.
         let were_made = match row.follows_zones() {
             true => row.times_ahead(now).unwrap_or_default(),
+            false if moves_nothing => keep.clone(),
             false => BTreeSet::new(),
         };
         let gone = live.chain(were_made.into_iter().filter(|at| !cancelled.contains(at)));
         let mut all: BTreeSet<UnixMs> = row.gone.iter().copied().filter(|at| *at > now).collect();
         all.extend(gone);
+        // What the data of the time zones had kept is made again after all.
+        all.retain(|at| !cancelled.contains(at));
         row.gone = all.into_iter().take(MOST_GONE).collect();
         Ok(())
     }
@@ -429,7 +433,7 @@ impl ColdStore {
         Ok(made)
     }
 
-    /// Cancels occurrences that wait for others and that nobody has touched.
+    /// Cancels all occurrences that wait for others and that nobody has touched.
     async fn withdraw_waiting(
         &self,
         tx: &mut Tx,
@@ -438,9 +442,15 @@ impl ColdStore {
         late: &mut Vec<Batch>,
     ) -> Result<(), Error> {
         let waiting = format!("state = 0 AND overlap IS NOT NULL AND judge_after = {}", LAST.get());
-        let waiting = self.occurrences_where(tx, id, &waiting).await?;
-        self.withdraw_all(tx, waiting.into_iter().map(|(uid, _)| uid).collect(), made, late).await?;
-        Ok(())
+        loop {
+            let some = self.occurrences_where(tx, id, &waiting).await?;
+            let withdrawn =
+                self.withdraw_all(tx, some.into_iter().map(|(uid, _)| uid).collect(), made, late).await?;
+            // Those that somebody has touched stay, and would be found again.
+            if withdrawn.is_empty() {
+                return Ok(());
+            }
+        }
     }
 
     /// Cancels those of these occurrences that nobody has touched; returns which.

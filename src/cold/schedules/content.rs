@@ -168,10 +168,11 @@ impl Content {
 impl ColdStore {
     /// An occurrence of a schedule as it would be made now, to show what all of them are.
     pub fn specimen(&self, row: &ScheduleRow) -> TimerRow {
-        self.fresh_row(&self.run_of(row, Uuid::nil()))
+        let spread = row.content.spread.map(|within| Spread { within, from: self.clock.now() });
+        self.fresh_row(&NewTimer { spread, ..self.run_of(row, Uuid::nil()) })
     }
 
-    /// An occurrence that is made now, outside the rule.
+    /// An occurrence that is made now, outside the rule, and due now: no other moment is chosen for it.
     pub fn run_of(&self, row: &ScheduleRow, fresh: Uuid) -> NewTimer {
         let (uid, now) = (Uid(fresh), self.clock.now());
         let occurrence = Occurrence {
@@ -181,6 +182,7 @@ impl ColdStore {
             judge_after: None,
             skipped: None,
         };
-        row.content.timer(row.namespace, TimerId::of_server(uid, row.namespace), uid, now, now, occurrence)
+        let id = TimerId::of_server(uid, row.namespace);
+        NewTimer { spread: None, ..row.content.timer(row.namespace, id, uid, now, now, occurrence) }
     }
 }

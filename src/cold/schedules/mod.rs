@@ -28,6 +28,7 @@ use std::fmt;
 
 use serde_json::{Value, json};
 
+use super::restore::Held;
 use super::sql::{Column, Row};
 use super::{ColdStore, Error};
 use crate::model::namespace::Namespace;
@@ -58,23 +59,30 @@ const SOON_MS: i64 = 60_000;
 const PAUSED_MS: i64 = super::decide::COMING_UP_MS;
 
 /// The condition that no schedule has to judge a row of `of` before it is claimed. Other rows pay nothing: theirs are NULL.
+/// What is held since the store was restored runs nowhere, and nobody waits for it.
 /// It does not ask `history`: a claim must not wait for whoever drops one of its partitions. Nor does it go by `now` alone: on
-/// SQLite that may be from before the statement had its turn, and from before the due time.
-pub(super) fn may_go(now: &str, of: &str) -> String {
+/// SQLite that may be from before the statement had its turn, and from before the due time. Nor does it ask the store what is
+/// held: PostgreSQL, where it knows of no rows, reads all of an index then.
+pub(super) fn may_go(now: &str, of: &str, held: Option<Held>) -> String {
+    let is_held = |held: Held| {
+        let (from, until) = (held.from.get(), held.until.get());
+        format!(" AND NOT (s.due_at >= {from} AND s.due_at <= {until} AND s.created_at <= {until})")
+    };
     format!(
         "(judge_after IS NULL OR state <> 0 OR (judge_after > {now} AND judge_after > due_at)) \
          AND CASE WHEN overlap IS NULL OR state <> 0 THEN true ELSE NOT EXISTS (SELECT 1 FROM timers s \
              WHERE s.schedule = {of}.schedule AND s.schedule IS NOT NULL AND s.nominal IS NOT NULL AND s.uid <> {of}.uid \
              AND ((s.state <> 0 AND (s.state <> {paused} OR s.attempt > 0)) \
-               OR (s.nominal < {of}.nominal AND (s.state <> 0 OR s.due_at <= {now} + {SOON_MS})))) END",
-        paused = State::Paused.code()
+               OR (s.nominal < {of}.nominal AND (s.state <> 0 OR (s.due_at <= {now} + {SOON_MS}{is_held}))))) END",
+        paused = State::Paused.code(),
+        is_held = held.filter(Held::is_open).map_or_else(String::new, is_held)
     )
 }
 
 /// The condition that a row of `timers` that is due waits for its schedule: a claim refuses it ([`may_go`]), or one before it
 /// that had not ended at its due time has ended since.
-fn waits(now: &str) -> String {
-    let (may_go, skip) = (may_go(now, "timers"), Turn::Skip.code());
+fn waits(now: &str, held: Option<Held>) -> String {
+    let (may_go, skip) = (may_go(now, "timers", held), Turn::Skip.code());
     format!(
         "(NOT ({may_go}) OR (overlap = {skip} AND EXISTS (SELECT 1 FROM history h \
              WHERE h.schedule = timers.schedule AND h.schedule IS NOT NULL AND h.ended_at > timers.due_at \

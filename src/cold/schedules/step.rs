@@ -1,7 +1,7 @@
 //! A look at schedules: some of them in one transaction, each under its lock. What is decided ([`super::judge`]) is written
 //! by [`super::carry`].
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
 use super::judge::{self, Decided, Live, Lost};
@@ -12,12 +12,12 @@ use crate::cold::columns;
 use crate::cold::register::{NewTimer, Registered};
 use crate::cold::restore::MAY_FIRE;
 use crate::cold::row::TimerRow;
-use crate::cold::sql::{Column, Row, Statement, Tx};
+use crate::cold::sql::{Column, Dialect, Row, Statement, Tx};
 use crate::cold::{ColdStore, Error};
 use crate::model::id::{Epoch, Generation, Uid};
 use crate::model::namespace::Namespace;
 use crate::model::rule::RuleError;
-use crate::model::schedule::{Skipped, Turn};
+use crate::model::schedule::{MissedPolicy, Overlap, Skipped, Turn};
 use crate::model::time::{LAST, UnixMs};
 use crate::model::timer::{MISSED, State};
 use crate::planted::Defect;
@@ -26,7 +26,7 @@ use crate::planted::Defect;
 const MOST_SCHEDULES: i64 = 200;
 
 /// The most live occurrences that one look reads.
-const MOST_LIVE: i64 = 20_000;
+const MOST_LIVE: usize = 20_000;
 
 /// The pause after a nominal time was not found, in milliseconds; it doubles up to an hour.
 const FAILED_MS: i64 = 60_000;
@@ -191,7 +191,7 @@ impl ColdStore {
         let shards = owned.iter().map(|(shard, _)| i64::from(*shard)).collect();
         let batch = s.batch("b", vec![("b_shard", Column::Int(shards))]);
         let now = s.now(self.bound_now());
-        let (waits, last) = (waits(&now), s.int(LAST.get()));
+        let (waits, last) = (waits(&now, self.held()), s.int(LAST.get()));
         let judged = format!(
             "shard = b_shard AND judge_after IS NOT NULL AND state = 0 AND judge_after <= {now} \
              AND (judge_after >= due_at OR due_at <= {now}) AND {MAY_FIRE}"
@@ -246,14 +246,19 @@ impl ColdStore {
             tx.commit().await?;
             return Ok(made);
         };
-        let mut live =
-            self.live_occurrences(&mut tx, rows.iter().map(|row| row.id.clone()).collect()).await?;
+        let (mut live, cut_at) = self.live_occurrences(&mut tx, &rows).await?;
+        let beyond = not_read_whole(&rows, &live, cut_at);
+        made.is_cut |= !beyond.is_empty();
+        let locked = self.locked_missed(&mut tx, &rows, &live, present.now).await?;
         let ended = self.ended_occurrences(&mut tx, &live).await?;
         let mut steps = Vec::with_capacity(rows.len());
         let mut makes = 0;
         for mut row in rows {
             let live = live.remove(&row.id).unwrap_or_default();
             let ended = ended.get(&row.id).map(Vec::as_slice).unwrap_or_default();
+            if beyond.contains(&row.id) || locked.contains(&row.id) {
+                continue;
+            }
             // The rest has its turn in the next look.
             if makes >= judge::MOST {
                 made.is_cut = true;
@@ -382,15 +387,46 @@ impl ColdStore {
         rows.iter().map(|row| pointer_of(row, crate::model::pointer::Via::Express)).collect()
     }
 
-    /// The live occurrences of these schedules that run or are due soon, in order of their nominal times.
+    /// Schedules that fire once for all that was missed, and of whose missed occurrences somebody has locked one: which of them
+    /// fires is decided about all of them together. The others are locked.
+    async fn locked_missed(
+        &self,
+        tx: &mut Tx,
+        rows: &[ScheduleRow],
+        live: &HashMap<String, Vec<Live>>,
+        now: UnixMs,
+    ) -> Result<BTreeSet<String>, Error> {
+        let is_one_of = |row: &&ScheduleRow| row.plan.missed.policy == MissedPolicy::FireOnce;
+        let to_judge = rows.iter().filter(is_one_of).flat_map(|row| live.get(&row.id).into_iter().flatten());
+        let is_judged = |one: &&Live| one.is_scheduled && one.judge_after.is_some_and(|at| at <= now);
+        let uids: Vec<Uid> = to_judge.filter(is_judged).map(|one| one.uid).collect();
+        if self.dialect() == Dialect::Sqlite || uids.is_empty() {
+            return Ok(BTreeSet::new());
+        }
+        let mut s = Statement::new(self.dialect(), "schedule_lock_missed");
+        let batch = s.batch("b", vec![("b_uid", Column::Uuid(uids.iter().map(|uid| uid.0).collect()))]);
+        s.push(&format!(
+            "WITH {batch} SELECT uid FROM timers WHERE {} ORDER BY uid FOR UPDATE SKIP LOCKED",
+            self.dialect().among("uid", "SELECT b_uid FROM b")
+        ));
+        let free: HashSet<Uid> =
+            tx.fetch(s).await?.iter().map(|row| Ok(Uid(row.get(0)?))).collect::<Result<_, Error>>()?;
+        let is_taken = |one: &Live| uids.contains(&one.uid) && !free.contains(&one.uid);
+        Ok(live.iter().filter(|(_, all)| all.iter().any(is_taken)).map(|(id, _)| id.clone()).collect())
+    }
+
+    /// The live occurrences of these schedules that run or are due soon, in order of their nominal times; where all may run at
+    /// once, those that have to be judged. At most [`MOST_LIVE`]; if there may be more, of which schedule the last one is.
     pub(super) async fn live_occurrences(
         &self,
         tx: &mut Tx,
-        ids: Vec<String>,
-    ) -> Result<HashMap<String, Vec<Live>>, Error> {
+        rows: &[ScheduleRow],
+    ) -> Result<(HashMap<String, Vec<Live>>, Option<String>), Error> {
         let mut s = Statement::new(self.dialect(), "schedule_live");
-        let ids = ids.iter().map(|id| self.namespace().qualified(id).into_owned()).collect();
-        let batch = s.batch("b", vec![("b_id", Column::Text(ids))]);
+        let ids = rows.iter().map(|row| self.namespace().qualified(&row.id).into_owned()).collect();
+        let one_by_one = rows.iter().map(|row| row.plan.overlap != Overlap::Allow).collect();
+        let columns = vec![("b_id", Column::Text(ids)), ("b_one_by_one", Column::Bool(one_by_one))];
+        let batch = s.batch("b", columns);
         let now = s.now(self.bound_now());
         let missed = MISSED.as_millis();
         // The gap that is noted, or one that has not ended. One that is judged sooner is judged for something else.
@@ -400,7 +436,8 @@ impl ColdStore {
         );
         let which = format!(
             "schedule = b_id AND schedule IS NOT NULL AND nominal IS NOT NULL \
-             AND (state <> 0 OR due_at <= {now} + {SOON_MS}) AND (state <> 0 OR {MAY_FIRE})"
+             AND (state <> 0 OR due_at <= {now} + {SOON_MS}) AND (state <> 0 OR {MAY_FIRE}) \
+             AND (b_one_by_one OR overlap IS NOT NULL OR judge_after IS NOT NULL)"
         );
         let timers = self.dialect().each("timers", &which, "");
         s.push(&format!(
@@ -409,7 +446,10 @@ impl ColdStore {
              ORDER BY schedule, nominal LIMIT {MOST_LIVE}"
         ));
         let mut live: HashMap<String, Vec<Live>> = HashMap::new();
-        for row in tx.fetch(s).await? {
+        let rows = tx.fetch(s).await?;
+        let last = rows.last().filter(|_| rows.len() >= MOST_LIVE);
+        let cut_at = last.map(|row| row.get(0).map(|id| self.namespace().plain(id))).transpose()?;
+        for row in &rows {
             let (state, attempt): (i16, i32) = (row.get(4)?, row.get(9)?);
             let is_scheduled = state == State::Scheduled.code();
             let one = Live {
@@ -425,7 +465,7 @@ impl ColdStore {
             };
             live.entry(self.namespace().plain(row.get(0)?)).or_default().push(one);
         }
-        Ok(live)
+        Ok((live, cut_at))
     }
 
     /// Occurrences that were claimed and have ended since one of these was due that is skipped then.
@@ -459,6 +499,18 @@ impl ColdStore {
         }
         Ok(ended)
     }
+}
+
+/// Schedules whose live occurrences were not all read, because one look reads so many. They have their turn in the next one.
+fn not_read_whole(
+    rows: &[ScheduleRow],
+    live: &HashMap<String, Vec<Live>>,
+    cut_at: Option<String>,
+) -> BTreeSet<String> {
+    let Some(cut_at) = cut_at else { return BTreeSet::new() };
+    // It is decided about alone; what has no occurrences may come after it.
+    let is_beyond = |id: &String| (*id == cut_at && live.len() > 1) || !live.contains_key(id);
+    rows.iter().map(|row| &row.id).filter(|id| is_beyond(id)).cloned().collect()
 }
 
 /// Whether this look comes seconds after it should, by a planted defect's account.

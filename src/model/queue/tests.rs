@@ -161,7 +161,12 @@ proptest! {
                 Step::TakeBack(which) => {
                     let out: Vec<LeaseToken> = timer.places.iter().filter(|place| place.held == Held::Out).map(token).collect();
                     if !out.is_empty() {
-                        prop_assert!(timer.places().take_back(&out[usize::from(which) % out.len()], Held::Returned, now));
+                        let token = out[usize::from(which) % out.len()];
+                        let place = timer.places.iter().find(|place| place.number == token.place).expect("there").clone();
+                        let told = timer.places().tell_again(&place.worker, now).expect("it is out");
+                        prop_assert_eq!(self::token(&told), token);
+                        prop_assert!(!timer.places().take_back(&token, place.until, Held::Returned, now), "he was told again");
+                        prop_assert!(timer.places().take_back(&token, told.until, Held::Returned, now));
                     }
                 }
                 Step::Cancel => {

@@ -142,6 +142,10 @@ async fn what_is_wrong_is_told_with_its_place(builder: NodeBuilder) {
     // What is no token is not current.
     let garbage = settle_answer(&api, "q", json!([{"lease_token": "x", "action": "ack"}])).await;
     assert_eq!(garbage.body["results"][0], json!({"lease_token": "x", "status": 409, "code": "lease_lost"}));
+    // No name has that, on no store.
+    for path in ["/v1/queues?after=%00", "/v1/audit?actor=%00"] {
+        assert_eq!(api.get(path).await.0, 200, "{path}");
+    }
     for (settings, wrong) in [
         (json!({"lease": "PT0.5S"}), pair("/lease", "range")),
         (json!({"retry": {"attempts": 0}}), pair("/retry/attempts", "range")),

@@ -5,6 +5,7 @@ use std::time::Duration;
 use mainspring::clock::Monotonic;
 use reqwest::Method;
 use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt;
 
 use super::{LONG, ack, item, lease, settle};
 use crate::support::{Node, NodeBuilder, Watch, eventually, fresh_database, in_state, on_both, wall_ms};
@@ -100,6 +101,39 @@ async fn who_hangs_up_gets_nothing_and_it_does_not_count(builder: NodeBuilder) {
     assert_eq!(ack(&api, "q", &one).await, 200);
 }
 
+/// An answer that is larger than what lies between the two: whoever hangs up within it has not got it.
+async fn who_hangs_up_within_an_answer_has_got_nothing_of_it(builder: NodeBuilder) {
+    let node = builder.start_ready().await;
+    let api = node.api();
+    let data = "x".repeat(60_000);
+    for from in [0, 150] {
+        let timer =
+            |n| json!({"id": format!("t-{n}"), "delay": "PT0S", "target": {"queue": "q"}, "data": data});
+        let timers: Vec<Value> = (from..from + 150).map(timer).collect();
+        assert_eq!(api.post("/v1/timers/batch", &json!({"timers": timers})).await.0, 200);
+    }
+    let count = async |field: &str| {
+        let (_, queue) = api.get("/v1/queues/q").await;
+        if queue[field] == json!(300) { Ok(()) } else { Err(queue) }
+    };
+    eventually("all are ready", LONG, async || count("ready").await).await;
+    let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
+    socket.set_recv_buffer_size(4096).expect("a small buffer");
+    let address = node.base().trim_start_matches("http://").parse().expect("an address");
+    let mut slow = socket.connect(address).await.expect("connects");
+    let asked = json!({"worker": "w1", "max": 1000, "lease": "PT1H"}).to_string();
+    let request = format!(
+        "POST /v1/queues/q/lease HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{asked}",
+        asked.len()
+    );
+    slow.write_all(request.as_bytes()).await.expect("writes");
+    eventually("all are given out", LONG, async || count("leased").await).await;
+    drop(slow);
+    eventually("all are free again", LONG, async || count("ready").await).await;
+    let items = lease(&api, "q", json!({"worker": "w2", "max": 300})).await;
+    assert!(items.len() == 300 && items.iter().all(|item| item["attempt"] == 1), "{}", items.len());
+}
+
 /// A lease that ends is given to whoever waits, though nobody settles it.
 async fn a_lease_that_ends_goes_to_who_waits(builder: NodeBuilder) {
     let node = builder.start_ready().await;
@@ -181,5 +215,6 @@ async fn whichever_node_a_worker_asks_it_gets_what_is_due() {
 on_both!(
     who_waits_gets_it_when_it_is_due,
     who_hangs_up_gets_nothing_and_it_does_not_count,
+    who_hangs_up_within_an_answer_has_got_nothing_of_it,
     a_lease_that_ends_goes_to_who_waits
 );

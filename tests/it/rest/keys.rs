@@ -332,3 +332,31 @@ async fn what_a_key_may_not_do_is_not_done() {
         assert_eq!(all["items"], json!([]), "{list}");
     }
 }
+
+/// A worker waits for a task while its key is revoked: the task goes to the next one as if it had not been there.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_waits_for_a_task_gets_none_once_its_key_is_revoked() {
+    let (node, admin) = keyed().await;
+    let (id, text) = made(&admin, &key("w1", "register", "default")).await;
+    let worker = node.api().with_key(text);
+    let waits = tokio::spawn(async move {
+        let asked = json!({"worker": "w1", "wait": "PT30S"});
+        worker.send(Method::POST, "/v1/queues/q/lease", &[], Some(&asked)).await
+    });
+    eventually("it waits", LONG, async || {
+        let (_, text) = admin.get("/metrics").await;
+        let waits = text.as_str().is_some_and(|text| text.contains("mainspring_queue_waiting_workers 1"));
+        if waits { Ok(()) } else { Err("nobody waits") }
+    })
+    .await;
+    assert_eq!(admin.send(Method::DELETE, &format!("/v1/keys/{id}"), &[], None).await.status, 200);
+    let timer = json!({"delay": "PT0S", "target": {"queue": "q"}});
+    assert_eq!(admin.put("t", &timer).await.0, 201);
+    refused(&waits.await.expect("ends"), 401, "unknown_key");
+    let (_, next) = admin.post("/v1/queues/q/lease", &json!({"worker": "w2", "wait": "PT30S"})).await;
+    assert_eq!(
+        (&next["items"][0]["timer"], &next["items"][0]["attempt"]),
+        (&json!("t"), &json!(1)),
+        "{next}"
+    );
+}

@@ -334,3 +334,25 @@ async fn a_namespace_has_a_tenth_of_the_subscriptions_of_a_store() {
     );
     assert_eq!(put(&b, 10).await.status, 201, "another one has its own");
 }
+
+/// A replay counts the timers of all namespaces. Who has a key of one is told that there was one, and why.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_replay_found_of_all_is_told_to_nobody_of_one() {
+    let (mut node, admin) = keyed().await;
+    let [a, _] = two_teams(&node, &admin).await;
+    assert_eq!(a.put("t", &with(later(), "delay", json!("PT2M"))).await.0, 201);
+    node.restart().await;
+    node.wait_ready(LONG).await;
+    let of_a = [("X-Mainspring-Namespace", "a")];
+    let told = async |api: &Api| {
+        let answer = api.send(Method::GET, "/v1/timers/t/explain", &of_a, None).await;
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        let events = answer.body["events"].as_array().expect("events").clone();
+        let replay = events.iter().find(|one| one["event"] == "replayed").ok_or("not yet")?;
+        Ok::<_, &str>(replay["detail"].as_str().expect("a detail").to_owned())
+    };
+    let all = eventually("it is told", LONG, async || told(&admin).await).await;
+    assert!(all.contains("1 put into slots"), "{all}");
+    let own = told(&a).await.expect("it is there");
+    assert!(own.contains("this process started") && !own.contains("slots"), "{own}");
+}

@@ -291,3 +291,58 @@ async fn what_fires_now_counts_for_now() {
     }
     assert!(refused > 0, "ten within a second or two, of which each has room for two");
 }
+
+/// A change asks for the second in which its timer will be due, and what comes to nothing takes no room.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_counts_for_the_second_that_it_moves_a_timer_to() {
+    let node = Node::builder().start_ready().await;
+    let admin = first(&node).await;
+    let api = team(&node, &admin, "dense", json!({"due_per_second": 2})).await;
+    let at = |time: &str| json!({"fire_at": format!("2036-12-01T{time}Z")});
+    let by_minute = |time: &str| {
+        let mut timer = at(time);
+        (timer["target"], timer["precision"]) = (later()["target"].clone(), json!("minute"));
+        timer
+    };
+    let patch = async |id: &str, to: &Value| {
+        api.send(Method::PATCH, &format!("/v1/timers/{id}"), &[], Some(to)).await
+    };
+    for n in 0..3 {
+        assert_eq!(put(&api, &format!("m-{n}"), &by_minute(&format!("09:0{n}:00"))).await.status, 201);
+    }
+    assert_eq!(patch("m-0", &at("09:30:01")).await.status, 200);
+    assert_eq!(patch("m-1", &at("09:30:02")).await.status, 200);
+    over(&patch("m-2", &at("09:30:03")).await, "due_per_second");
+    for _ in 0..3 {
+        assert_eq!(patch("nobody", &at("10:00:00")).await.status, 404);
+        let stale = [("if-match", "\"77\"")];
+        let answer = api.send(Method::PATCH, "/v1/timers/m-2", &stale, Some(&at("10:00:00"))).await;
+        assert_eq!(answer.status, 412, "{}", answer.body);
+    }
+    for n in 0..2 {
+        assert_eq!(patch(&format!("m-{n}"), &at("10:00:00")).await.status, 200, "{n}");
+    }
+}
+
+/// Occurrences are made past the quotas, also by a run, and count.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_run_of_a_schedule_is_made_though_there_is_no_room() {
+    let node = Node::builder().start_ready().await;
+    let admin = first(&node).await;
+    let api = team(&node, &admin, "few", json!({"live_timers": 1, "due_per_second": 1})).await;
+    let few = [("X-Mainspring-Namespace", "few")];
+    let schedule = json!({"cron": "0 0 1 1 *", "target": {"queue": "q"}});
+    let answer = admin.send(Method::PUT, "/v1/schedules/s", &few, Some(&schedule)).await;
+    assert_eq!(answer.status, 201, "{}", answer.body);
+    for _ in 0..3 {
+        let run = admin.send(Method::POST, "/v1/schedules/s/run", &few, None).await;
+        assert_eq!(run.status, 201, "{}", run.body);
+    }
+    let mut n = 0;
+    eventually("they count", LONG, async || {
+        n += 1;
+        let answer = put(&api, &format!("more-{n}"), &later()).await;
+        if answer.status == 429 { Ok(()) } else { Err(answer.status) }
+    })
+    .await;
+}

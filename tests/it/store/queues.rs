@@ -28,7 +28,8 @@ use mainspring::model::timer::{Answer, AttemptResult, Event, Next, State};
 use mainspring::queue::taken_back;
 use uuid::Uuid;
 
-use super::fixture::{Fixture, on_both_stores, record};
+use super::fixture::{Fixture, behind_its_back, on_both_stores, record};
+use super::namespaces;
 
 const Q: &str = "q";
 
@@ -533,6 +534,34 @@ async fn a_queue_says_what_waits_in_it_and_goes_when_nothing_does(f: Fixture) {
     assert!(f.store.queues("", 10).await.expect("reads").is_empty());
 }
 
+/// Timers of ever new queues leave no more rows than these, and are fetched all the same.
+async fn beyond_so_many_queues_a_timer_makes_none(f: Fixture) {
+    let a = namespaces::made(&f, "a").await;
+    let there = format!(
+        "INSERT INTO queues (namespace, name, settings, paused, version, created_at, changed_at) \
+         WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 9999) \
+         SELECT {}, 'n' || i, '{{}}', false, 1, 0, 0 FROM n",
+        a.0
+    );
+    behind_its_back(&f, &there).await;
+    let of_a = f.store.within(a);
+    for (name, is_listed) in [("last", true), ("beyond", false)] {
+        let timer = f.timer(name, 0);
+        let timer = NewTimer {
+            uid: timer.id.uid(of_a.salt()),
+            namespace: a,
+            target: Target::Queue(name.into()),
+            dispatch: Some(Dispatch::default()),
+            ..timer
+        };
+        assert!(matches!(f.register(std::slice::from_ref(&timer)).await[..], [Registered::New(_)]));
+        assert_eq!(of_a.queue(name).await.expect("reads").is_some(), is_listed, "{name}");
+        let asked = [asking("w").of(a, name)];
+        let given = of_a.lease(name, &asked, "a", &mut Turn::default()).await.expect("leases").given;
+        assert_eq!(given[0].len(), 1, "{name}");
+    }
+}
+
 async fn lists_know_queues_and_who_has_what(f: Fixture) {
     f.put_for("any", 0, Dispatch::default()).await;
     f.put_for("group", 0, only(To::Group("g_1".into()))).await;
@@ -666,6 +695,7 @@ on_both_stores!(
     a_change_gives_out_anew_what_is_not_settled,
     no_dispatcher_claims_it_and_no_take_over_takes_it_back,
     a_queue_says_what_waits_in_it_and_goes_when_nothing_does,
+    beyond_so_many_queues_a_timer_makes_none,
     lists_know_queues_and_who_has_what,
     a_list_by_worker_has_no_ended_timers,
     a_redrive_makes_the_queue_of_its_timers,

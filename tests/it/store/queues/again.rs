@@ -15,7 +15,8 @@ async fn with_redo_a_worker_gets_what_it_has(f: Fixture) {
     assert_eq!(again[0].data, f.find(one[0].token.uid).await.body(), "and the same payload");
     f.settle(&one[0], Action::Extend(5000)).await.expect("counts");
     assert_eq!(f.lease(redo("w1")).await[0].token, one[0].token);
-    f.after(5);
+    // A millisecond is added whenever a worker is told of it again.
+    f.after(6);
     f.swept().await;
     let third = f.lease(redo("w1")).await;
     assert_eq!((third.len(), third[0].timer.as_str(), third[0].attempt), (1, "a", 2));
@@ -96,6 +97,40 @@ async fn what_a_worker_had_before_is_not_taken_back(f: Fixture) {
     assert_eq!(f.find(uid).await.seats.map(|seats| (seats.acked, seats.fresh)), Some((1, 1)));
 }
 
+/// The answer that gave it out got lost. Until that is noticed its worker has asked again, and is at work, or has extended it.
+async fn what_a_worker_was_told_again_is_not_taken_back(f: Fixture) {
+    for extends in [false, true] {
+        let uid = f.put_for(&format!("t-{extends}"), 0, Dispatch::default()).await;
+        let lost = f.lease(asking("w1")).await;
+        let again = match extends {
+            false => f.lease(Asking { redo: true, ..asking("w1") }).await.remove(0),
+            true => {
+                f.settle(&lost[0], Action::Extend(60_000)).await.expect("counts");
+                lost[0].clone()
+            }
+        };
+        assert_eq!(again.token, lost[0].token);
+        assert!(matches!(f.apply(&taken_back(&lost)).await[..], [Applied::Live(_, Answer::Stale)]));
+        f.nothing_for("w2").await;
+        assert!(f.settle(&again, Action::Ack).await.is_some(), "extends: {extends}");
+        assert_eq!(f.find(uid).await.life.state, State::Delivered);
+    }
+    f.balanced().await;
+}
+
+/// An old call of a worker waits still, whose connection is gone, when it asks anew: both are the same worker's.
+async fn of_two_calls_of_one_worker_with_redo_one_gets_a_task(f: Fixture) {
+    for id in ["a", "b"] {
+        f.put_for(id, 0, Dispatch::default()).await;
+    }
+    let asked = [Asking { redo: true, ..asking("w1") }, Asking { redo: true, ..asking("w1") }];
+    let answer = f.store.lease(Q, &who_ask(Q, &asked), "a", &mut Turn::default()).await.expect("leases");
+    assert_eq!(answer.given.iter().map(Vec::len).collect::<Vec<_>>(), [1, 0]);
+    assert_eq!(answer.again, [1].into());
+    let next = f.lease(asked[1].clone()).await;
+    assert_eq!(next.iter().map(|item| item.token).collect::<Vec<_>>(), [answer.given[0][0].token]);
+}
+
 /// What a worker had lost, and was given again in an answer that could not be written, it has lost as before.
 async fn what_a_worker_had_lost_it_finds_though_an_answer_got_lost(f: Fixture) {
     f.own_all().await;
@@ -123,19 +158,22 @@ async fn what_a_worker_had_lost_it_finds_though_an_answer_got_lost(f: Fixture) {
 async fn what_nobody_got_is_taken_back_and_does_not_count(f: Fixture) {
     let uid = f.put_for("t", 0, times(2, false)).await;
     let item = f.item("w1").await;
-    let back = |token| Change { uid, caller: None, event: ChangeEvent::TakeBack(token, Held::Returned) };
-    f.apply(&[back(item.token)]).await;
+    let back = |item: &Leased| {
+        let event = ChangeEvent::TakeBack(item.token, item.lease_until, Held::Returned);
+        Change { uid, caller: None, event }
+    };
+    f.apply(&[back(&item)]).await;
     let row = f.find(uid).await;
     assert_eq!((row.life.state, row.life.tries), (State::Scheduled, 0));
     assert_eq!(row.seats.as_ref().map(|seats| seats.fresh), Some(2));
     assert!(f.settle(&item, Action::Ack).await.is_none(), "its token means nothing any more");
     let again = f.item("w1").await;
     assert_eq!((again.attempt, again.delivery_id.as_str()), (1, item.delivery_id.as_str()));
-    assert!(matches!(f.apply(&[back(item.token)]).await[..], [Applied::Live(_, Answer::Stale)]));
+    assert!(matches!(f.apply(&[back(&item)]).await[..], [Applied::Live(_, Answer::Stale)]));
     f.settle(&again, Action::Retry(Some(0))).await.expect("counts");
     let second = f.item("w1").await;
     assert_eq!(second.attempt, 2);
-    f.apply(&[back(second.token)]).await;
+    f.apply(&[back(&second)]).await;
     let places = f.store.places(uid).await.expect("reads");
     assert_eq!((places.len(), places[0].held, places[0].attempt), (1, Held::Returned, 1));
     f.balanced().await;
@@ -161,6 +199,8 @@ on_both_stores! {
     a_redo_never_returns_a_token_that_is_over,
     a_redo_of_one_worker_hides_nothing_of_another,
     what_a_worker_had_before_is_not_taken_back,
+    what_a_worker_was_told_again_is_not_taken_back,
+    of_two_calls_of_one_worker_with_redo_one_gets_a_task,
     what_a_worker_had_lost_it_finds_though_an_answer_got_lost,
     what_nobody_got_is_taken_back_and_does_not_count,
 }

@@ -74,16 +74,44 @@ async fn what_the_zones_do_not_move_stays_as_it_is(f: Fixture) {
     let plan = Plan { max_occurrences: Some(12), ..one.plan.clone() };
     put(&f, &with(&f, ScheduleEdit { plan, ..one })).await;
     f.change(uid(3 * MINUTE), ChangeEvent::Cancel).await;
-    let before = states(&f).await;
+    let (before, made) = (states(&f).await, found(&f).await.made);
     made_by_other_zones(&f, 0).await;
     assert_eq!(follow(&f, &owned).await, 1);
-    assert_eq!(states(&f).await, before);
+    assert_eq!(
+        (states(&f).await, found(&f).await.made),
+        (before, made),
+        "the one that was cancelled counts once"
+    );
     assert!(all(&f).await.values().all(|row| row.life.generation.0 == 1));
     for minute in 1..=13 {
         serve(&f, &owned, minute * MINUTE).await;
         make(&f, &owned).await;
     }
     assert_eq!((skipped(&f).await, found(&f).await.state), (vec![], ScheduleState::Ended));
+}
+
+async fn what_the_zones_did_not_move_a_change_makes_anew(f: Fixture) {
+    let owned = f.own_all().await;
+    for when in [daily(), every("PT1M")] {
+        let one = edit(&f, when);
+        let due = put(&f, &one).await.last_nominal;
+        made_by_other_zones(&f, 0).await;
+        assert_eq!(follow(&f, &owned).await, 1);
+        let content = Content::of(&NewTimer { owner: Some("another".into()), ..f.timer("content", 0) });
+        let changed = put(&f, &with(&f, ScheduleEdit { content, ..one })).await;
+        assert_eq!(changed.last_nominal, due);
+        let rows = all(&f).await;
+        assert_eq!(rows.keys().max(), Some(&(due.get() - START.get())));
+        for row in rows.values() {
+            assert_eq!(
+                (row.life.state, row.life.generation.0, row.owner.as_deref()),
+                (State::Scheduled, 2, Some("another"))
+            );
+        }
+        f.store.remove_schedule("s").await.expect("removes");
+        behind_its_back(&f, "DELETE FROM ended_ids").await;
+        behind_its_back(&f, "DELETE FROM history").await;
+    }
 }
 
 /// One whose row cannot be read, and one whose nominal times cannot be told, do not hold up the others.
@@ -135,6 +163,7 @@ on_both_stores! {
     of_very_many_the_latest_that_was_missed_fires,
     other_data_of_the_zones_move_what_is_ahead,
     what_the_zones_do_not_move_stays_as_it_is,
+    what_the_zones_did_not_move_a_change_makes_anew,
     the_zones_move_what_can_be_read,
     what_cannot_be_read_can_be_paused_changed_and_removed,
 }
