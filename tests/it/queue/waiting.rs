@@ -5,7 +5,7 @@ use std::time::Duration;
 use mainspring::clock::Monotonic;
 use reqwest::Method;
 use serde_json::{Value, json};
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::{LONG, ack, item, lease, settle};
 use crate::support::{Node, NodeBuilder, Watch, eventually, fresh_database, in_state, on_both, wall_ms};
@@ -128,6 +128,7 @@ async fn who_hangs_up_within_an_answer_has_got_nothing_of_it(builder: NodeBuilde
     );
     slow.write_all(request.as_bytes()).await.expect("writes");
     eventually("all are given out", LONG, async || count("leased").await).await;
+    slow.read_exact(&mut [0; 100]).await.expect("the answer begins");
     drop(slow);
     eventually("all are free again", LONG, async || count("ready").await).await;
     let items = lease(&api, "q", json!({"worker": "w2", "max": 300})).await;
