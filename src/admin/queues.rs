@@ -11,6 +11,7 @@ use super::guard::Visit;
 use super::timers::list_of;
 use super::words::{self, Moment};
 use super::{Admin, html};
+use crate::cold::most_counted;
 use crate::model::destination::is_name;
 use crate::model::queue::lane;
 
@@ -48,6 +49,8 @@ pub async fn page(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Respo
     queues.truncate(MOST);
     let lanes: Vec<i64> = queues.iter().map(|queue| lane(queue.namespace, &queue.name)).collect();
     let depths = service.store.queue_depths(&lanes).await?;
+    let most = most_counted(lanes.len());
+    let shown = |count| format!("{}{}", words::number(count), if count < most { "" } else { " or more" });
     let rows: Vec<Row> = queues
         .iter()
         .zip(depths)
@@ -56,9 +59,9 @@ pub async fn page(State(admin): State<Arc<Admin>>, visit: Visit) -> Result<Respo
             href: list_of(&[("queue", &queue.name)]),
             act: format!("/queues/{}", queue.name),
             paused: queue.paused,
-            ready: words::number(depth.ready),
-            leased: words::number(depth.leased),
-            scheduled: words::number(depth.scheduled),
+            ready: shown(depth.ready),
+            leased: shown(depth.leased),
+            scheduled: shown(depth.scheduled),
             oldest: depth.oldest_ready_at.map(|at| zone.moment(at, now)),
         })
         .collect();

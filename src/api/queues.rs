@@ -58,13 +58,13 @@ pub struct QueueView {
     retry: Retry,
     /// Nothing is given out.
     paused: bool,
-    /// Timers of which a place may be given out now, counted up to 100,000.
+    /// Timers of which a place may be given out now, counted up to 100,000, in a list up to 1,000 at least.
     #[schema(minimum = 0)]
     ready: i64,
-    /// Timers of which a worker has a place, counted up to 100,000.
+    /// Timers of which a worker has a place, counted up to 100,000, in a list up to 1,000 at least.
     #[schema(minimum = 0)]
     leased: i64,
-    /// Timers that are not due yet, counted up to 100,000.
+    /// Timers that are not due yet, counted up to 100,000, in a list up to 1,000 at least.
     #[schema(minimum = 0)]
     scheduled: i64,
     /// Since when the one is ready that nobody has fetched for longest.

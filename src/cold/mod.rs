@@ -81,7 +81,7 @@ pub use operations::{
     MAX_RUNNING, MAX_STEP, NewOperation, Operated, OperationRow, SETTLED, Selection, Stepped, Worker,
 };
 pub use outbox::EventRow;
-pub use queues::{QueueDepth, QueueRemoved, QueueRow};
+pub use queues::{QueueDepth, QueueRemoved, QueueRow, most_counted};
 pub use ready::ReadyNow;
 pub use register::{MAX_BATCH as MAX_REGISTER_BATCH, NewTimer, Registered};
 pub use report::NodeReport;

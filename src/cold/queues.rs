@@ -71,7 +71,12 @@ const MOST_NAMED: i64 = 100_000;
 /// So many timers are counted in all when several queues are listed, and of each one at least [`LOOKED_AT`].
 const MOST_COUNTED_IN_ALL: i64 = 1_000_000;
 
-/// What waits in a queue, each counted up to [`MOST_COUNTED`].
+/// So many timers are counted of each of so many queues, where all are counted together.
+pub fn most_counted(queues: usize) -> i64 {
+    (MOST_COUNTED_IN_ALL / queues.max(1) as i64).clamp(LOOKED_AT, MOST_COUNTED)
+}
+
+/// What waits in a queue, each counted up to [`most_counted`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct QueueDepth {
     /// Timers of which a place may be given out now.
@@ -252,7 +257,7 @@ impl ColdStore {
         self.depths(lanes, true).await
     }
 
-    /// The same without what is scheduled, which is told as 0: to count it reads up to [`MOST_COUNTED`] rows of each queue, too many
+    /// The same without what is scheduled, which is told as 0, and each counted up to [`MOST_COUNTED`]: to count it reads as many rows of each queue, too many
     /// for who looks again and again.
     pub async fn queue_depths_now(&self, lanes: &[i64]) -> Result<Vec<QueueDepth>, Error> {
         self.depths(lanes, false).await
@@ -279,8 +284,7 @@ impl ColdStore {
         let may_go = may_go(&now, "timers", self.held());
         let ready =
             format!("{of_lane} AND due_at <= {now} AND ready_at <= {now} AND {MAY_FIRE} AND {may_go}");
-        let share = (MOST_COUNTED_IN_ALL / lanes.len() as i64).clamp(LOOKED_AT, MOST_COUNTED);
-        let most = if with_scheduled { share } else { MOST_COUNTED };
+        let most = if with_scheduled { most_counted(lanes.len()) } else { MOST_COUNTED };
         let count = |which: &str| {
             format!(
                 "(SELECT CAST(count(*) AS BIGINT) FROM (SELECT 1 FROM timers WHERE {which} LIMIT {most}) x)"
@@ -345,10 +349,11 @@ impl ColdStore {
         let batch = s.batch("b", named(names.iter().map(|(namespace, name)| (*namespace, name))));
         let now = s.now(self.bound_now());
         s.push(&format!(
-            "WITH {batch} INSERT INTO queues (namespace, name, settings, paused, version, created_at, changed_at) \
-             SELECT b_namespace, b_name, '{{}}', false, 1, {now}, {now} FROM b \
-             WHERE (SELECT count(*) FROM queues there WHERE there.namespace = b_namespace) \
-               < CASE WHEN b_namespace = {own} THEN {MOST_NAMED} ELSE {MOST_NAMED} / 10 END \
+            "WITH {batch}, there AS (SELECT namespace AS of_namespace, count(*) AS n FROM queues \
+               WHERE namespace IN (SELECT b_namespace FROM b) GROUP BY namespace) \
+             INSERT INTO queues (namespace, name, settings, paused, version, created_at, changed_at) \
+             SELECT b_namespace, b_name, '{{}}', false, 1, {now}, {now} FROM b LEFT JOIN there ON of_namespace = b_namespace \
+             WHERE COALESCE(n, 0) < CASE WHEN b_namespace = {own} THEN {MOST_NAMED} ELSE {MOST_NAMED} / 10 END \
              ON CONFLICT (namespace, name) DO NOTHING",
             own = Namespace::OWN.0
         ));

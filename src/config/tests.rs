@@ -51,6 +51,7 @@ fn a_setting_that_is_not_valid_is_refused_by_name() {
         ("cold.url=postgres://a:1,b:2/x", "`cold.url`: invalid port number; give postgres://"),
         ("cold.url=postgres://me:12/t0p@a/x", "%2F"),
         ("cold.url=postgres://me:12?t0p@a/x", "%3F"),
+        ("cold.url=postgres://me:12?t0=p@a/x", "%3F"),
         ("cold.url=postgres://me:12#t0p@a/x", "%23"),
         ("hot.url=redis+cluster://", "hot.url"),
         ("hot.url=redis+cluster://a,b:port", "hot.url"),

@@ -11,7 +11,9 @@ pub fn store_url(text: &str) -> Result<Url, String> {
         return Err("what stands behind `#` means nothing here (in a password write %23)".into());
     }
     let first_option = url.query().and_then(|query| query.split('=').next()).unwrap_or_default();
-    if url.path().contains('@') || first_option.contains('@') {
+    let is_of_nobody = url.username().is_empty() && url.path().is_empty();
+    let in_options = if is_of_nobody { url.query().unwrap_or_default() } else { first_option };
+    if url.path().contains('@') || in_options.contains('@') {
         return Err("an `@` stands behind a `/` or `?` (in a password write %2F and %3F)".into());
     }
     Ok(url)

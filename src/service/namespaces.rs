@@ -14,6 +14,7 @@ use crate::cold::{ColdStore, Copied, Error, NamespaceRow};
 use crate::model::id::Uid;
 use crate::model::namespace::{Namespace, Quotas};
 use crate::model::networks::Networks;
+use crate::model::spread::Spread;
 use crate::model::time::UnixMs;
 
 /// The pause before calls that can wait are tried again.
@@ -220,8 +221,13 @@ impl Namespaces {
         let (rows, now) = (Box::pin(store.find_many(timers)).await?, store.clock().now());
         let moved = |uid| {
             let row = rows.get(uid).filter(|row| !row.life.state.is_end())?;
-            let rounded = |at: UnixMs| if row.minute { at.ceil_minute() } else { at };
-            let to = Seconds::of(due_at.map_or(now, rounded), None, now);
+            let to = match (due_at, &row.spread) {
+                (None, _) => Seconds::of(now, None, now),
+                // It may stay where it was chosen to be.
+                (Some(at), Some(spread)) if spread.from == at => None,
+                (Some(from), Some(spread)) => Seconds::of(from, Some(&Spread { from, ..*spread }), now),
+                (Some(at), None) => Seconds::of(if row.minute { at.ceil_minute() } else { at }, None, now),
+            };
             to.filter(|_| to != Seconds::of(row.life.due_at, None, now))
         };
         let seconds: Vec<Option<Seconds>> = timers.iter().map(moved).collect();

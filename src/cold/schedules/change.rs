@@ -441,12 +441,12 @@ impl ColdStore {
         made: &mut Made,
         late: &mut Vec<Batch>,
     ) -> Result<(), Error> {
-        let waiting = format!("state = 0 AND overlap IS NOT NULL AND judge_after = {}", LAST.get());
+        let waiting =
+            format!("state = 0 AND version = 1 AND overlap IS NOT NULL AND judge_after = {}", LAST.get());
         loop {
             let some = self.occurrences_where(tx, id, &waiting).await?;
             let withdrawn =
                 self.withdraw_all(tx, some.into_iter().map(|(uid, _)| uid).collect(), made, late).await?;
-            // Those that somebody has touched stay, and would be found again.
             if withdrawn.is_empty() {
                 return Ok(());
             }

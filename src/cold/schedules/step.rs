@@ -25,7 +25,7 @@ use crate::planted::Defect;
 /// The most schedules that one look takes.
 const MOST_SCHEDULES: i64 = 200;
 
-/// The most live occurrences that one look reads.
+/// The most live occurrences that are read at once.
 const MOST_LIVE: usize = 20_000;
 
 /// The pause after a nominal time was not found, in milliseconds; it doubles up to an hour.
@@ -246,21 +246,43 @@ impl ColdStore {
             tx.commit().await?;
             return Ok(made);
         };
-        let (mut live, cut_at) = self.live_occurrences(&mut tx, &rows).await?;
-        let beyond = not_read_whole(&rows, &live, cut_at);
-        made.is_cut |= !beyond.is_empty();
-        let locked = self.locked_missed(&mut tx, &rows, &live, present.now).await?;
-        let ended = self.ended_occurrences(&mut tx, &live).await?;
-        let mut steps = Vec::with_capacity(rows.len());
-        let mut makes = 0;
+        let (mut steps, mut left) = (Vec::with_capacity(rows.len()), rows);
+        while !left.is_empty() && makes_of(&steps) < judge::MOST {
+            let (live, cut_at) = self.live_occurrences(&mut tx, &left).await?;
+            let beyond = not_read_whole(&left, &live, cut_at);
+            let (seen, later) = left.into_iter().partition(|row| !beyond.contains(&row.id));
+            left = later;
+            self.decide_each(&mut tx, seen, live, present, reach, (&mut steps, &mut made)).await?;
+        }
+        // The rest has its turn in the next look.
+        made.is_cut |= !left.is_empty();
+        made.looked_at = steps.len();
+        let late = Box::pin(self.carry_out(&mut tx, steps, present.now, true, &mut made)).await?;
+        tx.commit().await.map_err(Error::at_commit)?;
+        self.tell_all_late(late).await?;
+        self.note_made(&made);
+        Ok(made)
+    }
+
+    /// Decides about schedules of which all live occurrences are known, until enough is to be made.
+    async fn decide_each(
+        &self,
+        tx: &mut Tx,
+        rows: Vec<ScheduleRow>,
+        mut live: HashMap<String, Vec<Live>>,
+        present: Present,
+        reach: Duration,
+        (steps, made): (&mut Vec<(ScheduleRow, Decided)>, &mut Made),
+    ) -> Result<(), Error> {
+        let locked = self.locked_missed(tx, &rows, &live, present.now).await?;
+        let ended = self.ended_occurrences(tx, &live).await?;
         for mut row in rows {
             let live = live.remove(&row.id).unwrap_or_default();
             let ended = ended.get(&row.id).map(Vec::as_slice).unwrap_or_default();
-            if beyond.contains(&row.id) || locked.contains(&row.id) {
+            if locked.contains(&row.id) {
                 continue;
             }
-            // The rest has its turn in the next look.
-            if makes >= judge::MOST {
+            if makes_of(steps) >= judge::MOST {
                 made.is_cut = true;
                 break;
             }
@@ -272,7 +294,6 @@ impl ColdStore {
                 Ok(decided) => {
                     row.failures = 0;
                     made.is_cut |= decided.is_cut;
-                    makes += decided.makes.len();
                     steps.push((row, decided));
                 }
                 Err(why) => {
@@ -284,12 +305,7 @@ impl ColdStore {
                 }
             }
         }
-        made.looked_at = steps.len();
-        let late = Box::pin(self.carry_out(&mut tx, steps, present.now, true, &mut made)).await?;
-        tx.commit().await.map_err(Error::at_commit)?;
-        self.tell_all_late(late).await?;
-        self.note_made(&made);
-        Ok(made)
+        Ok(())
     }
 
     /// Counts what was made, where it is spread.
@@ -501,14 +517,19 @@ impl ColdStore {
     }
 }
 
-/// Schedules whose live occurrences were not all read, because one look reads so many. They have their turn in the next one.
+/// How many occurrences these steps make.
+fn makes_of(steps: &[(ScheduleRow, Decided)]) -> usize {
+    steps.iter().map(|(_, decided)| decided.makes.len()).sum()
+}
+
+/// Schedules whose live occurrences were not all read, because so many are read at once. They are read after the others.
 fn not_read_whole(
     rows: &[ScheduleRow],
     live: &HashMap<String, Vec<Live>>,
     cut_at: Option<String>,
 ) -> BTreeSet<String> {
     let Some(cut_at) = cut_at else { return BTreeSet::new() };
-    // It is decided about alone; what has no occurrences may come after it.
+    // It is decided about alone, by its first ones; what has no occurrences may come after it.
     let is_beyond = |id: &String| (*id == cut_at && live.len() > 1) || !live.contains_key(id);
     rows.iter().map(|row| &row.id).filter(|id| is_beyond(id)).cloned().collect()
 }
