@@ -9,6 +9,7 @@ use super::claim::{POINTER, pointer_of};
 use super::sql::{Column, Dialect, Row, Statement};
 use super::{ColdStore, Error, columns, entity, notify};
 use crate::clock::Monotonic;
+use crate::config::{CLAIM_MARGIN, MAX_WEBHOOK_TIMEOUT};
 use crate::model::id::{Epoch, Generation, Uid};
 use crate::model::pointer::{Pointer, Via};
 use crate::model::time::UnixMs;
@@ -346,11 +347,12 @@ impl ColdStore {
         let mut s = Statement::new(self.dialect(), "recall");
         let batch = s.batch("b", held_columns(&sorted(taken)));
         let now = s.now(self.bound_now());
-        // With the same settings on all nodes a claim expires within this span. The bound keeps the scan of the
-        // index short.
+        // A claim expires within this span, whatever the settings and the destinations said when it was made. The bound keeps
+        // the scan of the index short.
         // What workers have outlives the node that gave it to them.
         let known = columns::is_sent_kind();
-        let (reach, within) = (s.int(self.claim_ttl_ms), s.int(within_ms));
+        let longest = MAX_WEBHOOK_TIMEOUT + CLAIM_MARGIN;
+        let (reach, within) = (s.int(i64::try_from(longest.as_millis()).unwrap_or(70_000)), s.int(within_ms));
         let claimed = format!(
             "shard = b_shard AND epoch < b_epoch AND state = 1 AND {known} \
              AND wake_at > {now} AND wake_at <= {now} + {reach}"
@@ -459,12 +461,14 @@ impl ColdStore {
             .collect())
     }
 
-    /// Removes nodes that have sent no heartbeat for a day, and their reports.
+    /// Removes nodes that have sent no heartbeat for a day, and their reports. One that has shards stays: it may have slept, as
+    /// this one may have, and others take its shards first.
     pub async fn forget_nodes(&self) -> Result<(), Error> {
-        for (table, column) in [("nodes", "beat_at"), ("node_reports", "at")] {
+        let is_without = "AND name NOT IN (SELECT owner FROM shards WHERE owner IS NOT NULL)";
+        for (table, column, which) in [("nodes", "beat_at", is_without), ("node_reports", "at", "")] {
             let mut s = Statement::new(self.dialect(), "forget_nodes");
             let now = s.now(self.bound_now());
-            s.push(&format!("DELETE FROM {table} WHERE {column} < {now} - 86400000"));
+            s.push(&format!("DELETE FROM {table} WHERE {column} < {now} - 86400000 {which}"));
             self.urgent.write(s).await?;
         }
         Ok(())

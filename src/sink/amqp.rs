@@ -119,19 +119,21 @@ impl Connection {
         // Never closed.
         let permit = Arc::clone(&self.channels.permits).acquire_owned().await.expect("it is open");
         if let Some(why) = self.held_back() {
-            return Err(Outcome::without_answer(AttemptResult::Refused, Some(why.into())));
+            return Err(not_taken(why.into()));
         }
         if let Some(channel) = self.channels.take() {
             return Ok((channel, permit));
         }
         match self.new_channel().await {
             Ok(channel) => Ok((channel, permit)),
-            Err(why) => {
-                let detail = format!("no channel: {}", told(&why));
-                Err(Outcome::without_answer(AttemptResult::Refused, Some(detail)))
-            }
+            Err(why) => Err(not_taken(format!("no channel: {}", told(&why)))),
         }
     }
+}
+
+/// Nothing was sent, as if there were no connection: what waits behind it keeps its attempts.
+fn not_taken(why: String) -> Outcome {
+    Outcome { not_reached: true, ..Outcome::without_answer(AttemptResult::Refused, Some(why)) }
 }
 
 /// Connects and logs in. The connection is not made again when it breaks.

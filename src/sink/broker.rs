@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use futures::FutureExt;
@@ -407,8 +407,8 @@ impl Line {
                 why: why.clone(),
             },
         };
-        if connected.is_ok() {
-            tokio::spawn(close_when_idle(Arc::downgrade(&self)));
+        if let Ok(up) = &connected {
+            tokio::spawn(close_when_idle(Arc::downgrade(&self), Arc::downgrade(up)));
         }
         connected
     }
@@ -426,8 +426,8 @@ enum Way {
     Connect(Duration),
 }
 
-/// Closes the connection of a line once no attempt has used it for a while.
-async fn close_when_idle(line: std::sync::Weak<Line>) {
+/// Closes this connection of a line once no attempt has used it for a while.
+async fn close_when_idle(line: Weak<Line>, connection: Weak<dyn Broker>) {
     loop {
         tokio::time::sleep(IDLE / 4).await;
         let Some(line) = line.upgrade() else { return };
@@ -435,12 +435,13 @@ async fn close_when_idle(line: std::sync::Weak<Line>) {
         let is_used = line.under_way.load(Ordering::Relaxed) > 0 || idle_ms < in_ms(IDLE);
         let mut state = line.state();
         match &*state {
+            // A later connection has a task of its own.
+            State::Up(up) if !Weak::ptr_eq(&Arc::downgrade(up), &connection) => return,
             State::Up(up) if is_used && !up.is_closed() => {}
             State::Up(_) => {
                 *state = State::Closed;
                 return;
             }
-            // A later connection has a task of its own.
             _ => return,
         }
     }
@@ -500,6 +501,19 @@ mod tests {
         fake.closed.store(true, Ordering::Relaxed);
         assert!(get().await.is_ok());
         assert_eq!(made.load(Ordering::Relaxed), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_connection_is_watched_by_one_task_until_it_is_another() {
+        let (line, fakes) = (line(), [0; 3].map(|_| Arc::new(Fake::default())));
+        for fake in &fakes {
+            assert!(line.connection(|| Ok(up(fake))).await.is_ok());
+            fake.closed.store(true, Ordering::Relaxed);
+        }
+        fakes[2].closed.store(false, Ordering::Relaxed);
+        assert_eq!(Arc::weak_count(&line), 3);
+        tokio::time::sleep(IDLE / 4 + Duration::from_millis(1)).await;
+        assert_eq!(Arc::weak_count(&line), 1);
     }
 
     #[tokio::test]

@@ -112,13 +112,16 @@ impl Event {
     }
 }
 
-/// The longest test of a destination: who asked for it waits.
+/// The longest test of a destination, but for Kafka: who asked for it waits.
 const LONGEST_TEST: Duration = Duration::from_secs(30);
 
 impl Delivery {
     /// A test of a destination. Its subject is the destination's name.
     pub fn test(destination: Arc<Destination>, sender: Arc<Sender>, now: UnixMs) -> Self {
         let (name, timeout) = (destination.name.clone(), destination.limits.timeout.map(Span::get));
+        // A connection to Kafka sends nothing that has less time than it was made for.
+        let longest =
+            if matches!(destination.place, Ok(Place::Kafka(_))) { Duration::MAX } else { LONGEST_TEST };
         let data = serde_json::json!({"destination": name}).to_string().into_bytes();
         Self {
             namespace: destination.namespace,
@@ -131,7 +134,7 @@ impl Delivery {
             attempt: 1,
             target: Target::Destination(name),
             destination: Some(destination),
-            timeout: timeout.map(|timeout| timeout.min(LONGEST_TEST)),
+            timeout: timeout.map(|timeout| timeout.min(longest)),
             data,
             schedule: None,
             nominal: None,

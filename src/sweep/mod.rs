@@ -191,7 +191,13 @@ impl Sweep {
     /// Ends the claims that crashed owners left, then queries all owned shards, pass after pass while there is more and
     /// room for it. Returns how many rows it handled.
     pub async fn run_once(&self) -> Result<usize, Error> {
-        self.bring_back().await?;
+        // What is due is found though this fails.
+        let brought = self.bring_back().await;
+        let handled = self.sweep().await?;
+        brought.map(|()| handled)
+    }
+
+    async fn sweep(&self) -> Result<usize, Error> {
         let recalled = self.ownership.take_recalled().into_iter();
         let recalled = recalled.map(|(uid, token)| Change {
             uid,

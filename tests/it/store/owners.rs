@@ -358,7 +358,33 @@ async fn what_waits_since_before_a_set_back_is_ended() {
     theirs.await.expect("runs").expect("reads");
 }
 
+/// One destination has longer attempts than the settings say, and every claim lasts as long.
+async fn a_claim_of_the_longest_attempt_is_recalled_too(f: Fixture) {
+    let (first, uid) = (f.own_all().await, f.put("t", 0).await);
+    f.store.set_longest_attempt(Duration::from_secs(60));
+    assert_eq!(f.claim_due(&first).await.len(), 1);
+    f.store.set_longest_attempt(Duration::ZERO);
+    let second = f.own_all().await;
+    assert_eq!(f.store.recall(&second, 3000).await.expect("recalls").len(), 1);
+    assert_eq!(f.find(uid).await.life.wake_at, f.now());
+}
+
+/// A machine that slept for days looks first for nodes that are gone, and then sends a heartbeat.
+async fn a_node_that_slept_for_days_is_not_forgotten_while_it_has_shards(f: Fixture) {
+    f.store.enter(&f.me).await.expect("enters");
+    let owned = f.own_all().await;
+    f.clock.advance(Duration::from_secs(3 * 86_400));
+    f.store.forget_nodes().await.expect("forgets");
+    assert!(!f.store.heartbeat(&f.me, 3000).await.expect("beats").superseded);
+    f.store.give_up(&f.me, &owned).await.expect("gives up");
+    f.clock.advance(Duration::from_secs(3 * 86_400));
+    f.store.forget_nodes().await.expect("forgets");
+    assert!(f.store.nodes().await.expect("reads").is_empty());
+}
+
 on_both_stores!(
+    a_claim_of_the_longest_attempt_is_recalled_too,
+    a_node_that_slept_for_days_is_not_forgotten_while_it_has_shards,
     what_a_dead_owner_had_claimed_is_due_again_at_once,
     what_was_given_up_in_order_is_not_recalled,
     what_was_ceded_by_a_node_that_died_since_is_recalled,

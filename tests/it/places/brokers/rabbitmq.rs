@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use amqprs::channel::{BasicGetArguments, Channel, QueueBindArguments, QueueDeclareArguments};
 use amqprs::connection::{Connection, OpenConnectionArguments};
@@ -241,8 +242,29 @@ async fn an_alarm_holds_events_back() {
         if said && last["result"] == "refused" { Ok(()) } else { Err(attempts.to_string()) }
     })
     .await;
+    let attempts_of = async |id: String| {
+        let (_, attempts) = api.get(&format!("/v1/timers/{id}/attempts")).await;
+        attempts["items"].as_array().map_or(0, Vec::len)
+    };
+    eventually("it is tried singly", LONG, async || {
+        let tries = attempts_of("one".into()).await;
+        if tries >= 5 { Ok(()) } else { Err(tries) }
+    })
+    .await;
+    for n in 0..10 {
+        assert_eq!(api.put(&format!("behind-{n}"), &now("a")).await.0, 201);
+    }
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let tries = futures::future::join_all((0..10).map(|n| attempts_of(format!("behind-{n}")))).await;
+    assert!(
+        tries.iter().filter(|tries| **tries == 0).count() >= 5,
+        "those behind keep their attempts: {tries:?}"
+    );
     queue.ctl(&["set_vm_memory_high_watermark", "0.4"]).await;
     in_state(&api, "one", "delivered").await;
+    for n in 0..10 {
+        in_state(&api, &format!("behind-{n}"), "delivered").await;
+    }
     let got = queue.arrived().await;
     let of: Vec<_> = got.iter().filter(|one| one["subject"] == "one").collect();
     assert!(!of.is_empty() && of.iter().all(|event| event["id"] == of[0]["id"]), "{of:?}");
