@@ -7,11 +7,11 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use anyhow::Context;
 use tokio::sync::Mutex;
-use tokio_cron_scheduler::{Job, JobScheduler};
+use tokio_cron_scheduler::{Job, JobScheduler, JobSchedulerError};
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Monotonic;
@@ -52,6 +52,12 @@ impl Duty {
         }
     }
 }
+
+/// Held while a duty runs.
+type Busy = Arc<Mutex<()>>;
+
+/// A clock that goes back by more than this was set back.
+const SET_BACK: Duration = Duration::from_secs(1);
 
 /// A scale of the forecast, and the schedules, are not counted again before so many times as long as the last count took, so
 /// that it costs a 500th of a core; a scale sooner when the store has doubled or halved since.
@@ -109,10 +115,31 @@ impl Housekeeping {
         Self { store, ownership, metrics, retention, forecast, schedules_at, failing }
     }
 
-    /// Runs until stopped: every duty once after the start, then by its cron expression.
+    /// Runs until stopped: every duty once after the start, then by its cron expression. The scheduler goes by the machine's
+    /// clock, and would wait for as long as that is set back: then there is another one.
     pub async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
-        let failed = "the scheduler of the housekeeping cannot be started";
-        let mut scheduler = JobScheduler::new().await.context(failed)?;
+        while !self.ownership.has_entered() && !stop.is_cancelled() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        let busy: HashMap<&str, Busy> = Duty::ALL.iter().map(|duty| (duty.word(), Busy::default())).collect();
+        for duty in Duty::ALL {
+            self.run_logged(duty).await;
+        }
+        while !stop.is_cancelled() {
+            let mut scheduler =
+                self.scheduler(&busy).await.context("the scheduler of the housekeeping cannot be started")?;
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = clock_is_set_back(SystemTime::now) => {}
+            }
+            scheduler.shutdown().await.context("the scheduler of the housekeeping does not stop")?;
+        }
+        Ok(())
+    }
+
+    /// A scheduler that has started, of jobs that are not started while they run.
+    async fn scheduler(&self, busy: &HashMap<&str, Busy>) -> Result<JobScheduler, JobSchedulerError> {
+        let scheduler = JobScheduler::new().await?;
         for duty in Duty::ALL {
             let cron = match duty {
                 Duty::Statistics => "*/15 * * * * *".to_owned(),
@@ -121,7 +148,7 @@ impl Housekeeping {
                 Duty::Partitions => "45 * * * * *".to_owned(),
                 Duty::Retention => every(self.retention / 2),
             };
-            let (house, busy) = (self.clone(), Arc::new(Mutex::new(())));
+            let (house, busy) = (self.clone(), busy.get(duty.word()).cloned().unwrap_or_default());
             let job = Job::new_async(cron.as_str(), move |_, _| {
                 let (house, busy) = (house.clone(), Arc::clone(&busy));
                 Box::pin(async move {
@@ -130,17 +157,10 @@ impl Housekeeping {
                     }
                 })
             });
-            scheduler.add(job.context(failed)?).await.context(failed)?;
+            scheduler.add(job?).await?;
         }
-        while !self.ownership.has_entered() && !stop.is_cancelled() {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-        for duty in Duty::ALL {
-            self.run_logged(duty).await;
-        }
-        scheduler.start().await.context(failed)?;
-        stop.cancelled().await;
-        scheduler.shutdown().await.context("the scheduler of the housekeeping does not stop")
+        scheduler.start().await?;
+        Ok(scheduler)
     }
 
     async fn run_logged(&self, duty: Duty) {
@@ -375,9 +395,39 @@ fn every(span: Duration) -> String {
     }
 }
 
+/// Returns when this clock has gone back, by a look each second.
+async fn clock_is_set_back(now: impl Fn() -> SystemTime) {
+    let mut last = now();
+    loop {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let this = now();
+        if this + SET_BACK < last {
+            return;
+        }
+        last = this;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_clock_that_is_set_back_is_found_and_one_that_goes_on_or_jumps_ahead_is_not() {
+        let began = tokio::time::Instant::now();
+        let shows = |step_at: u64, back_at: u64| {
+            move || {
+                let passed = began.elapsed().as_secs();
+                let ahead = if (step_at..back_at).contains(&passed) { 28_800 } else { 0 };
+                SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000 + passed + ahead)
+            }
+        };
+        let hour = Duration::from_secs(3600);
+        tokio::time::timeout(hour, clock_is_set_back(shows(600, u64::MAX))).await.expect_err("it goes on");
+        let began = began.elapsed().as_secs();
+        let found = tokio::time::timeout(hour, clock_is_set_back(shows(began + 100, began + 200))).await;
+        found.expect("it is found");
+    }
 
     #[test]
     fn every_span_has_an_expression_that_the_scheduler_takes() {

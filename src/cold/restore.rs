@@ -190,6 +190,24 @@ impl ColdStore {
     }
 }
 
+impl ColdStore {
+    /// The lock file beside SQLite is the witness of one store, of this id from now on. Of another one, which was there before,
+    /// it says nothing about this.
+    pub(super) fn be_witness_of(&self, id: &str) {
+        let Some(lock) = &self.lock else { return };
+        let mut known = vec![0; id.len()];
+        if lock.read_exact_at(&mut known, ID_AT).is_ok() && known != id.as_bytes() {
+            self.seen.store(0, Ordering::Release);
+            let _ = lock.write_at(&0_i64.to_be_bytes(), 0);
+        }
+        // If it cannot be written, the next start finds the former one again.
+        let _ = lock.write_at(id.as_bytes(), ID_AT);
+    }
+}
+
+/// Where the store's id stands in the lock file, behind the incarnation.
+const ID_AT: u64 = 8;
+
 /// The incarnation that the lock file beside SQLite is the witness of; 0 for a new one.
 pub(super) fn witnessed_by(lock: &std::fs::File) -> i64 {
     let mut bytes = [0; 8];

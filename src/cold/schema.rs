@@ -74,6 +74,7 @@ impl ColdStore {
         let Some(store) = entity::store::Entity::find_by_id(1).one(&self.db).await? else {
             return Err(Error::Corrupt("the store's own row is missing".into()));
         };
+        self.be_witness_of(&store.id);
         if store.shards != i32::from(self.shards) {
             return Err(Error::Shards { store: store.shards, config: self.shards });
         }

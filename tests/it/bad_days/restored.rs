@@ -145,6 +145,40 @@ async fn what_fell_due_since_the_restore_point_is_held_on_sqlite() {
     what_fell_due_since_the_restore_point_is_held(Node::builder(), store).await;
 }
 
+/// Who begins anew removes the database and may leave the lock file: the new store was not restored.
+#[tokio::test]
+async fn a_new_store_beside_an_old_lock_file_was_not_restored() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("store.db");
+    let url = format!("sqlite://{}", path.display());
+    let mut node = Node::builder().cold(&url).start_ready().await;
+    let beaten = "SELECT CAST(incarnation AS TEXT) FROM store";
+    eventually("it has sent heartbeats", LONG, async || {
+        let beats: i64 = ask_sql(&url, beaten).await.trim().parse().expect("a number");
+        if beats > 2 { Ok(()) } else { Err(beats) }
+    })
+    .await;
+    for found_again in [false, true] {
+        assert!(node.sigterm().await.0.success());
+        if !found_again {
+            for end in ["db", "db-wal", "db-shm"] {
+                let _ = std::fs::remove_file(path.with_extension(end));
+            }
+        }
+        node.restart().await;
+        node.wait_ready(LONG).await;
+        in_state_of_a_new_one(&node.api(), found_again).await;
+    }
+}
+
+async fn in_state_of_a_new_one(api: &Api, found_again: bool) {
+    let receiver = Receiver::start().await;
+    let id = format!("t-{found_again}");
+    assert_eq!(api.put(&id, &timer("PT1S", &receiver)).await.0, 201);
+    in_state(api, &id, "delivered").await;
+    assert_eq!(restored(api).await, None);
+}
+
 #[tokio::test]
 async fn what_fell_due_since_the_restore_point_is_held_on_postgres() {
     let url = fresh_database().await;
