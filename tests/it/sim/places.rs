@@ -302,6 +302,13 @@ impl Places {
         }
     }
 
+    /// A worker asks for what it has. Its leases end a millisecond later, each time that it is told of them.
+    pub fn asking_again(&mut self, worker: &str) {
+        let registrations = self.timers.values_mut().flat_map(|timer| timer.registrations.values_mut());
+        let givings = registrations.flat_map(|registration| &mut registration.givings);
+        givings.filter(|giving| giving.worker == worker).for_each(|giving| giving.until.1 += 1);
+    }
+
     /// A lease was answered: this worker has this now.
     pub fn given(&mut self, asking: &Asking, asked: Moment, item: &Leased) {
         let known = self.moment();
@@ -328,13 +335,14 @@ impl Places {
             return wrong(format!("its delivery id is that of {:?}", self.deliveries[&item.delivery_id]));
         }
         let registration = timer.registrations.entry(created_at.get()).or_default();
-        let before = registration.givings.iter().find(|one| one.token == item.token);
+        let before = registration.givings.iter_mut().find(|one| one.token == item.token);
         if let Some(before) = before {
             let is_its_own = before.worker == asking.worker && before.delivery == item.delivery_id;
             let until = item.lease_until.get();
             if !asking.redo || !is_its_own || !(before.until.0..=before.until.1).contains(&until) {
                 wrong(format!("it was given out before: {before:?}"));
             }
+            before.until.0 = before.until.0.max(until);
             return;
         }
         // What was not heard of before may be given again to who asks for what it has.

@@ -266,6 +266,9 @@ impl Workers {
         let asking: Vec<Asker> =
             workers.iter().map(|who| self.asking(*who).of(Namespace::OWN, QUEUE)).collect();
         async move {
+            for asking in asking.iter().filter(|asking| asking.redo) {
+                self.book.lock().expect("plain").places.asking_again(&asking.worker);
+            }
             let answer = writer.lease(Namespace::OWN, QUEUE, &asking, &name, &mut Turn::default()).await;
             let is_well = self.crew.lock().expect("plain").is_well;
             let Ok(answer) = answer else {
