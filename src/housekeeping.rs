@@ -7,14 +7,14 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use anyhow::Context;
 use tokio::sync::Mutex;
 use tokio_cron_scheduler::{Job, JobScheduler, JobSchedulerError};
 use tokio_util::sync::CancellationToken;
 
-use crate::clock::Monotonic;
+use crate::clock::{Clock, Monotonic, SystemClock};
 use crate::cold::{ColdStore, DAYS_AHEAD, Error, QueueDepth, RetentionStep, SCALES, Summary, Whose};
 use crate::metrics::Metrics;
 use crate::model::schedule::ScheduleState;
@@ -130,7 +130,7 @@ impl Housekeeping {
                 self.scheduler(&busy).await.context("the scheduler of the housekeeping cannot be started")?;
             tokio::select! {
                 () = stop.cancelled() => {}
-                () = clock_is_set_back(SystemTime::now) => {}
+                () = clock_is_set_back(|| SystemClock.now()) => {}
             }
             scheduler.shutdown().await.context("the scheduler of the housekeeping does not stop")?;
         }
@@ -396,12 +396,12 @@ fn every(span: Duration) -> String {
 }
 
 /// Returns when this clock has gone back, by a look each second.
-async fn clock_is_set_back(now: impl Fn() -> SystemTime) {
+async fn clock_is_set_back(now: impl Fn() -> UnixMs) {
     let mut last = now();
     loop {
         tokio::time::sleep(Duration::from_secs(1)).await;
         let this = now();
-        if this + SET_BACK < last {
+        if this.plus(SET_BACK) < last {
             return;
         }
         last = this;
@@ -419,7 +419,7 @@ mod tests {
             move || {
                 let passed = began.elapsed().as_secs();
                 let ahead = if (step_at..back_at).contains(&passed) { 28_800 } else { 0 };
-                SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000 + passed + ahead)
+                UnixMs::new(0).plus(Duration::from_secs(1_000_000 + passed + ahead))
             }
         };
         let hour = Duration::from_secs(3600);

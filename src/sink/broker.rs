@@ -20,7 +20,7 @@ use super::kafka;
 #[cfg(feature = "nats")]
 use super::nats;
 use super::redis_stream;
-use super::webhook::CONNECT_WAIT;
+use super::webhook::{CONNECT_WAIT, connect_wait};
 use super::{Delivery, Lack, Outcome, event};
 #[cfg(feature = "mqtt")]
 use super::{mqtt, mqtt3};
@@ -146,8 +146,7 @@ impl Brokers {
             };
             Ok(connect(place.clone(), dialer, limit))
         });
-        // A little shorter than the attempt, so that one without a connection counts as not sent.
-        let wait = CONNECT_WAIT.min(limit.mul_f64(0.95));
+        let wait = connect_wait(limit);
         let connection = match tokio::time::timeout(wait, connection).await {
             Ok(Ok(connection)) => connection,
             Ok(Err(why)) => return why.outcome(),

@@ -37,14 +37,24 @@ const RETRY_AFTER_MAX: Duration = Duration::from_secs(86_400);
 /// third try of the kernel, which comes after three.
 pub(super) const CONNECT_WAIT: Duration = Duration::from_secs(4);
 
-/// How many sets of networks have clients of their own at a time.
-const RESTRICTED: NonZeroUsize = NonZeroUsize::new(64).unwrap();
+/// How long an attempt of this length waits for a connection: a little shorter than it is, so that one without a connection counts
+/// as not sent.
+pub(super) fn connect_wait(limit: Duration) -> Duration {
+    CONNECT_WAIT.min(limit.mul_f64(0.95))
+}
+
+/// How many sets of networks, with how long a connection is waited for, have clients of their own at a time.
+const APART: NonZeroUsize = NonZeroUsize::new(64).unwrap();
+
+/// What the connections of a client depend on: the networks of a namespace that has its own, and how long they are waited for.
+type Apart = (Option<Arc<Networks>>, Duration);
 
 /// Sends webhooks.
 pub struct Webhooks {
     clients: Clients,
-    /// Those of namespaces with networks of their own. A connection that one of them may use, another may not.
-    restricted: Mutex<LruCache<Arc<Networks>, Arc<Clients>>>,
+    /// Those of namespaces with networks of their own, where a connection that one of them may use, another may not; and those
+    /// of shorter attempts than most.
+    apart: Mutex<LruCache<Apart, Arc<Clients>>>,
     guard: Guard,
     clock: StoreClock,
     timeout: Duration,
@@ -61,39 +71,42 @@ impl Webhooks {
         let guard = Guard::new(Arc::clone(config));
         let most = AtomicUsize::new(idle_connections.max(1));
         let connections = Arc::new(Connections { made: AtomicUsize::new(0), most });
-        let clients = Clients::new(Arc::clone(config), names, tls, connections)?;
-        let restricted = Mutex::new(LruCache::new(RESTRICTED));
-        Ok(Self { clients, restricted, guard, clock, timeout: config.webhook.timeout.get() })
+        let timeout = config.webhook.timeout.get();
+        let clients = Clients::new(Arc::clone(config), names, tls, connections, connect_wait(timeout))?;
+        Ok(Self { clients, apart: Mutex::new(LruCache::new(APART)), guard, clock, timeout })
     }
 
     /// From now on so many idle connections are kept.
     pub fn keep_idle(&self, most: usize) {
         self.clients.connections.most.store(most.max(1), Ordering::Relaxed);
         self.clients.replace();
-        self.restricted().clear();
+        self.apart().clear();
     }
 
     /// Closes all idle connections, if any were made.
     fn close_idle(&self) {
         if self.clients.connections.made.swap(0, Ordering::Relaxed) > 0 {
             self.clients.replace();
-            self.restricted().clear();
+            self.apart().clear();
         }
     }
 
-    fn restricted(&self) -> MutexGuard<'_, LruCache<Arc<Networks>, Arc<Clients>>> {
-        self.restricted.lock().unwrap_or_else(PoisonError::into_inner)
+    fn apart(&self) -> MutexGuard<'_, LruCache<Apart, Arc<Clients>>> {
+        self.apart.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A client for a sender: its connections lead only where that one may send to.
-    fn client(&self, sender: &Sender) -> anyhow::Result<Client> {
+    /// A client for a sender's attempt of this length: its connections lead only where that one may send to.
+    fn client(&self, sender: &Sender, limit: Duration) -> anyhow::Result<Client> {
         if self.clients.connections.are_enough() {
             self.close_idle();
         }
-        let Some(networks) = &sender.networks else { return Ok(self.clients.current()) };
-        let mut restricted = self.restricted();
-        let make = || self.clients.within(networks).map(Arc::new);
-        Ok(restricted.try_get_or_insert(Arc::clone(networks), make)?.current())
+        let (networks, wait) = (&sender.networks, connect_wait(limit));
+        if networks.is_none() && wait == self.clients.connect_wait {
+            return Ok(self.clients.current());
+        }
+        let mut apart = self.apart();
+        let make = || self.clients.apart(networks.as_ref(), wait).map(Arc::new);
+        Ok(apart.try_get_or_insert((networks.clone(), wait), make)?.current())
     }
 
     /// Makes one attempt.
@@ -110,7 +123,8 @@ impl Webhooks {
             return Ok(refused);
         }
         let at = self.clock.now();
-        let client = match self.client(&delivery.sender) {
+        let limit = delivery.timeout.unwrap_or(self.timeout);
+        let client = match self.client(&delivery.sender, limit) {
             Ok(client) => client,
             Err(why) => return Ok(failed(AttemptResult::Refused, format!("no client can be made: {why}"))),
         };
@@ -120,7 +134,7 @@ impl Webhooks {
         *request.body_mut() = Some(delivery.data.clone().into());
         match client.execute(request).await {
             Ok(response) => Ok(self.outcome_of(response).await),
-            Err(why) => self.outcome_of_error(&why, delivery.timeout.unwrap_or(self.timeout)),
+            Err(why) => self.outcome_of_error(&why, limit),
         }
     }
 
@@ -213,6 +227,7 @@ struct Clients {
     names: Names,
     current: Mutex<Client>,
     connections: Arc<Connections>,
+    connect_wait: Duration,
 }
 
 /// The connections of all clients together.
@@ -235,15 +250,20 @@ impl Clients {
         names: Names,
         tls: rustls::ClientConfig,
         connections: Arc<Connections>,
+        connect_wait: Duration,
     ) -> anyhow::Result<Self> {
-        let current = Mutex::new(client(&config, tls.clone(), names.clone(), &connections)?);
-        Ok(Self { config, tls, names, current, connections })
+        let current = Mutex::new(client(&config, tls.clone(), names.clone(), &connections, connect_wait)?);
+        Ok(Self { config, tls, names, current, connections, connect_wait })
     }
 
-    /// Others, for namespaces with these networks.
-    fn within(&self, networks: &Arc<Networks>) -> anyhow::Result<Self> {
-        let names = self.names.within(Some(Arc::clone(networks)));
-        Self::new(Arc::clone(&self.config), names, self.tls.clone(), Arc::clone(&self.connections))
+    /// Others, for namespaces with these networks, if they have any, and for attempts that wait so long for a connection.
+    fn apart(&self, networks: Option<&Arc<Networks>>, connect_wait: Duration) -> anyhow::Result<Self> {
+        let names = match networks {
+            Some(networks) => self.names.within(Some(Arc::clone(networks))),
+            None => self.names.clone(),
+        };
+        let connections = Arc::clone(&self.connections);
+        Self::new(Arc::clone(&self.config), names, self.tls.clone(), connections, connect_wait)
     }
 
     fn current(&self) -> Client {
@@ -252,7 +272,8 @@ impl Clients {
 
     fn replace(&self) {
         // It was made from the same settings before.
-        if let Ok(new) = client(&self.config, self.tls.clone(), self.names.clone(), &self.connections) {
+        let (tls, names) = (self.tls.clone(), self.names.clone());
+        if let Ok(new) = client(&self.config, tls, names, &self.connections, self.connect_wait) {
             *self.current.lock().unwrap_or_else(PoisonError::into_inner) = new;
         }
     }
@@ -264,6 +285,7 @@ fn client(
     tls: rustls::ClientConfig,
     names: Names,
     connections: &Arc<Connections>,
+    connect_wait: Duration,
 ) -> Result<Client, reqwest::Error> {
     let idle = connections.most.load(Ordering::Relaxed);
     let connections = Arc::clone(connections);
@@ -286,8 +308,7 @@ fn client(
             connections.made.fetch_add(1, Ordering::Relaxed);
             connection
         }))
-        // A little shorter than the attempt's timeout, so that an attempt without a connection counts as not sent.
-        .connect_timeout(CONNECT_WAIT.min(timeout.mul_f64(0.95)))
+        .connect_timeout(connect_wait)
         .timeout(timeout)
         .pool_max_idle_per_host(idle)
         .pool_idle_timeout(Duration::from_secs(30))
@@ -404,8 +425,8 @@ mod tests {
         Delivery::test(Arc::new(destination), Arc::new(sender), UnixMs::new(0))
     }
 
-    #[tokio::test]
-    async fn a_connection_of_one_namespace_leads_no_other_past_its_networks() {
+    /// Webhooks, and how often a name was asked for. All are of this machine.
+    async fn webhooks() -> (Webhooks, Arc<AtomicUsize>) {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let config = Config::load(Some(std::path::Path::new("/dev/null")), [], &[]).expect("settings");
         let (names, asked) = super::super::names::tests::name_server_under(config.clone()).await;
@@ -413,7 +434,32 @@ mod tests {
             .with_root_certificates(rustls::RootCertStore::empty())
             .with_no_client_auth();
         let clock = StoreClock::local(Arc::new(crate::clock::SystemClock));
-        let webhooks = Webhooks::new(&Arc::new(config), clock, (names, tls), 100).expect("a client");
+        (Webhooks::new(&Arc::new(config), clock, (names, tls), 100).expect("a client"), asked)
+    }
+
+    /// A host that answers no call for a connection, and attempts that are shorter than such calls may be.
+    #[tokio::test]
+    async fn a_short_attempt_without_a_connection_counts_as_not_sent() {
+        let (webhooks, _) = webhooks().await;
+        let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
+        socket.bind("127.0.0.1:0".parse().expect("an address")).expect("binds");
+        let full = socket.listen(1).expect("listens");
+        let address = full.local_addr().expect("an address");
+        let mut waiting = Vec::new();
+        let soon = Duration::from_millis(200);
+        while let Ok(one) = tokio::time::timeout(soon, tokio::net::TcpStream::connect(address)).await {
+            waiting.push(one.expect("connects"));
+        }
+        let hook = Webhook::new(&format!("http://{address}/"), None, Default::default()).expect("a webhook");
+        let mut delivery = delivery(Sender::new("team", &Networks::default()));
+        delivery.timeout = Some(Duration::from_secs(1));
+        let outcome = webhooks.send(&delivery, &hook).await.expect("nothing is lacking");
+        assert_eq!((outcome.result, outcome.not_reached), (AttemptResult::Refused, true), "{outcome:?}");
+    }
+
+    #[tokio::test]
+    async fn a_connection_of_one_namespace_leads_no_other_past_its_networks() {
+        let (webhooks, asked) = webhooks().await;
         let url = format!("http://here.example:{}/", receiver().await);
         let hook = Webhook::new(&url, None, Default::default()).expect("a webhook");
         let send = async |networks: &Networks| {
