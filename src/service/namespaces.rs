@@ -189,7 +189,7 @@ impl Namespaces {
     }
 
     /// The same for timers that are there already, and are to be due in other seconds.
-    pub async fn admit_due(
+    async fn admit_due(
         &self,
         store: &ColdStore,
         timers: &[Option<Seconds>],

@@ -312,7 +312,7 @@ fn told(why: &lapin::Error) -> String {
         ErrorKind::IOError(why) => why.to_string(),
         _ => why.to_string(),
     };
-    text.replace('\0', "\u{fffd}").chars().take(200).collect()
+    text.chars().take(200).collect()
 }
 
 /// A connection as the client takes it.

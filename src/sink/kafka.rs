@@ -440,5 +440,5 @@ impl ClientContext for Told {
 }
 
 fn short(text: &str) -> String {
-    text.replace('\0', "\u{fffd}").chars().take(200).collect()
+    text.chars().take(200).collect()
 }
